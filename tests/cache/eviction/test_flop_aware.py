@@ -229,8 +229,8 @@ def test_splitting_and_merging_edges_keeps_efficiencies_right() -> None:
         assert isinstance(policy, FlopAware)
         policy.settle()
         kept = policy._kept
-        assert dict(zip(kept._nodes, kept._value, strict=False)) == {
-            node: policy.value(node) for node in toy.cache._index if node in kept._row
+        assert dict(zip(kept.nodes, kept.value, strict=False)) == {
+            node: policy.value(node) for node in toy.cache._index if node in kept.row
         }
 
 

@@ -65,7 +65,7 @@ class Headwater(BareFirst):
     def _keep(self, node: Node, leaf: bool) -> None:
         kept = self._kept
         if (row := kept.row.get(node)) is None:
-            row = kept.add(node, self._kind(node, node.hits), node.checkpoint_time, node.hits)
+            row = kept.take(node, self._kind(node, node.hits), node.checkpoint_time, node.hits)
             self._noted += 1
         elif kept.time[row] != node.checkpoint_time:
             kept.use(row, self._kind(node, int(kept.uses[row]) + 1), node.checkpoint_time)

@@ -8,49 +8,41 @@ import numpy as np
 
 from headwater.cache.node import Node
 from headwater.cache.order.rates import BUCKETS, ReuseRates, bucket, buckets
-from headwater.cache.order.table import Column
+from headwater.cache.order.table import Column, Rows
 
 RANKED = 64  # 1/64 of the rows is kept in order
-COLUMNS = "kind", "uses", "time", "since", "worth", "leaf", "stamp"
 Ranked = tuple[float, int, int, Node]  # score, serial and stamp
 
 
-class Candidates:
-    """Class, uses, last use and worth of each checkpoint, as columns without gaps: the last row fills a gap.
+class Candidates(Rows):
+    """Class, uses, last use and worth of each checkpoint.
 
     In a large table the lowest scores are kept in order until they are used up or the rates are renewed; meanwhile
     they age, so another row's score may be somewhat lower. Only changes of the table change what is kept, so that a
     question for the lowest has no effect.
     """
 
+    kind: Column
+    uses: Column
+    time: Column  # of the last use
+    since: Column  # since when it has its class
+    worth: Column
+    leaf: Column
+    stamp: Column  # of the row's last change
+
     def __init__(self, rates: ReuseRates) -> None:
+        whole = np.int64
+        super().__init__(kind=np.int16, uses=np.int32, time=whole, since=whole, worth=float, leaf=bool, stamp=whole)
         self.rates = rates
-        self.nodes: list[Node] = []
-        self.row: dict[Node, int] = {}
-        self.kind, self.uses = np.zeros(64, dtype=np.int16), np.zeros(64, dtype=np.int32)
-        self.time, self.since = (
-            np.zeros(64, dtype=np.int64),
-            np.zeros(64, dtype=np.int64),
-        )  # since: tick at which the row got its class
-        self.worth, self.leaf = np.zeros(64), np.zeros(64, dtype=bool)
-        self.stamp = np.zeros(64, dtype=np.int64)  # of the row's last change
         self._stamp = 0
         self._ranked: list[Ranked] = []  # the lowest one last
         self._changed: list[Ranked] = []  # rows that changed since the others were ranked, a heap
 
-    def __len__(self) -> int:
-        return len(self.nodes)
-
     # ---- ages and uses
 
-    def add(self, node: Node, kind: int, time: int, uses: int = 0) -> int:
+    def take(self, node: Node, kind: int, time: int, uses: int) -> int:
         """Add a checkpoint that was taken or last used at `time`; returns its row."""
-        row = self.row[node] = len(self.nodes)
-        self.nodes.append(node)
-        if row == len(self.kind):
-            for name in COLUMNS:
-                column = getattr(self, name)
-                setattr(self, name, np.concatenate((column, np.zeros_like(column))))
+        row = self.add(node)
         self.kind[row], self.uses[row], self.time[row], self.since[row] = kind, uses, time, time
         return row
 
@@ -69,16 +61,8 @@ class Candidates:
 
     def remove(self, node: Node, now: int) -> None:
         """Remove a checkpoint, and rank the next lowest scores if those that were ranked are used up."""
-        row = self.row.pop(node)
-        self._end_span(row, now)
-        last = self.nodes.pop()
-        if last is not node:
-            end = len(self.nodes)
-            self.nodes[row] = last
-            self.row[last] = row
-            for name in COLUMNS:
-                column = getattr(self, name)
-                column[row] = column[end]
+        self._end_span(self.row[node], now)
+        self.discard(node)
         self._forget_changed()
         if not self._ranked:
             self.rank_all(now)

@@ -44,47 +44,69 @@ Lowest = tuple[float, int, Node | None]
 NOTHING: Lowest = (np.inf, 0, None)
 
 
-class Columns:
-    """Value, time and a mark (whether KV may go, too) of each candidate, without gaps: the last row fills a gap."""
+class Rows:
+    """Nodes in rows of columns, without gaps: the last row fills a gap."""
 
-    def __init__(self) -> None:
-        self._nodes: list[Node] = []
-        self._row: dict[Node, int] = {}
-        self._value, self._time, self._leaf = np.zeros(64), np.zeros(64), np.zeros(64, dtype=bool)
-        self._score, self._scratch = np.zeros(64), np.zeros(64)
+    def __init__(self, **columns: type) -> None:
+        """columns: names of the columns, which become attributes, and types of their numbers."""
+        self.nodes: list[Node] = []
+        self.row: dict[Node, int] = {}
+        self._names = tuple(columns)
+        for name, kind in columns.items():
+            setattr(self, name, np.zeros(64, dtype=kind))
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self.nodes)
+
+    def add(self, node: Node) -> int:
+        """Add a row, whose numbers are undefined; returns it."""
+        row = self.row[node] = len(self.nodes)
+        self.nodes.append(node)
+        for name in self._names:
+            column: Column = getattr(self, name)
+            if row == len(column):
+                setattr(self, name, np.concatenate((column, column)))
+        return row
+
+    def discard(self, node: Node) -> None:
+        """Remove the node's row, if it has one."""
+        row = self.row.pop(node, None)
+        if row is None:
+            return
+        last = self.nodes.pop()
+        if last is not node:
+            self.nodes[row] = last
+            self.row[last] = row
+            for name in self._names:
+                column = getattr(self, name)
+                column[row] = column[len(self.nodes)]
+
+
+class Columns(Rows):
+    """Value, time and a mark (whether KV may go, too) of each candidate."""
+
+    value: Column
+    time: Column
+    leaf: Column
+    score: Column  # of the last question
+    scratch: Column
+
+    def __init__(self) -> None:
+        super().__init__(value=float, time=float, leaf=bool, score=float, scratch=float)
 
     def put(self, node: Node, value: float, time: int, leaf: bool) -> None:
         """Add the node, or replace its numbers. leaf: KV may go from it."""
-        row = self._row.get(node)
+        row = self.row.get(node)
         if row is None:
-            row = self._row[node] = len(self._nodes)
-            self._nodes.append(node)
-            if row == len(self._time):
-                self._widen()
-        self._value[row], self._time[row], self._leaf[row] = value, time, leaf
-
-    def discard(self, node: Node) -> None:
-        """Remove the node, if it is in the table."""
-        row = self._row.pop(node, None)
-        if row is None:
-            return
-        last = self._nodes.pop()
-        if last is not node:
-            end = len(self._nodes)
-            self._nodes[row] = last
-            self._row[last] = row
-            for column in (self._value, self._time, self._leaf):
-                column[row] = column[end]
+            row = self.add(node)
+        self.value[row], self.time[row], self.leaf[row] = value, time, leaf
 
     def bounds(self, leaves: bool) -> Bounds | None:
         """Return the bounds of all rows, or of the leaves among them; None if there are none."""
-        count = len(self._nodes)
-        value, time = self._value[:count], self._time[:count]
+        count = len(self.nodes)
+        value, time = self.value[:count], self.time[:count]
         if leaves:
-            mask = self._leaf[:count]
+            mask = self.leaf[:count]
             value, time = value[mask], time[mask]
         if not len(value):
             return None
@@ -96,22 +118,16 @@ class Columns:
 
         leaves: of nodes whose KV may go.
         """
-        count = len(self._nodes)
+        count = len(self.nodes)
         if not count:
             return NOTHING
-        score = self._score[:count]
-        by.into(score, self._value[:count], self._time[:count], self._scratch[:count])
+        score = self.score[:count]
+        by.into(score, self.value[:count], self.time[:count], self.scratch[:count])
         if leaves:
-            score[~self._leaf[:count]] = np.inf
+            score[~self.leaf[:count]] = np.inf
         least = score[score.argmin()]
         if least == np.inf:
             return NOTHING
-        tied = [self._nodes[row] for row in (score == least).nonzero()[0]]
+        tied = [self.nodes[row] for row in (score == least).nonzero()[0]]
         node = tied[0] if len(tied) == 1 else min(tied, key=lambda node: node.serial)
         return float(least), node.serial, node
-
-    def _widen(self) -> None:
-        self._value, self._time, self._leaf = (
-            np.concatenate((column, column)) for column in (self._value, self._time, self._leaf)
-        )
-        self._score, self._scratch = np.zeros(len(self._time)), np.zeros(len(self._time))
