@@ -3,7 +3,7 @@
     python -m benchmarks.card --model FOLDER [--device cuda] [--tokens 2048,32768] [--streams 1,8,32] [--small]
 
 Times are those of requests through the engine. A hit's prompt is a cached prefix and 256 tokens that are new. Answers
-are decoded with recorded steps and without them.
+are decoded with recorded steps and without them, greedily, and drawn with the settings that Qwen3.5 recommends.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ import torch
 
 from benchmarks import measure
 from benchmarks.decode import Streams, memory_for, step_bytes
-from benchmarks.engines import Model, ask, bench_checkpoint
+from benchmarks.engines import Asked, Model, ask, bench_checkpoint, sent, submit
 from benchmarks.measure import Row, ratios
 from headwater.config import DTYPES, ServeConfig
 from headwater.engine.engine import Engine
+from headwater.request import Generation, SamplingParams
 
 SUFFIX = 256  # new tokens after a cached prefix
 CONTEXT = 2048  # tokens before an answer
 COPIED = 2**30  # bytes
+DRAWN = {"temperature": 0.7, "top_p": 0.95, "top_k": 20}
 
 
 @dataclass
@@ -49,6 +51,12 @@ class Prompts:
         if asked.account.cached_tokens < self.n_tokens - self.engine.spec.page_size:
             raise RuntimeError(f"a cached prefix was computed again: {asked.account}")
         return asked.ttft
+
+
+def drawn(engine: Engine, prompt: list[int], max_tokens: int) -> Asked:
+    """Submit a request whose answer is drawn."""
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **DRAWN)
+    return sent(engine, Generation(tuple(prompt), params))
 
 
 def copy_rate(device: str) -> Callable[[], float]:
@@ -90,9 +98,10 @@ def answer_rows(
     prompts = [model.prompt(rng, given.context) for _ in range(max(streams))]
     with model.engines(recorded=config, eager=config) as (recorded, eager):
         eager.runner.graphs = None
+        ways = (("recorded", recorded, submit), ("eager", eager, submit), ("drawn", recorded, drawn))
         work = {
-            f"{name} {n}": Streams(engine, prompts[:n], outputs).rate
-            for name, engine in (("recorded", recorded), ("eager", eager))
+            f"{name} {n}": Streams(engine, prompts[:n], outputs, how).rate
+            for name, engine, how in ways
             for n in streams
         }
         figures = measure.in_turns(work | {"copy": copy_rate(config.device)}, given.repeats)
@@ -101,6 +110,7 @@ def answer_rows(
         rates = figures[f"recorded {n}"]
         name = f"{n} stream{'s' * (n > 1)} after {given.context:,} tokens"
         yield Row(f"answers, {name}", "tokens/s", rates)
+        yield Row(f"drawn answers, {name}", "tokens/s", figures[f"drawn {n}"])
         yield Row(f"recorded / eager, {name}", "x", ratios(rates, figures[f"eager {n}"]))
         read = [step_bytes(spec, n, given.context + outputs / 2) / 1e9 * rate / n for rate in rates]
         yield Row(f"read by steps / copy, {name}", "x", ratios(read, figures["copy"]))

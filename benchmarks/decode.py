@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import measure
-from benchmarks.engines import Model, ask, bench_checkpoint, finished, settle, submit
+from benchmarks.engines import Asked, Model, ask, bench_checkpoint, finished, settle, submit
 from benchmarks.measure import Row, ratios
 from headwater.config import DTYPES, WEIGHTS, ServeConfig
 from headwater.engine.engine import Engine
@@ -40,12 +40,13 @@ class Streams:
     engine: Engine
     prompts: list[list[int]]
     n_outputs: int
+    ask: Callable[[Engine, list[int], int], Asked] = submit
 
     def rate(self) -> float:
         """Output tokens a second of all streams together, while all of them run."""
         for prompt in self.prompts:
             ask(self.engine, prompt)  # cached from the first turn on
-        answers = [submit(self.engine, prompt, self.n_outputs) for prompt in self.prompts]
+        answers = [self.ask(self.engine, prompt, self.n_outputs) for prompt in self.prompts]
         for asked in answers:
             finished(asked)
         settle(self.engine)

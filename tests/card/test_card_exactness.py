@@ -11,6 +11,7 @@ import torch
 
 from headwater.engine.selfcheck import HEIGHTS
 from headwater.mixers import numerics
+from headwater.mixers.gpu.sampling import Draw, choose
 from headwater.mixers.linear import Linear, answers_product, first_bad_height
 from headwater.mixers.numerics import Numerics
 from headwater.models.load import load_model
@@ -20,6 +21,7 @@ from tests.exactness.rig import Answer, Make, Rig, words
 from tests.exactness.scenarios import SCENARIOS
 from tests.exactness.test_matrix import FAMILIES
 from tests.exactness.test_speculating_servers import drafting
+from tests.mixers.gpu.test_gpu_sampling import expected
 from tests.support import Bench
 
 RECIPES = (*FAMILIES, "mamba", "qwen3_5_wide", TRAINED)
@@ -39,6 +41,20 @@ def models(recipes: Sequence[str], dtypes: Sequence[str] = ("float32", "bfloat16
     """Yield models; the tests of one run in one process."""
     for recipe, dtype in product(recipes, dtypes):
         yield pytest.param(recipe, dtype, marks=pytest.mark.xdist_group(recipe))
+
+
+@pytest.mark.xdist_group("sampling")
+def test_tokens_are_drawn_by_the_rules_alone_and_beside_others():
+    rows, size = 24, 50_000 if DEVICE == "cuda" else 300
+    x_RV = torch.randn(rows, size, generator=torch.Generator().manual_seed(0)).mul_(4).bfloat16().float()
+    draws = [
+        Draw(row, temperature, top_k, top_p, 0.01, (row + 0.5) / rows)
+        for row, (temperature, top_k, top_p) in enumerate(product((0.0, 0.7, 1.5), (0, 20), (1.0, 0.95, 0.5, 0.05)))
+    ]
+    largest_R, token_R = choose(x_RV.to(DEVICE), draws)
+    assert token_R == [expected(x_V.numpy(), draw) for x_V, draw in zip(x_RV, draws, strict=True)]
+    assert largest_R == x_RV.amax(1).tolist()
+    assert [choose(x_RV.to(DEVICE), [draw])[1][0] for draw in draws] == token_R
 
 
 @pytest.mark.parametrize(("recipe", "dtype"), models(RECIPES))

@@ -112,7 +112,7 @@ class Answering:
         logits: StepLogits | None = None
         while reached:
             try:
-                logits = logits or StepLogits(logits_RV)
+                logits = logits or StepLogits.of(logits_RV)
                 choices = self._sample(logits, [one.first + number for one in reached], reached)
             except Exception as error:
                 with self._changed:
@@ -144,7 +144,7 @@ class Answering:
             if live is None or live.scores is None or end == first:
                 continue
             try:
-                live.scores.take(leg.plan.start, prompt_RV[first:end])
+                live.scores.take(leg.plan.start, prompt_RV[first:end].cpu())
             except Exception as error:  # of this prompt's logits alone
                 self._fail_alone(live, error)
 
@@ -152,8 +152,8 @@ class Answering:
         self, logits: StepLogits, rows: list[int], judged: list[Judged]
     ) -> list[Choice | InvalidLogits | ConstraintError]:
         if self.logits_tap is not None:
-            for one, row in zip(judged, rows, strict=True):
-                self.logits_tap(one.live.seq.id, logits.logits_RV[row])
+            for one, logits_V in zip(judged, logits.rows(rows), strict=True):
+                self.logits_tap(one.live.seq.id, logits_V)
         return logits.sample(rows, [one.live.sampling for one in judged])
 
     def _fail(self, seqs: list[Sequence], error: Exception) -> None:

@@ -181,7 +181,7 @@ class DraftModel:
         """Compute the uncomputed tokens of sequences; return the likeliest next token of each, and its probability."""
         found = list[tuple[int, float]]()
         for some in _together(seqs, most):
-            logits_SV = self.runner.run(Step((), tuple(some)))
+            logits_SV = self.runner.run(Step((), tuple(some))).cpu()
             for decode in some:
                 decode.seq.computed += decode.count
             found += best_of(logits_SV[:, : self._vocab]) if len(logits_SV) else []

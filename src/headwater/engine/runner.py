@@ -12,6 +12,7 @@ from headwater.engine.mtp import MtpRunner
 from headwater.memory.arena import Arena
 from headwater.memory.slots import Segment, StateMemory
 from headwater.mixers.batch import STATE, Slice, StepBatch
+from headwater.mixers.gpu import has_kernels
 from headwater.models.decode_graphs import DecodeGraphs, filled_up_rows
 from headwater.models.hybrid import HybridModel
 from headwater.plan import Run
@@ -95,6 +96,8 @@ class Runner:
     def run(self, step: Step) -> torch.Tensor:
         """Run a step; return float32 logits [R, vocabulary] of each leg, then each answer, that needs a token.
 
+        They are where tokens are chosen: on a GPU whose kernels choose them, else on the CPU. The step has ended.
+
         Rows of legs whose prompts are scored follow, `n_scored` of each.
         """
         for leg in step.legs:
@@ -117,7 +120,11 @@ class Runner:
         for decode in step.decodes:
             for save in decode.plan.saves if decode.plan else ():
                 self.states.save(decode.slot, self.arena.pages, save.pages)
-        return logits_RV.cpu()  # tokens are chosen there
+        if not has_kernels(self.device):
+            return logits_RV.cpu()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return logits_RV
 
     def forget(self, request: int) -> None:
         """Drop the page table of a request that has ended."""

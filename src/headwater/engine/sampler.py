@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from headwater.engine.constraint import ConstraintMachine
@@ -18,10 +17,12 @@ from headwater.engine.passes import passes
 from headwater.engine.penalties import Penalties
 from headwater.errors import ConstraintError, InvalidLogits
 from headwater.events import PromptEvent, TokenEvent, TokenLogprob
+from headwater.mixers.gpu import has_kernels
 from headwater.request import SamplingParams
 
 COLDEST = 1e-6  # temperatures below are this one: float32 could not tell them apart, and 0 would divide 0
 FIRST_GUESS = 256  # tokens among which top-p looks first
+WORD = 2**64 - 1
 SCORED_AT_ONCE = 32  # rows, so that log probabilities of long prompts take little memory
 
 
@@ -118,6 +119,11 @@ class Row:
     token: int  # the first whose logit is the largest
     error: InvalidLogits | ConstraintError | None = None
 
+    @property
+    def draws(self) -> bool:
+        """True if the token is still to be drawn, from its logits."""
+        return self.logits_V is not None and self.sampling.params.temperature > 0
+
     def check(self, what: str) -> None:
         """Note if the largest logit is not finite; it is NaN if any is."""
         if not math.isfinite(self.largest):
@@ -128,8 +134,21 @@ class StepLogits:
     """Logits of a step's rows, float32 [R, V], which are left as they are; the largest of each is found in one pass."""
 
     def __init__(self, logits_RV: torch.Tensor) -> None:
-        self.logits_RV = logits_RV
+        self._logits_RV = logits_RV
         self._largest_R, self._first_R = passes().largest(logits_RV)
+
+    @classmethod
+    def of(cls, logits_RV: torch.Tensor) -> StepLogits:
+        """Return the logits of a step, from which tokens are chosen where they are."""
+        if not has_kernels(logits_RV.device):
+            return cls(logits_RV)
+        from headwater.engine.sampler_on_gpu import LogitsOnGpu  # needs Triton
+
+        return LogitsOnGpu(logits_RV)
+
+    def rows(self, at: Sequence[int]) -> torch.Tensor:
+        """Return some rows, on the CPU; all of them, or none, without a copy."""
+        return _some(self._logits_RV, at)
 
     def sample(
         self, at: Sequence[int], samplings: Sequence[Sampling]
@@ -140,28 +159,31 @@ class StepLogits:
         Log-probabilities are those of the logits as the model gave them, before penalties, bias, constraint or
         temperature. A row whose largest logit is NaN or infinite gives InvalidLogits.
         """
-        rows = [self._row(*row) for row in zip(at, samplings, strict=True)]
+        rows = self._rows(at, samplings)
         for row in rows:
             row.check("the model's logits")
         _adjust([row for row in rows if row.error is None and row.sampling.adjusts])
-        drawing = [row for row in rows if row.error is None and row.sampling.params.temperature > 0]
+        drawing = [row for row in rows if row.error is None and row.draws]
         if drawing:
             _draw_into(drawing, self._logits_of(drawing))
         scored = [row for row in rows if row.error is None and row.sampling.params.logprobs is not None]
         tops = [row.sampling.params.logprobs or 0 for row in scored]
-        scores = logprobs_of(_some(self.logits_RV, [row.at for row in scored]), [row.token for row in scored], tops)
+        scores = logprobs_of(self.rows([row.at for row in scored]), [row.token for row in scored], tops)
         of_row = dict(zip((row.at for row in scored), scores, strict=True))
         return [row.error or _choice(row.token, of_row.get(row.at)) for row in rows]
 
+    def _rows(self, at: Sequence[int], samplings: Sequence[Sampling]) -> list[Row]:
+        return [self._row(*row) for row in zip(at, samplings, strict=True)]
+
     def _row(self, at: int, sampling: Sampling) -> Row:
         needs_logits = sampling.adjusts or sampling.params.temperature > 0
-        logits_V = self.logits_RV[at] if needs_logits else None
+        logits_V = self._logits_RV[at] if needs_logits else None
         return Row(sampling, at, logits_V, self._largest_R[at], self._first_R[at])
 
     def _logits_of(self, drawing: Sequence[Row]) -> torch.Tensor:
         """Return the logits that rows are drawn from: without a copy if they are all of the step's, as they are."""
-        if len(drawing) == len(self.logits_RV) and not any(row.sampling.adjusts for row in drawing):
-            return self.logits_RV
+        if len(drawing) == len(self._logits_RV) and not any(row.sampling.adjusts for row in drawing):
+            return self._logits_RV
         return torch.stack(_logits(drawing))
 
 
@@ -204,11 +226,17 @@ def _draw_into(rows: Sequence[Row], logits_RV: torch.Tensor) -> None:
 def uniform(seed: int, choice: int, position: int) -> float:
     """Return the random number in [0, 1) of an answer's token: a function of its arguments, without a state.
 
-    `choice`: number of the answer among those to one prompt; `position`: tokens of the answer before it. By Philox4x64,
-    a generator that is indexed by a counter (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+    `choice`: number of the answer among those to one prompt; `position`: tokens of the answer before it. By ten rounds
+    of Philox4x64, a generator that is indexed by a counter (Salmon et al. 2011, "Parallel random numbers: as easy as
+    1, 2, 3"), with the bits of numpy's, whose objects take three times as long to make.
     """
-    key = np.array([seed % 2**64, choice], np.uint64)
-    return (int(np.random.Philox(key=key, counter=position).random_raw()) >> 11) * 2.0**-53
+    a, b, c, d = position + 1, 0, 0, 0
+    k, m = seed & WORD, choice
+    for _ in range(10):
+        p, q = 0xD2E7470EE14C6C93 * a, 0xCA5A826395121157 * c
+        a, b, c, d = (q >> 64) ^ b ^ k, q & WORD, (p >> 64) ^ d ^ m, p & WORD
+        k, m = (k + 0x9E3779B97F4A7C15) & WORD, (m + 0xBB67AE8584CAA73B) & WORD
+    return (a >> 11) * 2.0**-53
 
 
 def draw(logits_V: torch.Tensor, p: SamplingParams, uniform: float) -> int:

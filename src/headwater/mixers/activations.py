@@ -70,15 +70,16 @@ def relu2(x: Tensor) -> Tensor:
 ACTIVATIONS = {"silu": silu, "relu2": relu2}  # by their names in config files
 
 
-def gated_rms_norm(
-    x_RD: Tensor, gate_RD: Tensor, weight_D: Tensor, eps: float, activation: Activation = silu
-) -> Tensor:
-    """x / √(mean(x²) + eps) · w · activation(gate), in fp32: norm before gate, as in Gated DeltaNet."""
-    if has_kernels(x_RD.device) and x_RD.dim() == 3:
-        from headwater.mixers.gpu.norm import gated_norm  # needs Triton
+def gated_rms_norm_into(
+    out_RD: Tensor, x_RD: Tensor, gate_RD: Tensor, weight_D: Tensor, eps: float, activation: Activation = silu
+) -> None:
+    """x / √(mean(x²) + eps) · w · activation(gate), in fp32: norm before gate, as in Gated DeltaNet. x is float32."""
+    if has_kernels(x_RD.device) and x_RD.dim() == 3 and out_RD.is_contiguous():
+        from headwater.mixers.gpu.norm import gated_norm_into  # needs Triton
 
-        return gated_norm(x_RD, gate_RD, weight_D, eps, activation.__name__)
-    return (x_RD * inverse_rms(x_RD, eps)).mul_(weight_D).mul_(activation(gate_RD.float()))
+        gated_norm_into(out_RD, x_RD, gate_RD, weight_D, eps, activation.__name__)
+    else:
+        out_RD.copy_((x_RD * inverse_rms(x_RD, eps)).mul_(weight_D).mul_(activation(gate_RD.float())))
 
 
 def inverse_rms(x_RD: Tensor, eps: float) -> Tensor:

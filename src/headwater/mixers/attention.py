@@ -20,6 +20,7 @@ from headwater.layers.attention import GroupedAttention
 from headwater.mixers import softmax
 from headwater.mixers.activations import RMSNorm, sigmoid
 from headwater.mixers.batch import StepBatch
+from headwater.mixers.gpu import has_kernels
 from headwater.mixers.linear import WHOLE_OUTPUTS, Linear
 from headwater.mixers.rotary import rotary_table, rotate_into
 from headwater.mixers.softmax import CausalMask, PagedBatch, paged_batches
@@ -171,6 +172,11 @@ class Heads:
         """Norm each head and rotate it, in float32; round once."""
         if norm is None and self.rotation is None:
             return x_NHD
+        if has_kernels(x_NHD.device):
+            from headwater.mixers.gpu.norm import place  # needs Triton
+
+            cos_sin_N2F = None if self.rotation is None else self.rotation.at(batch.position_N)
+            return place(x_NHD, norm, cos_sin_N2F, self.rotation is not None and self.rotation.neighbours)
         placed_NHD = x_NHD.float() if norm is None else norm.in_float32(x_NHD)
         if self.rotation is not None:
             placed_NHD = placed_NHD.clone() if placed_NHD is x_NHD else placed_NHD
@@ -188,7 +194,13 @@ class Heads:
 
     def gated(self, read_NHD: Tensor, gate_NHD: Tensor | None) -> Tensor:
         """Multiply what each head read by the sigmoid of its gate, if there is one, in place."""
-        return read_NHD if gate_NHD is None else read_NHD.mul_(sigmoid(gate_NHD))
+        if gate_NHD is None:
+            return read_NHD
+        if has_kernels(read_NHD.device) and read_NHD.is_contiguous():
+            from headwater.mixers.gpu.pointwise import open_  # needs Triton
+
+            return open_(read_NHD, gate_NHD)
+        return read_NHD.mul_(sigmoid(gate_NHD))
 
 
 class Attention:

@@ -41,6 +41,8 @@ class DenseMlp:
     def forward(self, x_NC: Tensor, n_prefill: int) -> Tensor:
         if self.gate_proj is None:
             return self.down_proj(self._activated(self.up_proj, x_NC, n_prefill), n_prefill)
+        if self.activation == "silu" and self.gate_scale == 1.0:
+            return self.down_proj(self.up_proj.opened(self.gate_proj, x_NC, n_prefill), n_prefill)
         opened_NI = self._activated(self.gate_proj, x_NC, n_prefill)
         return self.down_proj(self.up_proj.times(x_NC, opened_NI, n_prefill), n_prefill)
 

@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 from headwater.layers.gdn import DeltaNet
-from headwater.mixers.activations import gated_rms_norm, inverse_l2, sigmoid, softplus
+from headwater.mixers.activations import gated_rms_norm_into, inverse_l2, sigmoid, softplus
 from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.convolution import ShortConvolution
+from headwater.mixers.gpu import has_kernels
 from headwater.mixers.linear import Linear, rows
 from headwater.mixers.recurrent import RecurrentMixer, Rows, Shape, queries_keys_values, scratch
 from headwater.mixers.weights import Weights
@@ -206,6 +207,11 @@ class GatedDeltaNet(DeltaRule[DeltaNet]):
         (projected_NE,) = products
         widths = (s.channels, s.v_heads * s.v_dim, s.v_heads, s.v_heads)
         mixed_NC, z_NX, b_NH, a_NH = projected_NE.split(widths, -1)
+        if has_kernels(a_NH.device):
+            from headwater.mixers.gpu.pointwise import delta_gates  # needs Triton
+
+            gates_N2H = delta_gates(a_NH, b_NH, self.dt_bias_H, self.decay_H)
+            return Rows(mixed_NC, gates_N2H, z_NX.unflatten(-1, (s.v_heads, s.v_dim)))
         g_NH = softplus(a_NH.float() + self.dt_bias_H).mul_(self.decay_H)
         gates_N2H = torch.stack((g_NH, sigmoid(b_NH.float())), 1)
         return Rows(mixed_NC, gates_N2H, z_NX.unflatten(-1, (s.v_heads, s.v_dim)))
@@ -215,7 +221,7 @@ class GatedDeltaNet(DeltaRule[DeltaNet]):
         return prepare(*self.heads(mixed_ntC), g_ntH1.squeeze(-1), beta_ntH)
 
     def finish_into(self, rows: Rows, at: slice, read_nX: Tensor) -> None:
-        rows.out_NX[at] = gated_rms_norm(read_nX, rows.z_NX[at], self.norm_V, self.shape.norm_eps)
+        gated_rms_norm_into(rows.out_NX[at], read_nX, rows.z_NX[at], self.norm_V, self.shape.norm_eps)
 
     def heads(self, mixed_XC: Tensor) -> tuple[Tensor, Tensor]:
         return queries_keys_values(mixed_XC, self.shape.k_heads, self.shape.k_dim, self.shape.v_dim)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from headwater.layers.gla import GatedLinearAttention
-from headwater.mixers.activations import LOG2_E, empty_vectors, exp2_, gated_rms_norm, softplus
+from headwater.mixers.activations import LOG2_E, empty_vectors, exp2_, gated_rms_norm_into, softplus
 from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.recurrent import RecurrentMixer, Rows, queries_keys_values, rank_one_step
 from headwater.mixers.weights import Weights
@@ -188,7 +188,7 @@ class GatedLinearAttentionMixer(RecurrentMixer[GatedLinearAttention]):
         return decode_step(*self._heads(mixed_BC), gates_BX, state_BX)
 
     def finish_into(self, rows: Rows, at: slice, read_nX: Tensor) -> None:
-        rows.out_NX[at] = gated_rms_norm(read_nX, rows.z_NX[at], self.norm_V, self.shape.norm_eps)
+        gated_rms_norm_into(rows.out_NX[at], read_nX, rows.z_NX[at], self.norm_V, self.shape.norm_eps)
 
     def _heads(self, mixed_XC: Tensor) -> tuple[Tensor, Tensor]:
         return queries_keys_values(mixed_XC, self.shape.heads, self.shape.k_dim, self.shape.v_dim)

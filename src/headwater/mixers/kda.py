@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from headwater.layers.kda import DeltaAttention
-from headwater.mixers.activations import gated_rms_norm, sigmoid, softplus
+from headwater.mixers.activations import gated_rms_norm_into, sigmoid, softplus
 from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.gdn import Chunks, DeltaRule, norm_scales
@@ -103,7 +103,7 @@ class KimiDeltaAttention(DeltaRule[DeltaAttention]):
         return prepare(*self.heads(mixed_ntC), *self.gates(gates_ntX))
 
     def finish_into(self, rows: Rows, at: slice, read_nX: Tensor) -> None:
-        rows.out_NX[at] = gated_rms_norm(read_nX, rows.z_NX[at], self.norm_V, self.shape.norm_eps, sigmoid)
+        gated_rms_norm_into(rows.out_NX[at], read_nX, rows.z_NX[at], self.norm_V, self.shape.norm_eps, sigmoid)
 
     def heads(self, mixed_XC: Tensor) -> tuple[Tensor, Tensor]:
         return queries_keys_values(mixed_XC, self.shape.heads, self.shape.head_dim, self.shape.head_dim)

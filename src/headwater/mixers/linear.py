@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,17 @@ class HeldWeight(Protocol):
 
     def outputs_from(self, first: int) -> HeldWeight:
         """Return the product of the outputs from `first` on, a multiple of WHOLE_OUTPUTS, over the same memory."""
+
+
+@runtime_checkable
+class AnswersProduct(HeldWeight, Protocol):
+    """A weight with a kernel for rows of decoding sequences, of any number, where products are tiled otherwise."""
+
+    def answers_into(self, out_RN: Tensor, x_RK: Tensor, then: str, factor_RN: Tensor | None) -> None:
+        """Write then(x Wᵀ + b) · factor. Rows of the result may be strided."""
+
+    def opened(self, gate: Self, x_RK: Tensor) -> Tensor | None:
+        """Return (x Wᵀ) · silu(x Gᵀ), G the gate's weight; None if a product has a bias."""
 
 
 def rows(weight: Weight, at: Tensor) -> Weight:
@@ -132,6 +143,26 @@ class Linear:
         """Return y · factor."""
         return self._product(x_RK, n_prefill, factor_RN=factor_RN)
 
+    def opened(self, gate: Linear, x_RK: Tensor, n_prefill: int) -> Tensor:
+        """Return y · silu(gate's y)."""
+        n_rows, x_BK = len(x_RK), x_RK[n_prefill:]
+        answers_BN = self._opened_by_kernel(gate, x_BK) if n_prefill < n_rows else None
+        if answers_BN is None:
+            return self.times(x_RK, gate.swish(x_RK, n_prefill), n_prefill)
+        if not n_prefill:
+            return answers_BN
+        x_PK = x_RK[:n_prefill]
+        return torch.cat([self.times(x_PK, gate.swish(x_PK, n_prefill), n_prefill), answers_BN])
+
+    def _opened_by_kernel(self, gate: Linear, x_RK: Tensor) -> Tensor | None:
+        """Compute y · silu(gate's y) of rows of decoding sequences by one kernel, if there is one."""
+        if not (self._tiled and len(self._parts) == len(gate._parts) == 1):
+            return None
+        (of_gate,), (own,) = gate._parts, self._parts
+        if isinstance(own, AnswersProduct) and isinstance(of_gate, AnswersProduct):
+            return own.opened(of_gate, x_RK)
+        return None
+
     def rows(self, index_R: Tensor) -> Tensor:
         """Return rows of the weight in `dtype`, [R, K]; it must be one weight."""
         (part,) = self._parts
@@ -163,6 +194,10 @@ class Linear:
             from headwater.mixers.panels import PanelProduct  # needs numba
 
             return PanelProduct(weight_NK, bias_N, self.dtype)
+        if has_kernels(_device_of(weight_NK)) and isinstance(weight_NK, Tensor) and weight_NK.dtype == self.dtype:
+            from headwater.mixers.gpu.product import ProductOnGpu  # needs Triton
+
+            return ProductOnGpu(weight_NK, bias_N, self.dtype)
         return TorchProduct(weight_NK, bias_N, self.dtype)
 
     def _product(self, x_RK: Tensor, n_prefill: int, then: str = "none", factor_RN: Tensor | None = None) -> Tensor:
@@ -171,16 +206,29 @@ class Linear:
             return x_RK.new_empty(0, self.n_out)
         if not self._tiled:
             return self._side_by_side(x_RK, then, factor_RN)
+        by_kernel = [part for part in self._parts if isinstance(part, AnswersProduct)]
         tiles = (
             (first, min(first + height, last), height)
             for start, last, height in (
                 (0, n_prefill, self._prefill_tile),
-                (n_prefill, rows, self.numerics.decode_tile),
+                (n_prefill, n_prefill if by_kernel else rows, self.numerics.decode_tile),
             )
             for first in range(start, last, height)
         )
         done = [self._tile(x_RK, first, last, height, then, factor_RN) for first, last, height in tiles]
+        if by_kernel and n_prefill < rows:
+            of_answers = slice(n_prefill, rows)
+            done.append(
+                self._answers(by_kernel, x_RK[of_answers], then, None if factor_RN is None else factor_RN[of_answers])
+            )
         return done[0] if len(done) == 1 else torch.cat(done)
+
+    def _answers(self, by_kernel: list[AnswersProduct], x_RK: Tensor, then: str, factor_RN: Tensor | None) -> Tensor:
+        """Compute rows of decoding sequences by kernels, whatever their number."""
+        y_RN = x_RK.new_empty(len(x_RK), self.n_out, dtype=self.dtype)
+        for kernel, at in zip(by_kernel, self._outputs, strict=True):
+            kernel.answers_into(y_RN[:, at], x_RK, then, None if factor_RN is None else factor_RN[:, at])
+        return y_RN
 
     def _tile(self, x_RK: Tensor, first: int, last: int, height: int, then: str, factor_RN: Tensor | None) -> Tensor:
         """Compute some rows at a fixed height, filled up with zeros."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Protocol
@@ -99,7 +99,7 @@ class Shape:
     @classmethod
     def of(cls, batch: StepBatch, page_size: int, filled_up: bool = False) -> Shape:
         """Return the shape of a step; `filled_up`: rounded up to a recorded size, for a step padded by its last row."""
-        pages = max(len(table) for table in batch.decode_tables)
+        pages = max(table.shape[0] for table in batch.decode_tables)
         pages = max(LEAST_PAGES, _power_of_two(pages)) if pages else 0
         if pages or batch.position_N.device.type != "cpu":
             tokens = pages * page_size
@@ -185,6 +185,7 @@ class Inputs:
     slot_B: torch.Tensor
     row_B: torch.Tensor  # all rows
     table_BT: torch.Tensor
+    held: list[torch.Tensor]  # page tables that were copied last, a row of `table_BT` each
     most: int  # tokens, at most, of a sequence
     rows: RecordedRows | None  # of sequences with several rows
     accepted: AcceptedRows | None
@@ -196,7 +197,8 @@ class Inputs:
         table_BT = row_B.new_zeros(shape.rows, shape.pages)
         rows = RecordedRows(shape.sequences) if shape.has_chains else None
         accepted = None if shape.accepted is None else AcceptedRows(shape)
-        return cls(token_B, position_B, slot_B, row_B, table_BT, shape.tokens, rows, accepted)
+        held = [row_B[:0]] * shape.rows
+        return cls(token_B, position_B, slot_B, row_B, table_BT, held, shape.tokens, rows, accepted)
 
     def take(self, batch: StepBatch) -> None:
         """Copy the inputs of a step of the same shape; the last row stands for those that the step lacks."""
@@ -205,12 +207,19 @@ class Inputs:
         _fill(self.position_B, batch.position_N[at])
         _fill(self.slot_B, batch.decode_slot_B)
         if self.table_BT.shape[1]:
-            for row_T, table in zip_longest(self.table_BT, batch.decode_tables, fillvalue=batch.decode_tables[-1]):
-                row_T[: len(table)] = table
+            self._take_tables(batch.decode_tables)
         if self.rows is not None:
             self.rows.take(batch)
         if self.accepted is not None:
             self.accepted.take(batch)
+
+    def _take_tables(self, tables: Sequence[torch.Tensor]) -> None:
+        """Copy page tables; those that are the last step's are there already. A table is never changed in place."""
+        for i, table in zip_longest(range(len(self.held)), tables, fillvalue=tables[-1]):
+            held, size = self.held[i], table.shape[0]
+            if held.data_ptr() != table.data_ptr() or held.shape[0] != size:
+                self.table_BT[i, :size] = table
+                self.held[i] = table  # kept, so that no other table takes its place in memory
 
     def batch(self, like: StepBatch) -> RecordedBatch:
         """A step on this memory whose every row's logits are wanted.
@@ -324,8 +333,10 @@ def filled_up_rows(rows: int) -> int:
 
 def _fill(known_B: torch.Tensor, new_B: torch.Tensor) -> None:
     """Copy elements to the front; the last one stands for all that are missing."""
-    known_B[: len(new_B)] = new_B
-    known_B[len(new_B) :] = new_B[-1]
+    n = new_B.shape[0]
+    known_B[:n] = new_B
+    if n < known_B.shape[0]:
+        known_B[n:] = new_B[-1]
 
 
 def _power_of_two(n: int) -> int:

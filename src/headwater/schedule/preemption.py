@@ -39,9 +39,9 @@ class Preemption(RunningSequences):
         A step replays at most REPLAYED rows. No sequence gives way to them: they can be computed later.
         """
         decode = self._decodes.get(seq.id)
-        if decode is None:
+        if decode is None or (seq.uncomputed == 1 and self.decode_reuse != "raw"):
             return
-        count = min(seq.uncomputed, 1 + self._rows_left())
+        count = min(seq.uncomputed, 1 + self._rows_left()) if seq.uncomputed > 1 else 1
         if self.decode_reuse == "raw":
             count = min(count, self.layout.unit_tokens - seq.computed % self.layout.unit_tokens)
         count = self._with_pages(seq, count)

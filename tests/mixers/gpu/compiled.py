@@ -21,15 +21,25 @@ from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
 from headwater.mixers import gpu
-from headwater.mixers.activations import RMSNorm, gated_rms_norm
+from headwater.mixers.activations import RMSNorm, gated_rms_norm_into
 from headwater.mixers.gpu import check as kernel_check
-from headwater.mixers.gpu.norm import StreamNormOnGpu
+from headwater.mixers.gpu.attention import write
+from headwater.mixers.gpu.norm import StreamNormOnGpu, place
+from headwater.mixers.gpu.pointwise import delta_gates, open_
+from headwater.mixers.gpu.product import ProductOnGpu
+from headwater.mixers.gpu.sampling import Draw, choose
 from headwater.mixers.numerics import Numerics, use
 from headwater.mixers.weights import Weights
 from headwater.models.build import RECURRENT
 
 AMPERE = GPUTarget("cuda", 80, 32)
-POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64"}
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
 WIDTH = 64  # of the model
 DELTA_NET = DeltaNet(WIDTH, 2, 4, 128, 128, 4)  # Qwen3.5's heads, fewer of them: a kernel does not know their number
 DELTA_ATTENTION = DeltaAttention(WIDTH, heads=2, head_dim=128, conv=4)
@@ -78,7 +88,18 @@ def main() -> None:
     list(kernel_check.broken_experts(EXPERTS, random, "cpu"))
     norm = StreamNormOnGpu(RMSNorm(random(1024), 1e-6), torch.bfloat16)
     norm.after(random(7, 1024), random(7, 1024), 1.0)
-    gated_rms_norm(random(7, 4, 128).float(), random(7, 4, 128), random(128).float(), 1e-6)
+    gated_rms_norm_into(random(7, 4, 128), random(7, 4, 128).float(), random(7, 4, 128), random(128).float(), 1e-6)
+    place(random(7, 4, 256), RMSNorm(random(256), 1e-6), random(7, 2, 32).float(), False)
+    open_(random(7, 4, 256), random(7, 4, 256))
+    delta_gates(random(7, 4), random(7, 4), random(4).float(), random(4).float())
+    keys, values = random(2, 7, 512).unbind(0)
+    write((random(4, 64 * 512), random(4, 64 * 512)), torch.zeros(7).long(), torch.zeros(7).long(), keys, values)
+    choose(torch.zeros(7, 151_936), [Draw(row, temperature=1.0) for row in range(7)])
+    for n_in in (1024, 4096):
+        product = ProductOnGpu(random(64, n_in), random(64), torch.bfloat16)
+        product.answers_into(random(7, 64), random(7, n_in), "swish", random(7, 64))
+        unbiased = ProductOnGpu(random(64, n_in), None, torch.bfloat16)
+        unbiased.opened(unbiased, random(7, n_in))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ KERNELS = {
     "gpu.kda._advance", "gpu.mamba._advance", "gpu.mamba._decode", "gpu.mamba2._advance", "gpu.mamba2._decode",
     "gpu.attention._prefill", "gpu.attention._decode_split", "gpu.attention._merge",
     "gpu.mla._decode_split", "gpu.norm._squares", "gpu.norm._norm", "gpu.norm._gated_norm", "gpu.norm._unit",
-    "gpu.pointwise._activate", "gpu.pointwise._convolve_token",
+    "gpu.norm._place", "gpu.attention._write", "gpu.product._product", "gpu.product._opened_product",
+    "gpu.sampling._choose",
+    "gpu.pointwise._activate", "gpu.pointwise._convolve_token", "gpu.pointwise._delta_gates", "gpu.pointwise._open",
 }  # fmt: skip
 
 

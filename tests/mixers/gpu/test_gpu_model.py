@@ -28,9 +28,9 @@ KERNELS = (
 
 
 def noted(kernel: Callable[..., torch.Tensor], ran: list[str]) -> Callable[..., torch.Tensor]:
-    def run(*given: object) -> torch.Tensor:
+    def run(*given: object, **named: object) -> torch.Tensor:
         ran.append(kernel.__name__)
-        return kernel(*given)
+        return kernel(*given, **named)
 
     return run
 

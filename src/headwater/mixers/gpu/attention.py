@@ -18,13 +18,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwater.mixers.attention import Attention, AttentionStep
+from headwater.mixers.attention import Attention, AttentionStep, Destinations
 from headwater.mixers.batch import Slice, StepBatch, padded_tables
 from headwater.mixers.gpu import dense
 from headwater.mixers.window import Rings, WindowAttentionMixer
 
 TILE = 64  # queries, and keys of a block: pages are multiples of it
-SPLIT = 1024  # keys that one program of a decoding sequence reads
+SPLIT = 256  # keys that one program of a decoding sequence reads
+MERGED = 16  # splits of a head that are merged at once
+WRITTEN = 2048  # elements that a program writes to pages
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def _attend(
     return best, total, out
 
 
-@triton.jit(do_not_specialize=["table_row"])
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["out"])
 def _prefill(
     q, k_pages, v_pages, out, table_ST, start_S, length_S, first_S, slice_n, tile_n, scale,
     table_row, heads, shared, page_size, page_row, token_row, window,
@@ -172,31 +174,69 @@ def _decode_split(
         channel, in_head, best, total, read, scale, page_size, page_row, token_row, 0, False, tile,
     )  # fmt: skip
     to = head * splits + part
-    tl.store(best_sum + 2 * to, best, mask=row < shared)
-    tl.store(best_sum + 2 * to + 1, total, mask=row < shared)
-    tl.store(reads + to[:, None] * width + channel[None, :], read, mask=inside)
+    has_keys = (row < shared) & (first * tile + 0 * row < length)
+    tl.store(best_sum + 2 * to, best, mask=has_keys)
+    tl.store(best_sum + 2 * to + 1, total, mask=has_keys)
+    tl.store(reads + to[:, None] * width + channel[None, :], read, mask=inside & has_keys[:, None])
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["out"])
 def _merge(
-    best_sum, reads, out, length_B, heads, splits, width: tl.constexpr, padded: tl.constexpr, split: tl.constexpr
-):
-    """Merge the splits of one head, in order."""
+    best_sum, reads, out, length_B, heads, splits,
+    width: tl.constexpr, padded: tl.constexpr, split: tl.constexpr, merged: tl.constexpr,
+):  # fmt: skip
+    """Merge the splits of one head, some at once and these in order."""
     which, head = tl.program_id(0), tl.program_id(1)
     channel = tl.arange(0, padded)
-    first = (which * heads + head) * splits
+    first = (which * heads + head).to(tl.int64) * splits
+    n_parts = tl.cdiv(tl.load(length_B + which), split)
     best = tl.full((1,), -1e30, tl.float32)
     total = tl.zeros((1,), tl.float32)
     read = tl.zeros((padded,), tl.float32)
-    for part in range(tl.cdiv(tl.load(length_B + which), split)):
-        own = tl.load(best_sum + 2 * (first + part))
-        better = tl.maximum(best, own)
-        kept, added = tl.exp(best - better), tl.exp(own - better)
-        total = total * kept + tl.load(best_sum + 2 * (first + part) + 1) * added
-        read = read * kept + added * tl.load(reads + (first + part) * width + channel, mask=channel < width, other=0.0)
+    for begin in range(0, n_parts, merged):
+        part = begin + tl.arange(0, merged)
+        at, inside = first + part, part < n_parts
+        own = tl.load(best_sum + 2 * at, mask=inside, other=-1e30)
+        better = tl.maximum(best, tl.max(own, 0))
+        kept, added = tl.exp(best - better), tl.where(inside, tl.exp(own - better), 0.0)
+        total = total * kept + tl.sum(added * tl.load(best_sum + 2 * at + 1, mask=inside, other=0.0), 0)
+        in_read = inside[:, None] & (channel < width)[None, :]
+        part_read = tl.load(reads + at[:, None] * width + channel[None, :], mask=in_read, other=0.0)
+        read = read * kept + tl.sum(added[:, None] * part_read, 0)
         best = better
     to = out + (which * heads + head) * width + channel
     tl.store(to, (read / total).to(out.dtype.element_ty), mask=channel < width)
+
+
+@triton.jit(do_not_specialize=["n_tokens"])
+def _write(
+    k, v, k_pages, v_pages, page_W, offset_W, n_tokens, k_row, v_row, page_row,
+    width: tl.constexpr, padded: tl.constexpr, at_once: tl.constexpr,
+):  # fmt: skip
+    """Write the keys of some tokens, or their values."""
+    which = tl.program_id(0) * at_once + tl.arange(0, at_once)
+    channel = tl.arange(0, padded)[None, :]
+    inside = (which < n_tokens)[:, None] & (channel < width)
+    page = tl.load(page_W + which, mask=which < n_tokens, other=0).to(tl.int64)[:, None]
+    offset = tl.load(offset_W + which, mask=which < n_tokens, other=0)[:, None]
+    to = page * page_row + offset * width + channel
+    row = which.to(tl.int64)[:, None]
+    if tl.program_id(1) == 0:
+        tl.store(k_pages + to, tl.load(k + row * k_row + channel, mask=inside), mask=inside)
+    else:
+        tl.store(v_pages + to, tl.load(v + row * v_row + channel, mask=inside), mask=inside)
+
+
+def write(keys_values: tuple[Tensor, Tensor], page_W: Tensor, offset_W: Tensor, k_WX: Tensor, v_WX: Tensor) -> None:
+    """Store keys and values of W tokens, each at its offset (in tokens) in its page; rows may be strided."""
+    k_pages, v_pages = keys_values
+    n, width = k_WX.shape
+    padded = triton.next_power_of_2(width)
+    at_once = max(1, WRITTEN // padded)
+    _write[triton.cdiv(n, at_once), 2](
+        k_WX, v_WX, k_pages, v_pages, page_W, offset_W, n, k_WX.stride(0), v_WX.stride(0), k_pages.stride(0),
+        width=width, padded=padded, at_once=at_once,
+    )  # fmt: skip
 
 
 def prefill(
@@ -206,16 +246,17 @@ def prefill(
     page_size: int,
     scale: float,
     window: int | None = None,
+    out_NHD: Tensor | None = None,
 ) -> Tensor:
     """Compute attention of all slices' queries; `keys_values` are pages [pages, page_size · G · D], strided.
 
-    With a window a query sees so many tokens, its own included.
+    With a window a query sees so many tokens, its own included. Results are written to `out_NHD`, if it is given.
     """
     _, heads, width = q_PHD.shape
     k_pages, v_pages = keys_values
     kv_width = k_pages.shape[1] // page_size
     q_PHD = dense(q_PHD)
-    out_PHD = torch.empty_like(q_PHD)
+    out_PHD = torch.empty_like(q_PHD) if out_NHD is None else out_NHD
     _prefill[len(step.tile_n), heads](
         q_PHD, k_pages, v_pages, out_PHD, step.table_ST, step.start_S, step.length_S, step.first_S, step.slice_n,
         step.tile_n, scale, step.table_ST.stride(0), heads, heads * width // kv_width, page_size, k_pages.stride(0),
@@ -255,15 +296,25 @@ def prefill_alone(
     return read_THD.view(q_TGQD.shape)
 
 
-def decode(q_BHD: Tensor, keys_values: tuple[Tensor, Tensor], step: Decoding, page_size: int, scale: float) -> Tensor:
-    """Compute attention of one query of each decoding sequence. A table's only page may have any number of tokens."""
+def decode(
+    q_BHD: Tensor,
+    keys_values: tuple[Tensor, Tensor],
+    step: Decoding,
+    page_size: int,
+    scale: float,
+    out_NHD: Tensor | None = None,
+) -> Tensor:
+    """Compute attention of one query of each decoding sequence. A table's only page may have any number of tokens.
+
+    Results are written to `out_NHD`, if it is given.
+    """
     n, heads, width = q_BHD.shape
     k_pages, v_pages = keys_values
     kv_width = k_pages.shape[1] // page_size
     groups = kv_width // width
     shared = heads // groups
     q_BHD = dense(q_BHD)
-    out_BHD = torch.empty_like(q_BHD)
+    out_BHD = torch.empty_like(q_BHD) if out_NHD is None else out_NHD
     best_sum = torch.empty(n, heads, step.splits, 2, dtype=torch.float32, device=q_BHD.device)
     reads = torch.empty(n, heads, step.splits, width, dtype=torch.float32, device=q_BHD.device)
     padded = max(16, triton.next_power_of_2(width))
@@ -281,7 +332,7 @@ def merge_into(out_BHD: Tensor, best_sum: Tensor, reads: Tensor, step: Decoding)
     n, heads, width = out_BHD.shape
     _merge[n, heads](
         best_sum, reads, out_BHD, step.length_B, heads, step.splits, width=width,
-        padded=max(16, triton.next_power_of_2(width)), split=SPLIT,
+        padded=max(16, triton.next_power_of_2(width)), split=SPLIT, merged=MERGED,
     )  # fmt: skip
 
 
@@ -293,6 +344,14 @@ class AttentionStepOnGpu(AttentionStep):
     def paged(self) -> PagedStep:
         """Queries and page tables for the kernels, which need neither masks nor batches."""
         return PagedStep.of(self.batch, self.arena.page_size)
+
+    def _write_to(self, to: Destinations, layer: int, *rows_NX: Tensor) -> None:
+        if len(rows_NX) != 2 or not len(to.page_W):
+            super()._write_to(to, layer, *rows_NX)
+            return
+        keys, values = (x_NX[to.row_W].flatten(1) for x_NX in rows_NX)
+        k_pages, v_pages = self.arena.pages_of(layer)
+        write((k_pages, v_pages), to.page_W, to.offset_W, keys, values)
 
     @staticmethod
     def _decode_pages(batch: StepBatch, page_size: int) -> Tensor:
@@ -315,9 +374,8 @@ class AttentionOnGpu(Attention):
         scale = self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
         for attend, rows in ((prefill, slice(0, step.batch.n_prefill)), (decode, step.batch.decode_rows)):
             if rows.start < rows.stop:
-                q_nGQD = q_NGQD[rows]
-                read_nHD = attend(q_nGQD.flatten(1, 2), (k_pages, v_pages), paged(step), step.arena.page_size, scale)
-                out_NGQD[rows] = read_nHD.view(q_nGQD.shape)
+                q_nHD, out_nHD = (x_NGQD[rows].flatten(1, 2) for x_NGQD in (q_NGQD, out_NGQD))
+                attend(q_nHD, (k_pages, v_pages), paged(step), step.arena.page_size, scale, out_NHD=out_nHD)
         return out_NGQD.flatten(1, 2)
 
 

@@ -113,29 +113,31 @@ def _advance(
     tl.store(state + slot * state_row + at_state, state_KV, mask=in_state)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["g", "beta"])
 def _decode(
-    q, k, v, g, beta, out, state, slot_B, n_heads, n_key_heads, shared, v_row, state_row,
+    q, k, v, g, beta, out, state, slot_B, n_heads, shared, qk_row, v_row, g_row, beta_row, state_row, factor,
     width: tl.constexpr, padded: tl.constexpr, v_width: tl.constexpr, values: tl.constexpr, by_channel: tl.constexpr,
 ):  # fmt: skip
-    """One token; g is one a head, or with `by_channel` one a key channel."""
+    """One token, whose query and key are normed; g is one a head, or with `by_channel` one a key channel."""
     which, head = tl.program_id(0), tl.program_id(1)
     channel = tl.arange(0, padded)
     value = tl.program_id(2) * values + tl.arange(0, values)
     slot = tl.load(slot_B + which).to(tl.int64)
     in_state = (channel < width)[:, None] & (value < v_width)[None, :]
     at_state = slot * state_row + head * width * v_width + channel[:, None] * v_width + value[None, :]
-    at_key = (which * n_key_heads + head // shared) * width + channel
+    at_key = which * qk_row + head // shared * width + channel
     q_K = tl.load(q + at_key, mask=channel < width, other=0.0)
     k_K = tl.load(k + at_key, mask=channel < width, other=0.0)
+    q_K = q_K * (tl.rsqrt(tl.sum(q_K * q_K, 0) + 1e-6) * factor)
+    k_K = k_K * tl.rsqrt(tl.sum(k_K * k_K, 0) + 1e-6)
     v_V = tl.load(v + which * v_row + head * v_width + value, mask=value < v_width, other=0.0)
     at_head = which * n_heads + head
     if by_channel:
-        g_K = tl.load(g + at_head * width + channel, mask=channel < width, other=0.0)
+        g_K = tl.load(g + which * g_row + head * width + channel, mask=channel < width, other=0.0)
         state_KV = tl.load(state + at_state, mask=in_state, other=0.0) * tl.exp(g_K)[:, None]
     else:
-        state_KV = tl.load(state + at_state, mask=in_state, other=0.0) * tl.exp(tl.load(g + at_head))
-    error = (v_V - tl.sum(state_KV * k_K[:, None], 0)) * tl.load(beta + at_head)
+        state_KV = tl.load(state + at_state, mask=in_state, other=0.0) * tl.exp(tl.load(g + which * g_row + head))
+    error = (v_V - tl.sum(state_KV * k_K[:, None], 0)) * tl.load(beta + which * beta_row + head)
     state_KV += k_K[:, None] * error[None, :]
     tl.store(state + at_state, state_KV, mask=in_state)
     tl.store(out + at_head * v_width + value, tl.sum(state_KV * q_K[:, None], 0), mask=value < v_width)
@@ -149,14 +151,16 @@ class DeltaRuleKernels:
 
     def decode(self, mixed_BC: Tensor, gates_BX: Tensor, state_RHKV: Tensor, slot_B: Tensor) -> Tensor:
         """Process one token of each of B sequences, [B, H, V]; update their slots in place."""
-        q_BGK, k_BGK, v_BHV = self._split(mixed_BC)
-        g_BHX, beta_BH = map(dense, self.mixer.gates(gates_BX))
+        qk_B2GK, v_BHV = self.mixer.heads(dense(mixed_BC))
+        q_BGK, k_BGK = qk_B2GK.unbind(1)
+        g_BHX, beta_BH = self.mixer.gates(gates_BX)
         out_BHV = torch.empty_like(v_BHV, memory_format=torch.contiguous_format)
-        n_heads, n_key_heads = v_BHV.shape[1], q_BGK.shape[1]
+        n_heads, n_key_heads, key_width = v_BHV.shape[1], *q_BGK.shape[1:]
+        by_channel = g_BHX.shape[-1] > 1
         _decode[len(slot_B), n_heads, triton.cdiv(v_BHV.shape[2], VALUES)](
-            q_BGK, k_BGK, v_BHV, g_BHX, beta_BH, out_BHV, state_RHKV, slot_B, n_heads, n_key_heads,
-            n_heads // n_key_heads, v_BHV.stride(0), state_RHKV.stride(0), by_channel=g_BHX.shape[-1] > 1,
-            **widths(q_BGK.shape[2], v_BHV.shape[2]),
+            q_BGK, k_BGK, v_BHV, g_BHX, beta_BH, out_BHV, state_RHKV, slot_B, n_heads, n_heads // n_key_heads,
+            q_BGK.stride(0), v_BHV.stride(0), g_BHX.stride(0), beta_BH.stride(0), state_RHKV.stride(0),
+            key_width**-0.5, by_channel=by_channel, **widths(key_width, v_BHV.shape[2]),
         )  # fmt: skip
         return out_BHV
 

@@ -63,9 +63,10 @@ def _decode_split(
         read = read * kept[:, None] + tl.dot(weight.to(row_tL.dtype), row_tL, input_precision="ieee")
         best = better
     to = (which * n_heads + head) * splits + part
-    tl.store(best_sum + 2 * to, best, mask=head < n_heads)
-    tl.store(best_sum + 2 * to + 1, total, mask=head < n_heads)
-    tl.store(reads + to[:, None] * latent + channel[None, :], read, mask=in_heads & in_latent)
+    has_keys = (head < n_heads) & (first * tile + 0 * head < length)
+    tl.store(best_sum + 2 * to, best, mask=has_keys)
+    tl.store(best_sum + 2 * to + 1, total, mask=has_keys)
+    tl.store(reads + to[:, None] * latent + channel[None, :], read, mask=has_keys[:, None] & in_latent)
 
 
 def decode(q_BHX: Tensor, pages: Tensor, step: Decoding, page_size: int, scale: float, latent: int) -> Tensor:

@@ -48,7 +48,7 @@ def _norm(
     tl.store(out + at, normed.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["gate_row"], do_not_specialize_on_alignment=["gate"])
+@triton.jit(do_not_specialize=["gate_row"], do_not_specialize_on_alignment=["gate", "out"])
 def _gated_norm(
     x, gate, weight, out, heads, gate_row, eps, kind: tl.constexpr, width: tl.constexpr, padded: tl.constexpr
 ):  # fmt: skip
@@ -60,7 +60,7 @@ def _gated_norm(
     normed = value * scale * tl.load(weight + column, mask=inside, other=0.0)
     at_gate = gate + row // heads * gate_row + row % heads * width + column
     opened = activated(tl.load(at_gate, mask=inside, other=0.0).to(tl.float32), kind)
-    tl.store(out + row * width + column, normed * opened, mask=inside)
+    tl.store(out + row * width + column, (normed * opened).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -73,6 +73,56 @@ def _unit(x, out, n_rows, heads, x_row, factor, width: tl.constexpr, padded: tl.
     scale = tl.rsqrt(tl.sum(value * value, 0) + 1e-6)
     scale = tl.where(is_key == 0, scale * factor, scale)
     tl.store(out + ((is_key * n_rows + row) * heads + head) * width + column, value * scale, mask=inside)
+
+
+@triton.jit(do_not_specialize=["n_heads", "x_row", "x_head"], do_not_specialize_on_alignment=["x", "out"])
+def _place(
+    x, scale, cos_sin, out, n_heads, heads, x_row, x_head, eps, width: tl.constexpr, padded: tl.constexpr,
+    half: tl.constexpr, neighbours: tl.constexpr, normed: tl.constexpr, at_once: tl.constexpr,
+):  # fmt: skip
+    """Norm heads of rows, then rotate their first 2 · `half` channels, in float32."""
+    which = tl.program_id(0) * at_once + tl.arange(0, at_once)
+    row, head = (which // heads).to(tl.int64)[:, None], (which % heads)[:, None]
+    channel = tl.arange(0, padded)[None, :]
+    in_heads = (which < n_heads)[:, None]
+    inside = in_heads & (channel < width)
+    at = x + row * x_row + head * x_head
+    value = tl.load(at + channel, mask=inside, other=0.0).to(tl.float32)
+    if normed:
+        factor = tl.rsqrt(tl.sum(value * value, 1) / width + eps)[:, None]
+        value = value * factor * tl.load(scale + channel, mask=channel < width, other=0.0)
+    if half > 0:
+        if neighbours:
+            other, angle, is_first = channel ^ 1, channel // 2, channel % 2 == 0
+        else:
+            is_first = channel < half
+            other, angle = tl.where(is_first, channel + half, channel - half), channel % half
+        turns = channel < 2 * half
+        partner = tl.load(at + other, mask=in_heads & turns, other=0.0).to(tl.float32)
+        if normed:
+            partner = partner * factor * tl.load(scale + other, mask=turns, other=0.0)
+        cos = tl.load(cos_sin + row * 2 * half + angle, mask=in_heads & turns, other=1.0)
+        sin = tl.load(cos_sin + (row * 2 + 1) * half + angle, mask=in_heads & turns, other=0.0)
+        value = value * cos + tl.where(is_first, -partner, partner) * sin
+    tl.store(out + which.to(tl.int64)[:, None] * width + channel, value.to(out.dtype.element_ty), mask=inside)
+
+
+def place(x_NHD: Tensor, norm: RMSNorm | None, cos_sin_N2F: Tensor | None, neighbours: bool) -> Tensor:
+    """Return heads normed, if there is a norm, and their first 2F channels rotated, if they are: contiguous."""
+    n, heads, width = x_NHD.shape
+    if x_NHD.stride(2) != 1:
+        x_NHD = x_NHD.contiguous()
+    out_NHD = torch.empty(n, heads, width, dtype=x_NHD.dtype, device=x_NHD.device)
+    padded = triton.next_power_of_2(width)
+    at_once = max(1, ELEMENTS // padded)
+    if n:
+        _place[(triton.cdiv(n * heads, at_once),)](
+            x_NHD, out_NHD if norm is None else norm.scale_C, out_NHD if cos_sin_N2F is None else cos_sin_N2F, out_NHD,
+            n * heads, heads, *x_NHD.stride()[:2], 0.0 if norm is None else norm.eps, width=width, padded=padded,
+            half=0 if cos_sin_N2F is None else cos_sin_N2F.shape[-1], neighbours=neighbours, normed=norm is not None,
+            at_once=at_once,
+        )  # fmt: skip
+    return out_NHD
 
 
 def squares(x_XD: Tensor) -> Tensor:
@@ -104,19 +154,17 @@ def rms_norm(
     return out_XD
 
 
-def gated_norm(x_NHD: Tensor, gate_NHD: Tensor, weight_D: Tensor, eps: float, kind: str) -> Tensor:
-    """Return the RMS norm of float32 rows, times a weight and the activation of a gate, float32."""
+def gated_norm_into(out_NHD: Tensor, x_NHD: Tensor, gate_NHD: Tensor, weight_D: Tensor, eps: float, kind: str) -> None:
+    """Write the RMS norm of float32 rows, times a weight and the activation of a gate; the result is contiguous."""
     n, heads, width = x_NHD.shape
     if gate_NHD.stride()[1:] != (width, 1):
         gate_NHD = gate_NHD.contiguous()
     x_NHD = dense(x_NHD)
-    out_NHD = torch.empty_like(x_NHD)
     if n:
         _gated_norm[(n * heads,)](
             x_NHD, gate_NHD, weight_D, out_NHD, heads, gate_NHD.stride(0), eps, kind=kind, width=width,
             padded=triton.next_power_of_2(width),
         )  # fmt: skip
-    return out_NHD
 
 
 def unit_queries_keys(qk_N2GK: Tensor) -> tuple[Tensor, Tensor]:

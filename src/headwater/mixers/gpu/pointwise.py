@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024  # elements of a program
+CHANNELS = 128  # of a program that convolves
+GATES = 128  # of a program
 
 
 @triton.jit
@@ -60,6 +62,53 @@ def _convolve_token(
     tl.store(out + which * n_channels + channel, activated(total, "silu"), mask=mask)
 
 
+@triton.jit
+def _delta_gates(a, b, dt_bias, decay, out, n_elements, heads, row, block: tl.constexpr):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    inside = at < n_elements
+    which, head = (at // heads).to(tl.int64), at % heads
+    dt = tl.load(a + which * row + head, mask=inside, other=0.0).to(tl.float32)
+    dt += tl.load(dt_bias + head, mask=inside, other=0.0)
+    g = activated(dt, "softplus") * tl.load(decay + head, mask=inside, other=0.0)
+    beta = activated(tl.load(b + which * row + head, mask=inside, other=0.0).to(tl.float32), "sigmoid")
+    tl.store(out + which * 2 * heads + head, g, mask=inside)
+    tl.store(out + (which * 2 + 1) * heads + head, beta, mask=inside)
+
+
+@triton.jit
+def _open(x, gate, n_elements, width, heads, gate_row, gate_head, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < n_elements
+    row, channel = at // width, at % width
+    at_gate = gate + row // heads * gate_row + row % heads * gate_head + channel
+    opened = activated(tl.load(at_gate, mask=inside, other=0.0).to(tl.float32), "sigmoid")
+    value = tl.load(x + at, mask=inside, other=0.0)
+    tl.store(x + at, value * opened.to(value.dtype), mask=inside)
+
+
+def delta_gates(a_NH: Tensor, b_NH: Tensor, dt_bias_H: Tensor, decay_H: Tensor) -> Tensor:
+    """Return softplus(a + dt_bias) · decay and sigmoid(b), [N, 2, H] float32; a and b are parts of the same rows."""
+    n, heads = a_NH.shape
+    out_N2H = torch.empty(n, 2, heads, dtype=torch.float32, device=a_NH.device)
+    if n:
+        _delta_gates[(triton.cdiv(n * heads, GATES),)](
+            a_NH, b_NH, dt_bias_H, decay_H, out_N2H, n * heads, heads, a_NH.stride(0), block=GATES
+        )  # fmt: skip
+    return out_N2H
+
+
+def open_(x_NHD: Tensor, gate_NHD: Tensor) -> Tensor:
+    """Multiply contiguous x in place by the sigmoid of a gate, rounded to its dtype; return x."""
+    n, heads, width = x_NHD.shape
+    if gate_NHD.stride(2) != 1:
+        gate_NHD = gate_NHD.contiguous()
+    if n:
+        _open[(triton.cdiv(x_NHD.numel(), BLOCK),)](
+            x_NHD, gate_NHD, x_NHD.numel(), width, heads, *gate_NHD.stride()[:2], block=BLOCK
+        )  # fmt: skip
+    return x_NHD
+
+
 def activate(x_X: Tensor, kind: str) -> Tensor:
     """Return the `sigmoid`, `silu` or `softplus` of x, computed in float32, in the dtype of x."""
     rows = x_X.dim() == 2 and x_X.stride(1) == 1
@@ -81,9 +130,9 @@ def convolve_tokens(
     """
     n, n_channels = x_BC.shape
     out_BC = torch.empty(n, n_channels, dtype=torch.float32, device=x_BC.device)
-    _convolve_token[n, triton.cdiv(n_channels, BLOCK)](
+    _convolve_token[n, triton.cdiv(n_channels, CHANNELS)](
         x_BC, state_RCw, weight_WC, weight_WC if bias_C is None else bias_C, out_BC, slot_B, n_channels,
         x_BC.stride(0), state_RCw.stride(0), before=weight_WC.shape[0] - 1, has_bias=bias_C is not None,
-        channels=BLOCK,
+        channels=CHANNELS, num_warps=CHANNELS // 32,
     )  # fmt: skip
     return out_BC
