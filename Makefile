@@ -8,7 +8,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 BUILD = $(if $(GPU)$(wildcard $(VENV)/.torch-cuda),cuda,cpu)
 DATA ?= ../shared/data
 
-.PHONY: install install-dev demo demo-cluster test test-full quick-tests all-tests test-clients lint bench bench-lab results policies cells families train screenshot soak four-ways soak-memory tenant-timing fuzz clean
+.PHONY: install install-dev demo demo-cluster test test-full test-cluster quick-tests all-tests test-clients lint bench bench-lab results policies cells families train screenshot soak four-ways soak-memory tenant-timing fuzz clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python %d.%d is too old, 3.11 or later is needed: make demo PYTHON=python3.11" % sys.version_info[:2])'
@@ -73,6 +73,10 @@ quick-tests: $(VENV)/.dev
 
 all-tests: $(VENV)/.dev
 	HEADWATER_TEST_FULL=1 $(BIN)/pytest -m "not clients" -n 2 --dist worksteal
+
+# a cluster's longer checks, with hosts that are network namespaces (they need root): killed, cut off, stalled
+test-cluster: $(VENV)/.dev
+	HEADWATER_TEST_FULL=1 $(BIN)/pytest -s tests/cluster tests/test_cluster_serve.py tests/test_cluster_faults.py
 
 # on a card: kernels, graphs and drafts of every family, with and without the cache: GPU=1 make test-card
 test-card: $(VENV)/.dev

@@ -29,6 +29,14 @@ STORY = {"prompt": "Tell a story about the harbour.", "temperature": 0.9, "seed"
 
 
 @dataclass
+class Process:
+    """A process of a cluster."""
+
+    number: int
+    name: str
+
+
+@dataclass
 class Running:
     """A cluster that is up."""
 
@@ -37,6 +45,15 @@ class Running:
     ray: str
     said: list[str]  # lines of its output
     keys: Path  # public and secret key of each pair that was made
+
+    def processes(self) -> list[Process]:
+        """Return its processes, also Ray's: an environment that names its folder is theirs."""
+        found = []
+        for one in Path("/proc").iterdir():
+            with suppress(OSError, ValueError):  # no process, or it has ended, or it is another user's
+                if str(self.keys.parent).encode() in (one / "environ").read_bytes():
+                    found.append(Process(int(one.name), (one / "cmdline").read_bytes().split(b"\0")[0].decode()))
+        return found
 
     def cluster(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command of `headwater cluster` about it."""
@@ -181,6 +198,14 @@ def test_metrics_and_figures_are_the_sums_of_all_workers(running: Running) -> No
     assert re.search(r'headwater_computed_tokens_total\{kind="decode"\} [1-9]', metrics)
     assert httpx.get(base).status_code == 200
     assert httpx.post(f"{base}/cache/segments", json={"texts": ["a b c"]}).status_code == 501
+
+
+def test_commands_arrive_again_after_the_mailbox_has_ended(running: Running) -> None:
+    (mailbox,) = (one for one in running.processes() if one.name == "ray::Mailbox")
+    os.kill(mailbox.number, signal.SIGKILL)
+    until(lambda: running.ups()[0] in running.cluster("status").stdout)
+    (restarted,) = (one for one in running.processes() if one.name == "ray::Mailbox")
+    assert restarted.number != mailbox.number
 
 
 def test_every_socket_of_a_worker_asks_for_curve(running: Running) -> None:

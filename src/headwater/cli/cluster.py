@@ -146,7 +146,7 @@ def serve_until_stopped(config: ServeConfig, workers: int, routers: int, address
         cores = usable_cores()
         router = OneRouter(config, keys, rule) if routers == 1 else SeveralRouters(config, keys, rule, routers, sock)
         found = ray_workers.connect(address, cores)
-        mailbox = ray_workers.new_mailbox()
+        mailbox = ray_workers.OwnMailbox()
         running: RayWorkers = ray_workers.RayWorkers(config, workers, router.members, keys.for_workers, address, cores)
         router.members.lost = running.lost
         ended = threading.Event()
@@ -222,10 +222,8 @@ class SeveralRouters:
 
 def _follow_commands(mailbox: Any, router: Any, running: RayWorkers, ended: threading.Event) -> None:
     """Run the commands of the mailbox, and keep its state up to date."""
-    import ray
-
     while not ended.wait(POLLED):
-        for command, *values in ray.get(mailbox.exchange.remote(router.state())):
+        for command, *values in mailbox.exchange(router.state()):
             if command == "drain":
                 running.drain(*values)
             elif command == "scale":

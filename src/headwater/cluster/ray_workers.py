@@ -21,6 +21,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")  # as Ray does from 2.61 on; it 
 
 import ray
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from headwater.cluster.curve import WorkerKeys
 from headwater.cluster.hosting import Host, worker_config
@@ -125,13 +126,28 @@ class Mailbox:
         return self._state
 
 
-def new_mailbox() -> Any:
-    """Return the mailbox of a new cluster. Raises ConfigError if this Ray cluster has one already."""
-    mailboxes: Any = ray.remote(Mailbox)
-    try:
-        return mailboxes.options(name=MAILBOX, num_cpus=0).remote()
-    except ValueError as error:
-        raise ConfigError("a cluster of Headwater runs here already: `headwater cluster status` shows it") from error
+class OwnMailbox:
+    """The mailbox of a cluster, on the host of the router's process: if it ends, Ray starts it again."""
+
+    def __init__(self) -> None:
+        """Make it. Raises ConfigError if this Ray cluster has one already."""
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        mailboxes: Any = ray.remote(Mailbox)
+        options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
+        try:
+            self._actor = mailboxes.options(name=MAILBOX, **options).remote()
+        except ValueError as error:
+            shown = "a cluster of Headwater runs here already: `headwater cluster status` shows it"
+            raise ConfigError(shown) from error
+
+    def exchange(self, state: dict[str, Any]) -> list[tuple[str, ...]]:
+        """Show a state, and return the commands that came since; none if Ray does not reach the mailbox now."""
+        try:
+            commands: list[tuple[str, ...]] = ray.get(self._actor.exchange.remote(state))
+            return commands
+        except RayError as error:
+            log.warning("no command arrives, since Ray does not reach the mailbox: %s", error)
+        return []
 
 
 def mailbox_at(address: str | None) -> Any:

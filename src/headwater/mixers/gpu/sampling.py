@@ -29,7 +29,7 @@ LOWEST = tl.constexpr(-2147483648)  # below all keys
 
 
 class Draw(NamedTuple):
-    """How a row's token is chosen. A temperature of 0 takes the first of the largest logits."""
+    """Rules by which a row's token is chosen. A temperature of 0 takes the first of the largest logits."""
 
     row: int  # among the rows of the logits
     temperature: float = 0.0

@@ -1,0 +1,260 @@
+"""A cluster whose workers are on hosts of their own, as network namespaces: hosts that die, links that are cut.
+
+Longer checks, `make test-cluster`: two raylets beside the head, each behind a link that can be cut.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed")
+
+from tests.test_cluster_serve import PATIENCE, Running, until, up
+
+pytestmark = pytest.mark.full
+
+HEAD, PORT, NETWORK = "10.77.0.1", 6399, "10.77.0"
+TOKENS, AT_ONCE = 300, 4
+RAY = sys.executable, "-m", "ray.scripts.scripts", "start"
+
+
+def ip(*command: str) -> None:
+    subprocess.run(["ip", *command], check=True, capture_output=True, text=True, timeout=PATIENCE)
+
+
+@dataclass
+class Host:
+    """A network namespace with a raylet, joined to the head's bridge by a link."""
+
+    number: int
+    environment: dict[str, str]
+    raylet: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.name = f"hw{os.getpid() % 10000}n{self.number}"
+        self.address = f"{NETWORK}.{10 + self.number}"
+
+    @property
+    def link(self) -> str:
+        """Name of the head's end of the link."""
+        return f"{self.name}v"
+
+    def connect(self, bridge: str) -> None:
+        inside = ("netns", "exec", self.name, "ip")
+        ip("netns", "add", self.name)
+        ip("link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", self.name)
+        ip("link", "set", self.link, "master", bridge, "up")
+        ip(*inside, "address", "add", f"{self.address}/24", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            ip(*inside, "link", "set", device, "up")
+
+    def start(self) -> None:
+        """Start a raylet with a processor for one worker."""
+        command = [
+            "ip", "netns", "exec", self.name, *RAY, f"--address={HEAD}:{PORT}", f"--node-ip-address={self.address}",
+            "--num-cpus=1", "--object-store-memory=100000000", "--disable-usage-stats", "--block",
+        ]  # fmt: skip
+        self.raylet = subprocess.Popen(
+            command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        until(self._has_raylet)  # two that start at once may choose the same names of sockets
+
+    def _has_raylet(self) -> bool:
+        return any(b"/raylet/raylet\0" in _command_of(process) for process in self.processes())
+
+    def processes(self) -> list[int]:
+        shown = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, timeout=PATIENCE)
+        return [int(process) for process in shown.stdout.split()]
+
+    def kill(self) -> None:
+        """End all that runs on it at once, as a host does that loses its power."""
+        for process in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        if self.raylet is not None:
+            self.raylet.wait(PATIENCE)
+
+    def cut(self) -> None:
+        ip("link", "set", self.link, "down")
+
+    def mend(self) -> None:
+        ip("link", "set", self.link, "up")
+
+    def remove(self) -> None:
+        self.kill()
+        with suppress(subprocess.CalledProcessError):
+            ip("netns", "delete", self.name)
+
+
+def _command_of(process: int) -> bytes:
+    with suppress(OSError):  # it has ended
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
+
+
+@contextmanager
+def network(environment: dict[str, str]) -> Iterator[list[Host]]:
+    """Yield two hosts on a bridge; the head's address is the bridge's."""
+    bridge = f"hw{os.getpid() % 10000}b"
+    try:
+        ip("link", "add", bridge, "type", "bridge")
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces can be made here: {getattr(error, 'stderr', error)}")
+    hosts = [Host(number, environment) for number in (1, 2)]
+    try:
+        ip("address", "add", f"{HEAD}/24", "dev", bridge)
+        ip("link", "set", bridge, "up")
+        for host in hosts:
+            host.connect(bridge)
+        yield hosts
+    finally:
+        for host in hosts:
+            host.remove()
+        ip("link", "delete", bridge)
+
+
+@dataclass
+class Hosts:
+    """A cluster with a worker on each of two hosts."""
+
+    running: Running
+    hosts: list[Host]
+
+    def of_worker(self, name: str) -> Host:
+        process = self.running.workers()[name]["process"]
+        return next(host for host in self.hosts if process in host.processes())
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    secrets = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 64}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in secrets.items():
+            patch.setenv(name, value)
+        with network({**os.environ}) as hosts:
+            head = [
+                *RAY, "--head", f"--node-ip-address={HEAD}", f"--port={PORT}", "--num-cpus=0", "--disable-usage-stats",
+                "--include-dashboard=false", "--object-store-memory=100000000", "--block",
+            ]  # fmt: skip
+            pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+            with subprocess.Popen(head, **pipes) as process:
+                try:
+                    until(lambda: _open(HEAD, PORT))
+                    for host in hosts:
+                        host.start()
+                    with up(tmp_path_factory.mktemp("up"), "--address", f"{HEAD}:{PORT}") as running:
+                        yield Hosts(running, hosts)
+                        running.process.terminate()
+                        running.process.wait(PATIENCE)
+                finally:
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+def _open(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port), 1):
+        return True
+    return False
+
+
+def under_requests(running: Running, fault: Callable[[], None]) -> float:
+    """Answer requests while a fault happens; all are as undisturbed. Return the longest pause in an answer, seconds."""
+    whole = running.story(TOKENS)
+    pauses: list[float] = []
+
+    def ask() -> bool:
+        times = [time.monotonic()]
+        said = running.story(TOKENS, lambda _: times.append(time.monotonic()))
+        pauses.append(max(later - earlier for earlier, later in pairwise(times)))
+        return said == whole
+
+    before = running.counts()
+    with ThreadPoolExecutor(AT_ONCE) as clients:
+        asked = [clients.submit(ask) for _ in range(4 * AT_ONCE)]
+        until(lambda: sum(one.done() for one in asked) >= AT_ONCE)
+        fault()
+        assert [one.result(PATIENCE) for one in asked] == [True] * len(asked)
+    after = running.counts()
+    assert after["answered"] - before["answered"] == len(asked)
+    assert after.get("failed", 0) == before.get("failed", 0)
+    assert "diverged" not in after
+    return max(pauses)
+
+
+def show(fault: str, pause: float) -> None:
+    print(f"\n{fault}: {4 * AT_ONCE} answers as undisturbed, the longest pause in one took {pause:.1f} s")
+
+
+def test_workers_are_on_hosts_of_their_own(cluster: Hosts) -> None:
+    names = cluster.running.ups()
+    assert sorted(cluster.of_worker(name).number for name in names) == [1, 2]
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(0.5, 3), (2.0, 1)])
+def test_a_worker_that_stalls(cluster: Hosts, seconds: float, times: int) -> None:
+    """For less time than a router waits for a sign of life, and for more: the second time in a minute it is ended."""
+    running = cluster.running
+    worker = running.workers()[running.ups()[0]]["process"]
+
+    def stall() -> None:
+        for _ in range(times):
+            os.kill(worker, signal.SIGSTOP)
+            time.sleep(seconds)
+            os.kill(worker, signal.SIGCONT)
+            time.sleep(0.5)
+
+    show(f"a worker that stalls {times} times for {seconds} s", under_requests(running, stall))
+    until(lambda: len(running.ups()) == 2)
+
+
+@pytest.mark.parametrize("seconds", [0.3, 3.0])
+def test_a_link_that_is_cut_and_mended(cluster: Hosts, seconds: float) -> None:
+    host = cluster.hosts[1]
+
+    def cut() -> None:
+        host.cut()
+        time.sleep(seconds)
+        host.mend()
+
+    show(f"a link that is cut for {seconds} s", under_requests(cluster.running, cut))
+    until(lambda: len(cluster.running.ups()) == 2)
+
+
+def test_a_link_that_flaps(cluster: Hosts) -> None:
+    host = cluster.hosts[0]
+
+    def flap() -> None:
+        for _ in range(8):
+            host.cut()
+            time.sleep(0.4)
+            host.mend()
+            time.sleep(0.6)
+
+    show("a link that is cut eight times in eight seconds", under_requests(cluster.running, flap))
+    until(lambda: len(cluster.running.ups()) == 2)
+
+
+def test_a_host_that_dies_is_replaced_when_it_is_back(cluster: Hosts) -> None:
+    running, host = cluster.running, cluster.hosts[0]
+    old = running.ups()
+    show("a host that dies", under_requests(running, host.kill))
+    assert len(running.ups()) == 1
+    began = time.monotonic()
+    host.start()
+    until(lambda: len(running.ups()) == 2)
+    print(f"a worker on the host that is back serves after {time.monotonic() - began:.0f} s")
+    assert set(running.ups()) != set(old)
+    assert sorted(cluster.of_worker(name).number for name in running.ups()) == [1, 2]
+    show("none", under_requests(running, lambda: None))
