@@ -1,0 +1,255 @@
+"""Candidates for checkpoints in a tree, and the bounds that rule most of them out.
+
+If each checkpoint has a price, the best set of any size is found without budgets, in O(P) for P the sum of all nodes'
+levels: Lagrangian relaxation. What it saves, less its price, plus the price of k checkpoints, is at least what any k
+checkpoints save. The same bound for the sets that contain a given node tells whether that node can be in a set that
+saves more than the best one known; if not, it is no candidate any more. Letters of shapes: N nodes of one level, A
+ancestors by level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from headwater.cache.positions.program import Column
+
+ROUNDS = 12  # prices that are tried
+FEW = 1.5  # times k: with fewer candidates the program is faster than another bound
+ROUNDING = 1e-11  # of the savings
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Nodes that may get a checkpoint, in preorder; the first is the root. [m] each, m = len().
+
+    A node that is left out remains in `served` of those above it.
+    """
+
+    node: Column  # its number in the tree
+    parent: Column  # index of the nearest candidate above; 0 for the root
+    end: Column  # index after its last descendant
+    depth: Column  # tokens
+    served: Column  # weight of the requests whose overlap ends in its subtree
+
+    @classmethod
+    def of(cls, parents: Column, depths: Column, weights: Column) -> Candidates:
+        """Return the nodes at which some overlap ends, or below which overlaps branch.
+
+        Any other node serves no request, or those of its only child with requests, which serves them from deeper.
+        """
+        above, n = parents.tolist(), len(parents)
+        served, size, live = weights.tolist(), [1] * n, [0] * n
+        for v in range(n - 1, 0, -1):
+            if served[v]:
+                live[above[v]] += 1
+                served[above[v]] += served[v]
+            size[above[v]] += size[v]
+        at, free = [0] * n, [1] * n  # preorder index, and the next one free for a child
+        for v in range(1, n):
+            place = at[v] = free[above[v]]
+            free[v] = place + 1
+            free[above[v]] = place + size[v]
+        place_of = np.array(at)
+        order = np.empty(n, dtype=np.intp)
+        order[place_of] = np.arange(n)
+        everything = cls(
+            order, place_of[parents][order], np.arange(n) + np.array(size)[order], depths[order], np.array(served)[order]
+        )
+        useful = (np.array(served) > 0) & ((weights > 0) | (np.array(live) > 1))
+        return everything.only(useful[order])
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+    @property
+    def is_path(self) -> bool:
+        return bool((self.parent[1:] == np.arange(len(self) - 1)).all() and (self.depth == self.depth.astype(int)).all())
+
+    def only(self, keep: Column) -> Candidates:
+        """Return those to keep, and the root."""
+        keep = keep.copy()
+        keep[0] = True
+        kept = np.where(keep, np.arange(len(self)), self.parent)
+        while not keep[kept].all():
+            kept = kept[kept]
+        index = np.concatenate(([0], np.cumsum(keep)))
+        return Candidates(
+            self.node[keep],
+            index[kept[self.parent]][keep],
+            index[self.end][keep],
+            self.depth[keep],
+            self.served[keep],
+        )
+
+    def savings(self, chosen: Sequence[int]) -> tuple[float, list[float]]:
+        """Return what a set saves, and what each of its members would lose: weight times tokens."""
+        order = sorted(chosen)
+        resuming, above = [float(self.served[v]) for v in order], [-1] * len(order)
+        stack: list[int] = []
+        total = 0.0
+        for i, v in enumerate(order):
+            while stack and self.end[order[stack[-1]]] <= v:
+                stack.pop()
+            if stack:
+                above[i] = stack[-1]
+                resuming[stack[-1]] -= float(self.served[v])
+            stack.append(i)
+        gaps = [float(self.depth[v] - (self.depth[order[a]] if a >= 0 else 0.0)) for v, a in zip(order, above, strict=True)]
+        total = sum(float(self.served[v]) * gap for v, gap in zip(order, gaps, strict=True))
+        lost = {v: own * gap for v, own, gap in zip(order, resuming, gaps, strict=True)}
+        return total, [lost[v] for v in chosen]
+
+
+def eliminate(candidates: Candidates, k: int) -> tuple[Candidates, list[int] | None]:
+    """Return the candidates that may be in a better set than the best known, with all of this one, and a proven best.
+
+    The second is a set of at most k that saves as much as the bound; None if no such set was found.
+    """
+    known = improved(candidates, [], k)
+    most, losses = candidates.savings(known)
+    low, high, price = 0.0, float((candidates.served * candidates.depth).max()), min(losses)
+    for _ in range(ROUNDS):
+        relaxed = Relaxed(candidates, price)
+        bound = float(relaxed.value) + price * k
+        if len(relaxed.chosen) <= 2 * k:
+            found = improved(candidates, relaxed.chosen.tolist(), k)
+            saved, losses = candidates.savings(found)
+            if saved > most:
+                known, most = found, saved
+        slack = ROUNDING * bound
+        if bound - most <= slack:
+            return candidates, known
+        keep = relaxed.with_node + price * k >= most - slack
+        keep[known] = True
+        before = len(candidates)
+        candidates = candidates.only(keep)
+        index = np.cumsum(keep | (np.arange(before) == 0)) - 1
+        known = index[known].tolist()
+        if len(candidates) <= FEW * k:
+            break
+        if len(relaxed.chosen) > k:
+            low = price
+        else:
+            high = price
+        price = _between(low, high, price, len(relaxed.chosen), k)
+    return candidates, None
+
+
+def _between(low: float, high: float, price: float, count: int, k: int) -> float:
+    """Return the next price to try: first by the number of checkpoints at this one, and halfway if that is outside."""
+    scaled = price * (count / k) ** 2 if count else 0.0
+    return scaled if low < scaled < high and scaled != price else (low + high) / 2
+
+
+class Relaxed:
+    """Best set of any size if each checkpoint costs `price`.
+
+    value: what it saves, less its price. with_node: [m] the same for the best set that contains each candidate.
+    chosen: its members, ascending.
+    """
+
+    def __init__(self, of: Candidates, price: float) -> None:
+        levels = _levels(of)
+        row = np.zeros(len(of), dtype=np.intp)  # of a node among those of its level
+        for level in levels:
+            row[level] = np.arange(len(level))
+        above_NA = [np.zeros((1, 0))]
+        for upper, level in pairwise(levels):
+            up = row[of.parent[level]]
+            above_NA.append(np.concatenate((above_NA[-1], of.depth[upper][:, None]), axis=1)[up])
+        below_NA = [np.zeros((len(level), i + 1)) for i, level in enumerate(levels)]  # C_v; the last is that of v itself
+        best_NA, takes_NA = [np.zeros((1, 0))] * len(levels), [np.zeros((1, 0), dtype=bool)] * len(levels)
+        for i in range(len(levels) - 1, 0, -1):
+            level = levels[i]
+            served = of.served[level]
+            taken = (below_NA[i][:, i] + served * of.depth[level] - price)[:, None] - served[:, None] * above_NA[i]
+            takes_NA[i] = taken > below_NA[i][:, :i]
+            best_NA[i] = np.maximum(taken, below_NA[i][:, :i])
+            up = row[of.parent[level]]
+            first = np.flatnonzero(np.concatenate(([True], up[1:] != up[:-1])))
+            below_NA[i - 1][up[first]] = np.add.reduceat(best_NA[i], first, axis=0)
+        self.value = below_NA[0][0, 0]
+        self.with_node = np.full(len(of), self.value)
+        outside_NA, taken_N = np.zeros((1, 0)), np.zeros(1)  # all else, if v's nearest checkpoint is that of the column
+        nearest_N, chosen = np.zeros(1, dtype=np.intp), []
+        for i, level in enumerate(levels[1:], 1):
+            up = row[of.parent[level]]
+            through = np.concatenate((outside_NA, taken_N[:, None]), axis=1) + below_NA[i - 1]
+            outside_NA = through[up] - best_NA[i]
+            served = of.served[level]
+            gain = served[:, None] * (of.depth[level][:, None] - above_NA[i])
+            taken_N = (outside_NA + gain).max(axis=1) - price
+            self.with_node[level] = taken_N + below_NA[i][:, i]
+            nearest_N = nearest_N[up]
+            takes = takes_NA[i][np.arange(len(level)), nearest_N]
+            nearest_N = np.where(takes, i, nearest_N)
+            chosen.append(level[takes])
+        self.chosen = np.sort(np.concatenate(chosen))
+
+
+def _levels(of: Candidates) -> list[Column]:
+    """Return the nodes of each level from the root down, in preorder: children of one node are neighbours."""
+    level, up = np.zeros(len(of), dtype=np.intp), of.parent.copy()
+    level[1:] = 1
+    while up.any():
+        level, up = level + level[up], up[up]
+    order = np.argsort(level, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(level))[:-1])
+
+
+def improved(of: Candidates, chosen: Sequence[int], k: int) -> list[int]:
+    """Return a set of k: `chosen` without those that lose least, filled up by what gains most, then by exchanges."""
+    chosen = list(chosen)
+    while len(chosen) > k:
+        _, losses = of.savings(chosen)
+        del chosen[int(np.argmin(losses))]
+    greedy = _Greedy(of, chosen)
+    while len(greedy.chosen) < k:
+        greedy.add()
+    saved, losses = of.savings(greedy.chosen)
+    while True:
+        rest = [v for v, loss in zip(greedy.chosen, losses, strict=True) if loss > min(losses)][: k - 1]
+        other = _Greedy(of, rest)
+        while len(other.chosen) < k:
+            other.add()
+        more, losses = of.savings(other.chosen)
+        if more <= saved * (1 + ROUNDING):
+            return greedy.chosen
+        greedy, saved = other, more
+
+
+class _Greedy:
+    """Set of checkpoints, and what each further one would gain: the weight that it would serve, times the distance."""
+
+    def __init__(self, of: Candidates, chosen: Sequence[int]) -> None:
+        self._of = of
+        self.chosen: list[int] = []
+        self._resumed = np.zeros(len(of))  # depth of the nearest checkpoint at or above each
+        self._served = of.served.copy()  # without the requests that resume below
+        self._served[0] = 0
+        self._taken = np.zeros(len(of), dtype=bool)
+        for v in sorted(chosen):
+            self._take(v)
+
+    def add(self) -> None:
+        """Take the checkpoint that gains most."""
+        gain = self._served * (self._of.depth - self._resumed)
+        gain[self._taken] = -1
+        self._take(int(gain.argmax()))
+
+    def _take(self, v: int) -> None:
+        of = self._of
+        below = self._resumed[v : of.end[v]]
+        np.maximum(below, of.depth[v], out=below)
+        self._taken[v] = True
+        self.chosen.append(v)
+        up, served = int(of.parent[v]), self._served[v]
+        while up:
+            self._served[up] -= served
+            if self._taken[up]:
+                break
+            up = int(of.parent[up])
