@@ -20,6 +20,7 @@ from headwater.cache.positions.program import Column
 ROUNDS = 12  # prices that are tried
 FEW = 1.5  # times k: with fewer candidates the program is faster than another bound
 ROUNDING = 1e-11  # of the savings
+MOST = 32_000_000  # pairs of a node and an ancestor, of 8 bytes each, for which bounds are computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,11 @@ class Candidates:
         order = np.empty(n, dtype=np.intp)
         order[place_of] = np.arange(n)
         everything = cls(
-            order, place_of[parents][order], np.arange(n) + np.array(size)[order], depths[order], np.array(served)[order]
+            order,
+            place_of[parents][order],
+            np.arange(n) + np.array(size)[order],
+            depths[order],
+            np.array(served)[order],
         )
         useful = (np.array(served) > 0) & ((weights > 0) | (np.array(live) > 1))
         return everything.only(useful[order])
@@ -67,7 +72,7 @@ class Candidates:
 
     @property
     def is_path(self) -> bool:
-        return bool((self.parent[1:] == np.arange(len(self) - 1)).all() and (self.depth == self.depth.astype(int)).all())
+        return bool((self.parent[1:] == np.arange(len(self) - 1)).all())
 
     def only(self, keep: Column) -> Candidates:
         """Return those to keep, and the root."""
@@ -98,7 +103,9 @@ class Candidates:
                 above[i] = stack[-1]
                 resuming[stack[-1]] -= float(self.served[v])
             stack.append(i)
-        gaps = [float(self.depth[v] - (self.depth[order[a]] if a >= 0 else 0.0)) for v, a in zip(order, above, strict=True)]
+        gaps = [
+            float(self.depth[v] - (self.depth[order[a]] if a >= 0 else 0.0)) for v, a in zip(order, above, strict=True)
+        ]
         total = sum(float(self.served[v]) * gap for v, gap in zip(order, gaps, strict=True))
         lost = {v: own * gap for v, own, gap in zip(order, resuming, gaps, strict=True)}
         return total, [lost[v] for v in chosen]
@@ -109,6 +116,8 @@ def eliminate(candidates: Candidates, k: int) -> tuple[Candidates, list[int] | N
 
     The second is a set of at most k that saves as much as the bound; None if no such set was found.
     """
+    if candidates.is_path or sum(i * len(level) for i, level in enumerate(_levels(candidates))) > MOST:
+        return candidates, None
     known = improved(candidates, [], k)
     most, losses = candidates.savings(known)
     low, high, price = 0.0, float((candidates.served * candidates.depth).max()), min(losses)
@@ -129,7 +138,7 @@ def eliminate(candidates: Candidates, k: int) -> tuple[Candidates, list[int] | N
         candidates = candidates.only(keep)
         index = np.cumsum(keep | (np.arange(before) == 0)) - 1
         known = index[known].tolist()
-        if len(candidates) <= FEW * k:
+        if candidates.is_path or len(candidates) <= FEW * k:
             break
         if len(relaxed.chosen) > k:
             low = price
@@ -161,7 +170,9 @@ class Relaxed:
         for upper, level in pairwise(levels):
             up = row[of.parent[level]]
             above_NA.append(np.concatenate((above_NA[-1], of.depth[upper][:, None]), axis=1)[up])
-        below_NA = [np.zeros((len(level), i + 1)) for i, level in enumerate(levels)]  # C_v; the last is that of v itself
+        below_NA = [
+            np.zeros((len(level), i + 1)) for i, level in enumerate(levels)
+        ]  # C_v; the last is that of v itself
         best_NA, takes_NA = [np.zeros((1, 0))] * len(levels), [np.zeros((1, 0), dtype=bool)] * len(levels)
         for i in range(len(levels) - 1, 0, -1):
             level = levels[i]

@@ -46,20 +46,24 @@ class Tree:
 
     def __init__(self, parents: Sequence[int] | Column, depths: Numbers, weights: Numbers) -> None:
         self.parents: Column = np.asarray(parents, dtype=np.intp)
-        self.depths: Column = np.asarray(depths, dtype=float)
+        self.depths: Column = np.asarray(depths, dtype=np.int64)
         self.weights: Column = np.asarray(weights, dtype=float)
         n = len(self.parents)
         if not n or len(self.depths) != n or len(self.weights) != n:
-            raise ValueError(f"{n} parents, {len(self.depths)} depths and {len(self.weights)} weights; a tree has one each")
+            raise ValueError(
+                f"{n} parents, {len(self.depths)} depths and {len(self.weights)} weights; a tree has one each"
+            )
         if self.parents[0] or self.depths[0]:
-            raise ValueError(f"node 0 has parent {self.parents[0]} and depth {self.depths[0]:g}; a root has 0 and 0")
+            raise ValueError(f"node 0 has parent {self.parents[0]} and depth {self.depths[0]}; a root has 0 and 0")
         late = np.flatnonzero((self.parents[1:] > np.arange(n - 1)) | (self.parents[1:] < 0))
         if len(late):
-            raise ValueError(f"node {late[0] + 1} has parent {self.parents[late[0] + 1]}, which does not come before it")
+            raise ValueError(
+                f"node {late[0] + 1} has parent {self.parents[late[0] + 1]}, which does not come before it"
+            )
         flat = np.flatnonzero(~(self.depths[1:] > self.depths[self.parents[1:]]))
         if len(flat):
             above = self.depths[self.parents[flat[0] + 1]]
-            raise ValueError(f"node {flat[0] + 1} is {self.depths[flat[0] + 1]:g} deep, its parent {above:g}")
+            raise ValueError(f"node {flat[0] + 1} is {self.depths[flat[0] + 1]} deep, its parent {above}")
         if not (self.weights >= 0).all():
             raise ValueError(f"a weight of {self.weights.min():g}; 0 is the least")
 
@@ -93,8 +97,6 @@ def solve_tree(tree: Tree, k: int) -> TreeSchedule:
         chosen: Sequence[int] | Column = np.arange(1, len(candidates))
     elif not k:
         chosen = []
-    elif candidates.is_path:
-        chosen = _on_path(candidates, k)
     else:
         candidates, proven = eliminate(candidates, k)
         chosen = best(candidates, k) if proven is None else proven
@@ -102,16 +104,17 @@ def solve_tree(tree: Tree, k: int) -> TreeSchedule:
     return TreeSchedule(nodes, tree.recomputation(nodes).cost)
 
 
-def _on_path(candidates: Candidates, k: int) -> Column:
-    """Return the candidates that the program of a single path chooses."""
+def _on_path(candidates: Candidates, k: int) -> list[int]:
+    """Return the candidates that the program of a single path chooses (theorem 2). A branch left out is weight."""
     own = candidates.served - np.append(candidates.served[1:], 0.0)
-    positions = solve(candidates.depth.astype(np.int64), own, k).positions
-    return np.searchsorted(candidates.depth, positions)
+    positions = solve(candidates.depth, own, k).positions
+    found: list[int] = np.searchsorted(candidates.depth, positions).tolist()
+    return found
 
 
 def best(candidates: Candidates, k: int) -> list[int]:
     """Return the k candidates that save most, by the program over all of them."""
-    return _Program(candidates, k).chosen()
+    return _on_path(candidates, k) if candidates.is_path else _Program(candidates, k).chosen()
 
 
 class _Program:
