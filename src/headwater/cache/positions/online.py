@@ -20,6 +20,7 @@ class Exchange:
     """Result of one request: nodes that get a checkpoint, and nodes that lose theirs."""
 
     resumed: int  # node whose checkpoint the request resumes from; 0: the root
+    recomputed: int  # tokens from there to the end of its overlap
     taken: tuple[int, ...]
     dropped: tuple[int, ...]
 
@@ -93,7 +94,7 @@ class OnlineTree:
                 dropped[victim] = None
                 if victim in taken:
                     del taken[victim], dropped[victim]
-        return Exchange(resumed, tuple(taken), tuple(dropped))
+        return Exchange(resumed, self._depth[overlap] - self._depth[resumed], tuple(taken), tuple(dropped))
 
     def tree(self) -> Tree:
         """Return the tree as it is, with the numbers of requests as weights, and node numbers as in `order`."""

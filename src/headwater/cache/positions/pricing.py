@@ -213,20 +213,18 @@ def _levels(of: Candidates) -> list[Column]:
 
 
 def improved(of: Candidates, chosen: Sequence[int], k: int) -> list[int]:
-    """Return a set of k: `chosen` without those that lose least, filled up by what gains most, then by exchanges."""
+    """Return a set of at most k: `chosen` without what loses least, filled with what gains most, and exchanged."""
     chosen = list(chosen)
     while len(chosen) > k:
         _, losses = of.savings(chosen)
         del chosen[int(np.argmin(losses))]
     greedy = _Greedy(of, chosen)
-    while len(greedy.chosen) < k:
-        greedy.add()
+    greedy.fill(k)
     saved, losses = of.savings(greedy.chosen)
     while True:
         rest = [v for v, loss in zip(greedy.chosen, losses, strict=True) if loss > min(losses)][: k - 1]
         other = _Greedy(of, rest)
-        while len(other.chosen) < k:
-            other.add()
+        other.fill(k)
         more, losses = of.savings(other.chosen)
         if more <= saved * (1 + ROUNDING):
             return greedy.chosen
@@ -246,11 +244,14 @@ class _Greedy:
         for v in sorted(chosen):
             self._take(v)
 
-    def add(self) -> None:
-        """Take the checkpoint that gains most."""
-        gain = self._served * (self._of.depth - self._resumed)
-        gain[self._taken] = -1
-        self._take(int(gain.argmax()))
+    def fill(self, k: int) -> None:
+        """Take what gains most, one by one, up to k checkpoints or until nothing gains."""
+        while len(self.chosen) < k:
+            gain = self._served * (self._of.depth - self._resumed)  # 0 for those that are taken
+            best = int(gain.argmax())
+            if not gain[best]:
+                return
+            self._take(best)
 
     def _take(self, v: int) -> None:
         of = self._of

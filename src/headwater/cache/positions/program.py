@@ -15,6 +15,7 @@ The savings of a set of checkpoints are those of the paper's section 3.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +68,7 @@ def _chosen(x: Column, p: Column, k: int) -> list[int]:
     """Return the indices into x of k < len(x) checkpoints, ascending."""
     below = np.concatenate(([0.0], np.cumsum(p)))
     moment = np.concatenate(([0.0], np.cumsum(x * p)))
-    lines = _AllPairs(x, below) if len(x) <= DENSE else _Envelope(x, below)
+    lines = Lines.of(x, below)
     bare = x * below[:-1] - moment[:-1]
     cost, last = moment, []
     for _ in range(k):
@@ -83,19 +84,31 @@ def _chosen(x: Column, p: Column, k: int) -> list[int]:
     return chosen[::-1]
 
 
-class _AllPairs:
+class Lines(ABC):
+    """Lines b − x·t: their slopes −x fall strictly, and the places t at which they are compared ascend."""
+
+    @staticmethod
+    def of(x: Column, places: Column) -> Lines:
+        """Return whichever is faster for as many lines."""
+        return _AllPairs(x, places) if len(x) <= DENSE else _Envelope(x, places)
+
+    @abstractmethod
+    def lowest(self, offset: Column) -> Column:
+        """Return the index of the lowest line at each place, of equals the first. offset: b of each, not negative."""
+
+
+class _AllPairs(Lines):
     """Lines with slopes −x, all compared at all places."""
 
     def __init__(self, x: Column, places: Column) -> None:
         self._heights = np.outer(places, -x)
 
     def lowest(self, offset: Column) -> Column:
-        """Return the lowest line at each place, of equals the first."""
         best: Column = (self._heights + offset).argmin(axis=1)
         return best
 
 
-class _Envelope:
+class _Envelope(Lines):
     """Lines with slopes −x, compared by the hull of their offsets; places ascend. Each hull is the next one's guess."""
 
     def __init__(self, x: Column, places: Column) -> None:
@@ -103,7 +116,6 @@ class _Envelope:
         self._hull: Column | None = None
 
     def lowest(self, offset: Column) -> Column:
-        """Return the lowest line at each place, of equals the first."""
         hull, turns = lower_hull(self._x, offset, self._hull)  # beyond each turn the next line of the hull is lower
         passed = np.ceil(np.interp(self._places, turns, np.arange(len(turns)), right=len(turns))).astype(np.intp)
         passed += np.append(turns, np.inf)[passed] < self._places  # interp may have rounded a turn just passed away

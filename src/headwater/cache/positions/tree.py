@@ -19,13 +19,13 @@ Proofs and measurements: docs/decisions/055-placement-over-a-tree.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from headwater.cache.positions.pricing import Candidates, eliminate
-from headwater.cache.positions.program import Column, Numbers, Recomputation, solve
+from headwater.cache.positions.program import Column, Lines, Numbers, Recomputation, solve
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,49 @@ def best(candidates: Candidates, k: int) -> list[int]:
     return _on_path(candidates, k) if candidates.is_path else _Program(candidates, k).chosen()
 
 
+class _Chain:
+    """Candidates one below the other, none of which branches but the last: F_v of the first, for one budget at a time.
+
+    With lines s(c)·(depth(c) − x) + F(c, j−1) of all members c, the table at x and j is the highest of the lines, or
+    C_v of the last member. Lines of members at or above x need not be ruled out: they have no more than F(x, j−1).
+
+    rows_A: depths of the first member's ancestors and of the members. members: their indices.
+    """
+
+    def __init__(self, members: list[int], above: Column, candidates: Candidates) -> None:
+        self.members = members
+        self._depth, self._served = candidates.depth[members], candidates.served[members]
+        self.rows_A = np.concatenate((above, self._depth))
+        self.table_AJ: Column = np.zeros((0, 1))
+
+    def fill(self, below_AJ: Column, k: int) -> None:
+        """Compute the table. below_AJ: C_v of the last member."""
+        width, first = below_AJ.shape[1], len(self.rows_A) - len(self.members)
+        self.table_AJ = table_AJ = np.empty((len(self.rows_A), min(width + len(self.members), k + 1)))
+        table_AJ[:, :width] = below_AJ
+        table_AJ[:, width:] = below_AJ[:, -1:]
+        if len(self.members) == 1:
+            gain_A = self._served * (self._depth - self.rows_A)
+            taken_AJ = gain_A[:, None] + below_AJ[first, : table_AJ.shape[1] - 1]
+            np.maximum(table_AJ[:, 1:], taken_AJ, out=table_AJ[:, 1:])
+            return
+        useful = np.append(self._served[1:] < self._served[:-1], True)  # of members that serve the same: the deepest
+        depth, served = self._depth[useful], self._served[useful]
+        lines = Lines.of(-served, self.rows_A)
+        for j in range(1, table_AJ.shape[1]):
+            height = served * depth + table_AJ[first:, j - 1][useful]
+            best = lines.lowest(height.max() - height)
+            np.maximum(table_AJ[:, j], height[best] - served[best] * self.rows_A, out=table_AJ[:, j])
+
+    def next(self, level: int, budget: int) -> int | None:
+        """Return the position of the first member that gets a checkpoint below that level's; None at the last."""
+        first = max(0, level + 1 - (len(self.rows_A) - len(self.members)))
+        if first == len(self.members):
+            return None
+        rows = self.table_AJ[-len(self.members) :, budget - 1][first:]
+        return first + int((self._served[first:] * (self._depth[first:] - self.rows_A[level]) + rows).argmax())
+
+
 class _Program:
     """Tables F_v of all candidates, in letters of their shapes: A ancestors from the root down, J budgets 0..|J|−1.
 
@@ -125,72 +168,67 @@ class _Program:
 
     def __init__(self, candidates: Candidates, k: int) -> None:
         self._k = k
-        self._depth, self._served = candidates.depth.tolist(), candidates.served.tolist()
-        n = len(candidates)
-        self._parent = candidates.parent.tolist()
-        self._above: list[Column] = [np.zeros(0)]  # [A] depths of the ancestors
-        self._children: list[list[int]] = [[] for _ in range(n)]
-        for v in range(1, n):
-            parent = self._parent[v]
-            self._above.append(np.append(self._above[parent], self._depth[parent]))
-            self._children[parent].append(v)
-        self._tables: list[Column] = [np.zeros((0, 1))] * n
-        below: list[Column | None] = [None] * n
-        for v in range(n - 1, 0, -1):
-            table = self._tables[v] = self._table(v, below[v])
-            below[v] = None
-            parent = self._parent[v]
-            other = below[parent]
-            below[parent] = table if other is None else convolve(other, table, k)
-
-    def _table(self, v: int, below_AJ: Column | None) -> Column:
-        """Return F_v from C_v, which has one more row: that of v itself."""
-        level = len(self._above[v])
-        if below_AJ is None:
-            below_AJ = np.zeros((level + 1, 1))
-        width = below_AJ.shape[1]
-        table_AJ = np.empty((level, min(width, self._k) + 1))
-        table_AJ[:, :width] = below_AJ[:level]
-        table_AJ[:, width:] = below_AJ[:level, -1:]
-        gain_A = self._served[v] * (self._depth[v] - self._above[v])
-        taken_AJ = gain_A[:, None] + below_AJ[level, : table_AJ.shape[1] - 1]
-        np.maximum(table_AJ[:, 1:], taken_AJ, out=table_AJ[:, 1:])
-        return table_AJ
+        parent = candidates.parent.tolist()
+        count = np.bincount(candidates.parent[1:], minlength=len(candidates)).tolist()
+        self._chains: dict[int, _Chain] = {}  # by the first member
+        self._children: dict[int, list[int]] = {0: []}  # first members of chains, by the last member above
+        rows: dict[int, Column] = {0: np.zeros(1)}  # by the last member
+        for v in range(1, len(candidates)):
+            if parent[v] and count[parent[v]] == 1:
+                continue
+            members = [v]
+            while count[members[-1]] == 1:
+                members.append(members[-1] + 1)
+            chain = self._chains[v] = _Chain(members, rows[parent[v]], candidates)
+            rows[members[-1]] = chain.rows_A
+            self._children[parent[v]].append(v)
+            self._children[members[-1]] = []
+        below: dict[int, Column] = {}
+        for v, chain in reversed(self._chains.items()):
+            chain.fill(below.pop(chain.members[-1], np.zeros((len(chain.rows_A), 1))), k)
+            table_AJ = chain.table_AJ[: -len(chain.members)]
+            above = parent[v]
+            below[above] = convolve(below[above], table_AJ, k) if above in below else table_AJ
 
     def chosen(self) -> list[int]:
         """Follow the tables from the root down."""
         found: list[int] = []
-        waiting = [(0, 0, self._k)]  # a node, the level of the nearest checkpoint for its children, and their budget
+        waiting = [
+            (0, 0, self._k)
+        ]  # the last of a chain, the level of the checkpoint nearest to its children, and budget
         while waiting:
-            parent, level, budget = waiting.pop()
-            for v, part in self._shares(parent, level, budget):
-                at = self._tables[v][level]
-                spent = self._merged(v, level)[-1]
-                if at[part] > spent[min(part, len(spent) - 1)]:
-                    found.append(v)
-                    waiting.append((v, len(self._above[v]), part - 1))
-                else:
-                    waiting.append((v, level, part))
+            for v, part in self._shares(*waiting.pop()):
+                chain = self._chains[v]
+                level, budget = part
+                spent = self._merged(chain.members[-1], level)[-1]
+                while chain.table_AJ[level, budget] > spent[min(budget, len(spent) - 1)]:
+                    at = chain.next(level, budget)
+                    if at is None:
+                        break
+                    found.append(chain.members[at])
+                    level, budget = len(chain.rows_A) - len(chain.members) + at, budget - 1
+                    spent = self._merged(chain.members[-1], level)[-1]
+                waiting.append((chain.members[-1], level, budget))
         return found
 
     def _merged(self, v: int, level: int) -> list[Column]:
         """Return one row of C_v, after each child from the last to the first; the first is that of no child."""
         rows = [np.zeros(1)]
         for child in reversed(self._children[v]):
-            rows.append(convolve(rows[-1][None], self._tables[child][level][None], self._k)[0])
+            rows.append(convolve(rows[-1][None], self._chains[child].table_AJ[level][None], self._k)[0])
         return rows
 
-    def _shares(self, v: int, level: int, budget: int) -> Iterable[tuple[int, int]]:
+    def _shares(self, v: int, level: int, budget: int) -> Iterator[tuple[int, tuple[int, int]]]:
         """Divide a budget among the children of a node; those without a share are left out."""
         rows = self._merged(v, level)
         for turn, child in enumerate(self._children[v], 1):  # rows[-turn] has this child and all later ones
-            others, own = rows[-turn - 1], self._tables[child][level]
+            others, own = rows[-turn - 1], self._chains[child].table_AJ[level]
             budget = min(budget, len(rows[-turn]) - 1)
             part = np.arange(max(0, budget - len(others) + 1), min(budget, len(own) - 1) + 1)
             share = int(part[(own[part] + others[budget - part]).argmax()])
             budget -= share
             if share:
-                yield child, share
+                yield child, (level, share)
 
 
 def convolve(one_AJ: Column, other_AJ: Column, k: int) -> Column:
