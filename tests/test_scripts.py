@@ -43,6 +43,15 @@ SMALLEST = {
     "benchmarks.segment_quality": ["--every", "40", "--out", "OUT"],
     "benchmarks.segment_states": ["hypic-table2", "--out", "OUT"],
     "benchmarks.segments": ["--small", "--repeats", "1", "--out", "OUT"],
+    "benchmarks.tree_placement": [
+        "--small",
+        "--repeats",
+        "1",
+        "--data",
+        str(SHARED / "data"),
+        "--out",
+        "OUT/tree_placement.json",
+    ],
     "benchmarks.sparse": ["--small", "--repeats", "1", "--data", str(SHARED / "data"), "--out", "OUT"],
     "examples.demo": [],
     "examples.demo_cluster": ["--workers", "2"],
@@ -67,6 +76,7 @@ OF_TRAFFIC = (
     "benchmarks.policies",
     "benchmarks.sparse",
     "benchmarks.speculation",
+    "benchmarks.tree_placement",
 )
 NEEDS = {  # what a script cannot run without, and whether it is here
     "benchmarks.comparison": ("peers' results", PEERS),

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.cache.positions import pricing
-from headwater.cache.positions.pricing import Candidates, Relaxed, eliminate
+from headwater.cache.positions import pricing, program
+from headwater.cache.positions.pricing import Candidates, Relaxed, eliminate, improved
 from headwater.cache.positions.program import solve
 from headwater.cache.positions.tree import Tree, best, convolve, solve_tree
 
@@ -63,8 +63,10 @@ def test_no_set_of_k_nodes_costs_less(seed: int) -> None:
         assert schedule == solve_tree(tree, k)
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_the_program_without_bounds_costs_as_little(seed: int) -> None:
+@pytest.mark.parametrize("dense", [0, 10_000], ids=["hull", "all pairs"])
+@pytest.mark.parametrize("seed", range(120))
+def test_the_program_without_bounds_costs_as_little(seed: int, dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "DENSE", dense)
     tree = drawn(random.Random(1000 + seed), 2 + seed % 13)
     candidates = Candidates.of(tree.parents, tree.depths, tree.weights)
     for k, cost in enumerate(least(tree)):
@@ -197,6 +199,26 @@ def test_weights_of_zero_get_no_checkpoint() -> None:
 def test_with_as_many_checkpoints_as_nodes_nothing_is_recomputed() -> None:
     tree = drawn(random.Random(5), 40)
     assert solve_tree(tree, 39).cost == solve_tree(tree, 1000).cost == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_long_paths_with_branches_cost_the_same_by_hulls_and_by_pairs(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths of 80 nodes, two below the first: longer than any tree that all sets can be tried on."""
+    rng = random.Random(seed)
+    parents = [0, *range(80), 80, *range(81, 160), 80, *range(161, 240)]
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + rng.randint(1, 3))
+    tree = Tree(parents, depths, [rng.randint(0, 3) if seed % 2 else 1 for _ in parents])
+    candidates = Candidates.of(tree.parents, tree.depths, tree.weights)
+    for k in (1, 5, 17):
+        costs = []
+        for dense in (0, 10_000):
+            monkeypatch.setattr(program, "DENSE", dense)
+            costs.append(cost_of(tree, candidates.node[best(candidates, k)].tolist()))
+        assert costs[0] == costs[1] <= cost_of(tree, candidates.node[improved(candidates, [], k)].tolist())
 
 
 @pytest.mark.parametrize("most", [0, 10**9], ids=["no bounds", "bounds"])

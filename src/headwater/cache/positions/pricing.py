@@ -18,7 +18,7 @@ import numpy as np
 from headwater.cache.positions.program import Column
 
 ROUNDS = 12  # prices that are tried
-FEW = 1.5  # times k: with fewer candidates the program is faster than another bound
+FEW = 1.5  # times k: with fewer chains of candidates the program is faster than another bound
 ROUNDING = 1e-11  # of the savings
 MOST = 32_000_000  # pairs of a node and an ancestor, of 8 bytes each, for which bounds are computed
 
@@ -71,8 +71,11 @@ class Candidates:
         return len(self.node)
 
     @property
-    def is_path(self) -> bool:
-        return bool((self.parent[1:] == np.arange(len(self) - 1)).all())
+    def chains(self) -> int:
+        """Number of paths without a branch that the tree consists of; 1: it is a path from the root."""
+        children = np.bincount(self.parent[1:], minlength=len(self))
+        children[0] = 2
+        return int((children[self.parent[1:]] > 1).sum())
 
     def only(self, keep: Column) -> Candidates:
         """Return those to keep, and the root."""
@@ -116,7 +119,8 @@ def eliminate(candidates: Candidates, k: int) -> tuple[Candidates, list[int] | N
 
     The second is a set of at most k that saves as much as the bound; None if no such set was found.
     """
-    if candidates.is_path or sum(i * len(level) for i, level in enumerate(_levels(candidates))) > MOST:
+    pairs = sum(i * len(level) for i, level in enumerate(_levels(candidates)))
+    if candidates.chains <= FEW * k or pairs > MOST:
         return candidates, None
     known = improved(candidates, [], k)
     most, losses = candidates.savings(known)
@@ -138,7 +142,7 @@ def eliminate(candidates: Candidates, k: int) -> tuple[Candidates, list[int] | N
         candidates = candidates.only(keep)
         index = np.cumsum(keep | (np.arange(before) == 0)) - 1
         known = index[known].tolist()
-        if candidates.is_path or len(candidates) <= FEW * k:
+        if candidates.chains <= FEW * k:
             break
         if len(relaxed.chosen) > k:
             low = price

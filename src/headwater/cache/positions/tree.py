@@ -114,7 +114,7 @@ def _on_path(candidates: Candidates, k: int) -> list[int]:
 
 def best(candidates: Candidates, k: int) -> list[int]:
     """Return the k candidates that save most, by the program over all of them."""
-    return _on_path(candidates, k) if candidates.is_path else _Program(candidates, k).chosen()
+    return _on_path(candidates, k) if candidates.chains == 1 else _Program(candidates, k).chosen()
 
 
 class _Chain:
