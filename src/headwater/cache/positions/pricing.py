@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -98,7 +97,6 @@ class Candidates:
         order = sorted(chosen)
         resuming, above = [float(self.served[v]) for v in order], [-1] * len(order)
         stack: list[int] = []
-        total = 0.0
         for i, v in enumerate(order):
             while stack and self.end[order[stack[-1]]] <= v:
                 stack.pop()
@@ -127,7 +125,7 @@ def eliminate(candidates: Candidates, k: int) -> tuple[Candidates, list[int] | N
     low, high, price = 0.0, float((candidates.served * candidates.depth).max()), min(losses)
     for _ in range(ROUNDS):
         relaxed = Relaxed(candidates, price)
-        bound = float(relaxed.value) + price * k
+        bound = relaxed.value + price * k
         if len(relaxed.chosen) <= 2 * k:
             found = improved(candidates, relaxed.chosen.tolist(), k)
             saved, losses = candidates.savings(found)
@@ -137,11 +135,9 @@ def eliminate(candidates: Candidates, k: int) -> tuple[Candidates, list[int] | N
         if bound - most <= slack:
             return candidates, known
         keep = relaxed.with_node + price * k >= most - slack
-        keep[known] = True
-        before = len(candidates)
+        keep[[0, *known]] = True
         candidates = candidates.only(keep)
-        index = np.cumsum(keep | (np.arange(before) == 0)) - 1
-        known = index[known].tolist()
+        known = (np.cumsum(keep) - 1)[known].tolist()
         if candidates.chains <= FEW * k:
             break
         if len(relaxed.chosen) > k:
@@ -153,7 +149,10 @@ def eliminate(candidates: Candidates, k: int) -> tuple[Candidates, list[int] | N
 
 
 def _between(low: float, high: float, price: float, count: int, k: int) -> float:
-    """Return the next price to try: first by the number of checkpoints at this one, and halfway if that is outside."""
+    """Return the next price to try, from the number of checkpoints at this one; halfway if that is not between.
+
+    Along a path with equal weights the k-th checkpoint saves in proportion to 1 / k² (theorem 1).
+    """
     scaled = price * (count / k) ** 2 if count else 0.0
     return scaled if low < scaled < high and scaled != price else (low + high) / 2
 
@@ -166,44 +165,50 @@ class Relaxed:
     """
 
     def __init__(self, of: Candidates, price: float) -> None:
-        levels = _levels(of)
+        self._of, self._price = of, price
+        self._levels = _levels(of)
         row = np.zeros(len(of), dtype=np.intp)  # of a node among those of its level
-        for level in levels:
+        for level in self._levels:
             row[level] = np.arange(len(level))
-        above_NA = [np.zeros((1, 0))]
-        for upper, level in pairwise(levels):
-            up = row[of.parent[level]]
-            above_NA.append(np.concatenate((above_NA[-1], of.depth[upper][:, None]), axis=1)[up])
-        below_NA = [
-            np.zeros((len(level), i + 1)) for i, level in enumerate(levels)
-        ]  # C_v; the last is that of v itself
-        best_NA, takes_NA = [np.zeros((1, 0))] * len(levels), [np.zeros((1, 0), dtype=bool)] * len(levels)
-        for i in range(len(levels) - 1, 0, -1):
-            level = levels[i]
-            served = of.served[level]
-            taken = (below_NA[i][:, i] + served * of.depth[level] - price)[:, None] - served[:, None] * above_NA[i]
-            takes_NA[i] = taken > below_NA[i][:, :i]
-            best_NA[i] = np.maximum(taken, below_NA[i][:, :i])
-            up = row[of.parent[level]]
-            first = np.flatnonzero(np.concatenate(([True], up[1:] != up[:-1])))
-            below_NA[i - 1][up[first]] = np.add.reduceat(best_NA[i], first, axis=0)
-        self.value = below_NA[0][0, 0]
+        self._up = [row[of.parent[level]] for level in self._levels]  # [N] rows of the parents, a level above
+        self._above_NA = [np.zeros((1, 0))]  # depths of the ancestors
+        for upper, up in zip(self._levels, self._up[1:], strict=False):
+            self._above_NA.append(np.concatenate((self._above_NA[-1], of.depth[upper][:, None]), axis=1)[up])
+        none, last = np.zeros((1, 0)), len(self._levels)
+        self._best_NA, self._takes_NA = [none] * last, [none.astype(bool)] * last  # F_v, and whether v has a checkpoint
+        self._below_NA = [np.zeros((len(level), i + 1)) for i, level in enumerate(self._levels)]  # C_v; v comes last
+        self._climb()
+        self.value = float(self._below_NA[0][0, 0])
         self.with_node = np.full(len(of), self.value)
-        outside_NA, taken_N = np.zeros((1, 0)), np.zeros(1)  # all else, if v's nearest checkpoint is that of the column
+        self.chosen = self._descend()
+
+    def _climb(self) -> None:
+        """Compute the best of each subtree, by the level of the nearest checkpoint above."""
+        for i in range(len(self._levels) - 1, 0, -1):
+            level, below_NA, up = self._levels[i], self._below_NA[i], self._up[i]
+            served = self._of.served[level]
+            own_N = below_NA[:, i] + served * self._of.depth[level] - self._price
+            taken_NA = own_N[:, None] - served[:, None] * self._above_NA[i]
+            self._takes_NA[i] = taken_NA > below_NA[:, :i]
+            self._best_NA[i] = np.maximum(taken_NA, below_NA[:, :i])
+            first = np.flatnonzero(np.concatenate(([True], up[1:] != up[:-1])))
+            self._below_NA[i - 1][up[first]] = np.add.reduceat(self._best_NA[i], first, axis=0)
+
+    def _descend(self) -> Column:
+        """Compute the best set with each node, from what is outside its subtree; return the best set of all."""
+        outside_NA, taken_N = np.zeros((1, 0)), np.zeros(1)  # taken: the same if v has a checkpoint
         nearest_N, chosen = np.zeros(1, dtype=np.intp), []
-        for i, level in enumerate(levels[1:], 1):
-            up = row[of.parent[level]]
-            through = np.concatenate((outside_NA, taken_N[:, None]), axis=1) + below_NA[i - 1]
-            outside_NA = through[up] - best_NA[i]
-            served = of.served[level]
-            gain = served[:, None] * (of.depth[level][:, None] - above_NA[i])
-            taken_N = (outside_NA + gain).max(axis=1) - price
-            self.with_node[level] = taken_N + below_NA[i][:, i]
-            nearest_N = nearest_N[up]
-            takes = takes_NA[i][np.arange(len(level)), nearest_N]
-            nearest_N = np.where(takes, i, nearest_N)
-            chosen.append(level[takes])
-        self.chosen = np.sort(np.concatenate(chosen))
+        for i, level in enumerate(self._levels[1:], 1):
+            up, served = self._up[i], self._of.served[level]
+            through_NA = np.concatenate((outside_NA, taken_N[:, None]), axis=1) + self._below_NA[i - 1]
+            outside_NA = through_NA[up] - self._best_NA[i]
+            gain_NA = served[:, None] * (self._of.depth[level][:, None] - self._above_NA[i])
+            taken_N = (outside_NA + gain_NA).max(axis=1) - self._price
+            self.with_node[level] = taken_N + self._below_NA[i][:, i]
+            takes_N = self._takes_NA[i][np.arange(len(level)), nearest_N[up]]
+            nearest_N = np.where(takes_N, i, nearest_N[up])
+            chosen.append(level[takes_N])
+        return np.sort(np.concatenate(chosen))
 
 
 def _levels(of: Candidates) -> list[Column]:
