@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.cache.positions import pricing, program
-from headwater.cache.positions.pricing import Candidates, Relaxed, eliminate, improved
+from headwater.cache.positions.pricing import Candidates, Greedy, Relaxed, eliminate, improved
 from headwater.cache.positions.program import solve
 from headwater.cache.positions.tree import Tree, best, convolve, solve_tree
 
@@ -108,6 +108,21 @@ def test_a_price_bounds_what_any_set_saves(seed: int) -> None:
         for node in range(1, m):
             most = max(value for chosen, value in values.items() if node in chosen)
             assert relaxed.with_node[node] == pytest.approx(most)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_known_set_grows_by_what_gains_most(seed: int) -> None:
+    rng = random.Random(5000 + seed)
+    tree = drawn(rng, 40)
+    candidates = Candidates.of(tree.parents, tree.depths, tree.weights)
+    nodes = range(1, len(candidates))
+    chosen = rng.sample(nodes, min(len(nodes), rng.randint(0, 6)))
+    for size in range(len(chosen) + 1, len(nodes) + 1):
+        most = max(candidates.savings([*chosen, v])[0] for v in nodes if v not in chosen)
+        greedy = Greedy(candidates, chosen)
+        greedy.fill(size)
+        chosen = greedy.chosen
+        assert candidates.savings(chosen)[0] == most
 
 
 @settings(max_examples=60, deadline=None)

@@ -227,12 +227,12 @@ def improved(of: Candidates, chosen: Sequence[int], k: int) -> list[int]:
     while len(chosen) > k:
         _, losses = of.savings(chosen)
         del chosen[int(np.argmin(losses))]
-    greedy = _Greedy(of, chosen)
+    greedy = Greedy(of, chosen)
     greedy.fill(k)
     saved, losses = of.savings(greedy.chosen)
     while True:
         rest = [v for v, loss in zip(greedy.chosen, losses, strict=True) if loss > min(losses)][: k - 1]
-        other = _Greedy(of, rest)
+        other = Greedy(of, rest)
         other.fill(k)
         more, losses = of.savings(other.chosen)
         if more <= saved * (1 + ROUNDING):
@@ -240,7 +240,7 @@ def improved(of: Candidates, chosen: Sequence[int], k: int) -> list[int]:
         greedy, saved = other, more
 
 
-class _Greedy:
+class Greedy:
     """Set of checkpoints, and what each further one would gain: the weight that it would serve, times the distance."""
 
     def __init__(self, of: Candidates, chosen: Sequence[int]) -> None:
