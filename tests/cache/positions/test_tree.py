@@ -122,7 +122,9 @@ def test_the_known_set_grows_by_what_gains_most(seed: int) -> None:
         greedy = Greedy(candidates, chosen)
         greedy.fill(size)
         chosen = greedy.chosen
-        assert candidates.savings(chosen)[0] == most
+        saved, losses = candidates.savings(chosen)
+        assert saved == most
+        assert losses == [saved - candidates.savings([u for u in chosen if u != v])[0] for v in chosen]
 
 
 @settings(max_examples=60, deadline=None)
