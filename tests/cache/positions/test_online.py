@@ -106,3 +106,17 @@ def test_wrong_depths_and_budgets_are_refused() -> None:
         rule.split(node, 8)
     with pytest.raises(ValueError, match="-1 checkpoints"):
         OnlineTree(-1)
+
+
+def test_an_exchange_counts_how_near_the_new_checkpoint_is_to_those_below() -> None:
+    """Alone, the lower one saves 2 · 30; the upper one serves four requests, 4 · 20."""
+    rule = OnlineTree(1)
+    upper = rule.add(0, 20)
+    lower = rule.add(upper, 30)
+    for _ in range(2):
+        rule.request(lower)
+    assert rule.kept == {lower}
+    rule.request(upper)
+    assert rule.kept == {lower}  # 20 gained, 2 · 10 lost
+    exchange = rule.request(upper)
+    assert (exchange.taken, exchange.dropped) == ((upper,), (lower,))
