@@ -46,3 +46,11 @@ def test_nodes_are_the_ends_of_overlaps_and_prompts_so_far() -> None:
     assert tree.depths.tolist() == [0, 2, 4, 4, 6, 8]
     assert tree.parents.tolist() == [0, 0, 1, 1, 2, 2]
     assert tree.weights.tolist() == [1, 1, 1, 0, 0, 0]
+
+
+def test_a_page_beside_a_later_node_becomes_a_leaf() -> None:
+    """The third request ends in the first one's answer, next to where the second one ended."""
+    pages = pages_of(request([1, 2, 3, 4, 5, 6], prompt=3), request([1, 2, 9, 9, 9]), request([1, 2, 3, 4, 7]))
+    growth = Growth(pages, OnlineTree(1))
+    assert [growth.request(passage).recomputed for passage in pages.passages] == [0, 2, 2]
+    assert growth.rule.tree().parents.tolist() == [0, 0, 1, 1]
