@@ -80,6 +80,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """Hint of a client: keep the checkpoint at a position for some time after each use."""
+
+    position: int  # one past the last token of the prefix
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A leg in counts and positions, before it owns anything."""
 
@@ -96,6 +104,7 @@ class Draft:
     reuse: bool = True  # False: no match is held; all of [0, end) is in pages of its own
     counts: bool = True  # False: finding its prefix here is no hit (the prefill of a finished answer)
     hold_checkpoint: bool = True  # False: the matched checkpoint is unpinned as soon as it is restored
+    retained: tuple[Retention, ...] = ()  # of checkpoints on the path, once this leg commits
     spares: Place | None = None  # what is cached beyond this place is not evicted for the leg, nor what ranks above it
 
 

@@ -269,6 +269,12 @@ class Index:
         if node.speculative:
             self.resume(node, now)
 
+    def doubt(self, node: Node) -> None:
+        """Mark the checkpoint as speculative, until a request resumes there: no request is expected to."""
+        if not node.speculative:
+            node.speculative = True
+            self._observer.changed(node)
+
     # ---- pins
 
     def pin(self, node: Node, hold: bool = False) -> None:

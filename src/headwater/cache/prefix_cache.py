@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from headwater.account import Reason
@@ -15,6 +16,7 @@ from headwater.cache.evictor import Evictor
 from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
+from headwater.cache.node import Node
 from headwater.cache.pool import Pool
 from headwater.cache.positions import Path
 from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegment
@@ -40,9 +42,13 @@ class PrefixCache:
         segment_share: float = 0.5,
         segment_eviction: SegmentEviction = SegmentEviction.COST,
         changes: Changes = IGNORED,
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        """clock: seconds, by which retentions lapse; None: they do not."""
         self.layout, self.changes = layout, changes
         self.policy = make_eviction(eviction, layout)
+        if clock is not None:
+            self.policy.clock = clock
         self._index = Index(layout.unit_bytes, layout.unit_pages, self.policy, changes)
         self._pool = Pool(layout)
         self._history = History(layout.unit_bytes, 4 * layout.n_pages) if self.policy.keeps_history else None
@@ -307,7 +313,32 @@ class PrefixCache:
             lease.hold(self._index, False)
         if draft.replaces is not None:
             lease.replace(draft.replaces // self.layout.unit_tokens, self._index, self._pool)
+        if draft.retained:
+            self._retain(draft, lease.node)
         self._evictor.give_up_surplus(lease.node, self._now)
+
+    def _retain(self, draft: Draft, end: Node) -> None:
+        """Report the retentions of checkpoints on the path to `end` to the policy."""
+        seconds = {one.position // self.layout.unit_tokens: one.seconds for one in draft.retained}
+        for node in end.climb():
+            if node.checkpoint is not None and node.end in seconds:
+                self.policy.retain(node, seconds[node.end])
+
+    def end_conversation(self, namespace: str, key: bytes, after: int = 0) -> None:
+        """Let the checkpoints of a key beyond position `after` go first, up to the last point where prompts part.
+
+        They count as speculative until a request resumes there. Nothing is evicted.
+        """
+        path, depth = self._index.find(namespace, key)
+        if not path or path[-1].end > depth:
+            return  # another prompt goes on from here
+        below = 0
+        for node in reversed(path):
+            if len(node.children) > below or node.end * self.layout.unit_tokens <= after:
+                break
+            below = 1
+            if node.checkpoint is not None:
+                self._index.doubt(node)
 
     def abandon(self, plan: Plan) -> None:
         """Give back the pages that the leg took; committed ones stay. Raises PlanClosed if the plan is not open."""

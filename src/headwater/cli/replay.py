@@ -21,6 +21,9 @@ from headwater.cli.replay_tables import cluster_tables, results_table
 from headwater.errors import ConfigError
 from headwater.journal import Journal
 from headwater.lab.cost import StepCost, load_device
+from headwater.lab.hints import OFF as OFF_HINTS
+from headwater.lab.hints import SPELLING as HINTS_SPELLED
+from headwater.lab.hints import Hints
 from headwater.lab.replay import NewArrivals, Run, run_grid
 from headwater.lab.replay import replay as one_server
 from headwater.lab.report import write_report
@@ -80,6 +83,9 @@ def replay(
         str, Option(help="With --serve: off, or DRAFTS@CHANCE, like 4@0.7, 4@0.7/slots or 4@0.7/mtp; with commas.")
     ] = OFF_DRAFTS,
     tier: Annotated[str, Option(help=f"With --serve: off, or {TIER_SPELLED}; with commas.")] = OFF_TIER,
+    hints: Annotated[
+        str, Option(help=f"Hints that requests carry: off, {HINTS_SPELLED}; with commas.")
+    ] = OFF_HINTS,
     workers: Annotated[
         int | None, Option(min=1, help="With --serve: simulated workers behind a router, each with --memory.")
     ] = None,
@@ -121,6 +127,7 @@ def replay(
     pools = common.choices(pool, lambda name: common.one_of("--pool", name, POOLS))
     laws = common.choices(speculation, Law.read)
     tiers = common.choices(tier, TierLaw.read)
+    given = common.choices(hints, Hints.read)
     clusters = _clusters(workers, router, event_delay)
     if serve is None and any(tiers):
         raise ConfigError(f"--tier {tier} needs --serve: without a clock nothing is read")
@@ -130,9 +137,9 @@ def replay(
         raise ConfigError(f"--workers {workers} needs --serve: without a clock no router has anything to choose by")
     base = replace(base, running=max_running)
     setups = [
-        replace(base, memory=size, pool=kind, speculation=law, tier=store, cluster=cluster, **policy, **what)
-        for size, kind, policy, what, law, store, cluster in product(
-            common.choices(memory, parse_bytes), pools, policies, reuses, laws, tiers, clusters
+        replace(base, memory=size, pool=kind, speculation=law, tier=store, hints=hint, cluster=cluster, **policy, **what)
+        for size, kind, policy, what, law, store, hint, cluster in product(
+            common.choices(memory, parse_bytes), pools, policies, reuses, laws, tiers, given, clusters
         )
     ]
     cost = None if serve is None else StepCost(base.profile, load_device(serve))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headwater.cli import common
+from headwater.lab.hints import OFF as OFF_HINTS
 from headwater.lab.row import Result, Routing, Row
 from headwater.lab.speculation import OFF as OFF_DRAFTS
 from headwater.lab.tiers import OFF as OFF_TIER
@@ -95,6 +96,7 @@ LABELS = (
     Column("policy", _policy),
     Column("reuse", lambda row: row.reuse, _of_segments),
     Column("tier", lambda row: row.tier, lambda rows: any(row.tier != OFF_TIER for row in rows)),
+    Column("hints", lambda row: row.hints, lambda rows: any(row.hints != OFF_HINTS for row in rows)),
     Column("drafts", lambda row: row.speculation, lambda rows: any(row.speculation != OFF_DRAFTS for row in rows)),
     Column("router", lambda row: row.cluster.router if row.cluster else "", lambda rows: rows[0].cluster is not None),
 )

@@ -177,7 +177,10 @@ class Engine(Answering):
         limits = Limits(config.max_running, config.max_tokens_per_step, n_saves, longest, config.max_waiting)
         segments = config.segment_share, SegmentEviction(config.segment_eviction)
         changes = ChangeLog() if config.kv_events else IGNORED
-        cache = PrefixCache(layout, config.eviction, None, *segments, changes) if config.cache else NoCache(layout)
+        if config.cache:
+            cache = PrefixCache(layout, config.eviction, None, *segments, changes, time.monotonic)
+        else:
+            cache = NoCache(layout)
         scheduler = Scheduler(
             cache=cache,
             placement=make_placement(config.placement if config.cache else "none"),

@@ -58,6 +58,7 @@ def result_of(trace: Trace, setup: Setup, tally: Tally, caches: Sequence[PrefixC
             speculation=OFF if setup.speculation is None else str(setup.speculation),
             tpot_ms=Spread.of(tally.token_seconds),
             tier=OFF if setup.tier is None else str(setup.tier),
+            hints=OFF if setup.hints is None else str(setup.hints),
         ),
         outcomes=tuple(tally.outcomes),
         held=tuple(tally.held),
@@ -187,7 +188,8 @@ def _one_by_one(trace: Trace, setup: Setup, arrivals: Arrivals, workers: int = 0
     The planner alone gives the scheduler's results in less time, but prompts made of segments need the scheduler.
     """
     layout = setup.layout(trace)
-    cache = setup.cache(layout)
+    now = 0.0
+    cache = setup.cache(layout, clock=lambda: now)
     if trace.has_segments and isinstance(cache.policy, Clairvoyant):
         raise ConfigError("eviction 'clairvoyant' knows the prefixes of future requests, but not their segments")
     alone: OneByOne | Scheduled
@@ -200,11 +202,11 @@ def _one_by_one(trace: Trace, setup: Setup, arrivals: Arrivals, workers: int = 0
     if isinstance(cache.policy, Clairvoyant):
         cache.policy.foresee(_future(trace, cache, [request for _, request in order]))
     tally, ideal = Tally(layout.flops, len(order), alone.work), Ideal(trace, layout.unit_tokens)
-    for number, (at, request) in enumerate(order):
+    for number, (now, request) in enumerate(order):
         if isinstance(cache.policy, Clairvoyant):
             cache.policy.now_at(number)
         account = alone.serve(request)
-        tally.add(request, account, ideal.hit(request), at, saved=alone.work.of(alone.last))
+        tally.add(request, account, ideal.hit(request), now, saved=alone.work.of(alone.last))
         tally.sample(cache)
         tuning.completed(request)
     tuning.close()
@@ -251,7 +253,8 @@ def run_grid(
     jobs, run = min(len(setups), jobs or usable_cores()), run or replay
     if jobs <= 1:
         for number, setup in enumerate(setups):
-            yield number, run(trace, setup, arrivals(trace), engine, workers=usable_cores())
+            given = hinted(trace, setup)
+            yield number, run(given, setup, arrivals(given), engine, workers=usable_cores())
         return
     global _job
     _job = trace, arrivals, engine, run
@@ -270,7 +273,13 @@ def run_grid(
         _job = None
 
 
+def hinted(trace: Trace, setup: Setup) -> Trace:
+    """Return the trace whose requests carry the setup's hints."""
+    return trace if setup.hints is None else setup.hints.given(trace)
+
+
 def _run(setup: Setup) -> Result:
     assert _job is not None, "the job was set before the processes were forked"
     trace, arrivals, engine, run = _job
-    return run(trace, setup, arrivals(trace), engine)
+    given = hinted(trace, setup)
+    return run(given, setup, arrivals(given), engine)

@@ -45,9 +45,10 @@ class _FromTrace(Sequence):
             params=SamplingParams(max_tokens=request.output_tokens),
             namespace=request.namespace,
             boundaries=request.boundaries,
-            keep_output=request.known_tokens > request.prompt_tokens,
+            keep_output=request.known_tokens > request.prompt_tokens and not request.ended,
             segments=segments,
             fidelity=request.fidelity,
+            ended=request.ended,
         )
         super().__init__(id, generation)
 
@@ -105,6 +106,8 @@ class OneByOne:
         end = seq.answer_end(self._cache.layout.unit_tokens) if keeps else None
         if end is not None:
             prefill(self._planner, self._cache, seq.answer(self._next_id(), end))
+        if request.ended:
+            self._planner.end_conversation(seq)
         return seq.account
 
     def _next_id(self) -> int:

@@ -81,7 +81,7 @@ class Serving:
 
     def __post_init__(self) -> None:
         self.layout = self.setup.layout(self.trace)
-        self.cache = self.setup.cache(self.layout, self.changes)
+        self.cache = self.setup.cache(self.layout, self.changes, lambda: self.now)
         check_clock(self.setup, self.cache.policy)
         self.ideal = Ideal(self.trace, self.layout.unit_tokens)
         limits = Limits(

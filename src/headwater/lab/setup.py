@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -9,6 +10,7 @@ from headwater.cache import NoCache, PrefixCache
 from headwater.cache.changes import IGNORED, Changes
 from headwater.cache.placement import make_placement
 from headwater.errors import ConfigError
+from headwater.lab.hints import Hints
 from headwater.lab.speculation import Law
 from headwater.lab.tiers import TierLaw
 from headwater.models.profiles import Profile
@@ -90,6 +92,7 @@ class Setup:
     segment_eviction: SegmentEviction = SegmentEviction.COST
     speculation: Law | None = None
     tier: TierLaw | None = None
+    hints: Hints | None = None  # that requests carry
     running: int = 1  # requests at once, whose drafts take memory
     cluster: Cluster | None = None  # its workers have `memory` each
 
@@ -111,13 +114,15 @@ class Setup:
             slots=self.slots + (0 if self.speculation is None else self.speculation.states - 1),
         )
 
-    def cache(self, layout: CacheLayout, changes: Changes = IGNORED) -> PrefixCache:
-        """Return an empty cache, whose content is reported to `changes`."""
+    def cache(
+        self, layout: CacheLayout, changes: Changes = IGNORED, clock: Callable[[], float] | None = None
+    ) -> PrefixCache:
+        """Return an empty cache, whose content is reported to `changes` and whose retentions lapse by `clock`."""
         if self.eviction == OFF:
             return NoCache(layout)
         kind = LeadingParts if self.reuse == "segments" else PrefixCache
         share, eviction = self.segment_share, self.segment_eviction
-        return kind(layout, self.eviction, segment_share=share, segment_eviction=eviction, changes=changes)
+        return kind(layout, self.eviction, None, share, eviction, changes, clock)
 
     def planner(self, cache: PrefixCache) -> Planner:
         placement = make_placement("none" if self.eviction == OFF else self.placement)

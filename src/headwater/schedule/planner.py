@@ -216,6 +216,10 @@ class Planner:
         seq.planned = end
         return plan
 
+    def end_conversation(self, seq: Sequence) -> None:
+        """Let go first what only the sequence's conversation could use again: all beyond system prompt and tools."""
+        self.cache.end_conversation(seq.namespace, seq.key, seq.generation.boundaries.system_end or 0)
+
     # -- drafting --------------------------------------------------------------
 
     def _reserve(
@@ -238,6 +242,7 @@ class Planner:
             reuse=wish.reuse,
             counts=seq.counts_as_hit,
             hold_checkpoint=wish.hold_checkpoint,
+            retained=seq.generation.boundaries.retained,
         )
         plan = self.cache.reserve(draft, match)
         seq.planned = plan.end

@@ -84,6 +84,8 @@ class Scheduler(Preemption):
         end = seq.answer_end(self.layout.unit_tokens) if keeps else None
         if end is not None:
             self.answers.add(seq.answer(self.new_id(), end), self.limits.max_running)
+        if seq.generation.ended:
+            self.planner.end_conversation(seq)
 
     def stop_healing(self) -> None:
         """Give up all prefixes that are to be healed; the one being healed leaves before the next step."""

@@ -30,6 +30,8 @@ class Request:
     namespace: str = ""
     segments: tuple[Span, ...] = ()  # of the prompt, ascending and disjoint, in traces of tokens
     fidelity: Fidelity = Fidelity.BALANCED  # where there are segments
+    retry: bool = False  # sent again beside its session: its end is not that of a conversation
+    ended: bool = False  # hint: its conversation ends with this request
 
     @property
     def ends_unknown(self) -> bool:

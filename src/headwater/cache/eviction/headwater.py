@@ -25,11 +25,19 @@ class Headwater(BareFirst):
     Before anything is known the rate is (1 + uses) x place / (8 x age), with uses at most 2. Place: a session resumes
     at its deepest checkpoint, so one with another below it counts 1/`superseded`, one with several branches `branch`.
     Without checkpoints, where work can resume at every page, it is LRU of leaves.
+
+    While a client has a checkpoint retained, the lowest other one of its namespace goes in its place: a hint takes
+    nothing from other namespaces. A namespace's retentions take at most the share `retained` of all pages, KV before
+    the checkpoints included; beyond that those that lapse first are dropped.
     """
 
-    def __init__(self, layout: CacheLayout, superseded: float = 8.0, branch: float = 2.0) -> None:
+    def __init__(
+        self, layout: CacheLayout, superseded: float = 8.0, branch: float = 2.0, retained: float = 0.25
+    ) -> None:
         if superseded <= 0 or branch <= 0:
             raise ValueError(f"superseded is {superseded} and branch {branch}; both must be above 0")
+        if not 0 <= retained <= 1:
+            raise ValueError(f"retained is {retained}, must be a share of the memory: 0 to 1")
         super().__init__()
         self.keeps_history = not layout.every_page
         self._worth, self._unit = Worth(layout), layout.unit_tokens
@@ -37,6 +45,7 @@ class Headwater(BareFirst):
         uses = np.tile(np.minimum(1 + np.arange(USES), 3), BRANCHES)
         self._rates = ReuseRates((places * uses)[:, None] / (8 * MIDDLES), group=DEPTHS)
         self._kept = Candidates(self._rates)
+        self._most_retained, self._checkpoint_pages = int(retained * layout.n_pages), layout.checkpoint_pages
         self._seen: dict[Node, tuple[int, ...]] = {}  # what class and worth were last computed from
         self._now = self._noted = 0  # noted: checkpoints taken and used since the rates were computed
 
@@ -48,7 +57,19 @@ class Headwater(BareFirst):
             self.place(above)
 
     def lowest(self, leaves: bool, now: int) -> Node | None:
-        return self._kept.lowest(now, leaves)
+        return self._kept.lowest(now, leaves, self.clock())
+
+    def retain(self, node: Node, seconds: float) -> None:
+        now, kept = self.clock(), self._kept
+        kept.until[kept.row[node]] = now + seconds
+        retained = kept.retained(node, now)
+        while self._pages(retained) > self._most_retained:
+            kept.until[kept.row[retained.pop(0)]] = -np.inf
+
+    def _pages(self, nodes: list[Node]) -> int:
+        """Return the pages that these checkpoints keep in memory: their own, and the KV before them."""
+        path = {part for node in nodes for part in node.climb()}
+        return len(nodes) * self._checkpoint_pages + sum(len(part.pages) for part in path)
 
     def place(self, node: Node) -> None:
         self._now = max(self._now, node.kv_time, node.checkpoint_time)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from enum import Enum, auto
 
 from headwater.cache.index import Observer
@@ -35,11 +36,16 @@ class Eviction(Observer, ABC):
     whole node if it is a leaf without pins. Ages are at least 1; ties go to the node with the lower serial.
     """
 
+    clock: Callable[[], float] = staticmethod(lambda: 0.0)  # seconds, by which retentions lapse; the cache sets it
     keeps_history: bool = True  # whether branch points are also found along edges whose KV is gone (see History)
 
     @abstractmethod
     def victim(self, room: Room, now: int) -> Victim | None:
         """Return what to evict next; None if nothing that helps `room` may go. Changes nothing."""
+
+    def retain(self, node: Node, seconds: float) -> None:
+        """Note a client's hint: the node's checkpoint was just used and shall be kept for so long. Ignored by default."""
+        return None
 
     def surplus(self, node: Node, now: int) -> Victim | None:
         """Return what to evict although no room is needed, after a commit of a path to `node`; None: nothing (more)."""

@@ -29,10 +29,13 @@ class Candidates(Rows):
     worth: Column
     leaf: Column
     stamp: Column  # of the row's last change
+    root: Column  # serial of the root of its namespace
+    until: Column  # second until which it is retained
 
     def __init__(self, rates: ReuseRates) -> None:
         whole = np.int64
-        super().__init__(kind=np.int16, uses=np.int32, time=whole, since=whole, worth=float, leaf=bool, stamp=whole)
+        row = {"kind": np.int16, "uses": np.int32, "time": whole, "since": whole, "worth": float, "leaf": bool}
+        super().__init__(**row, stamp=whole, root=whole, until=float)
         self.rates = rates
         self._stamp = 0
         self._ranked: list[Ranked] = []  # the lowest one last
@@ -44,6 +47,8 @@ class Candidates(Rows):
         """Add a checkpoint that was taken or last used at `time`; returns its row."""
         row = self.add(node)
         self.kind[row], self.uses[row], self.time[row], self.since[row] = kind, uses, time, time
+        *_, root = node.climb()
+        self.root[row], self.until[row] = root.serial, -np.inf
         return row
 
     def use(self, row: int, kind: int, now: int) -> None:
@@ -97,13 +102,30 @@ class Candidates(Rows):
         number = len(self) // RANKED
         self._ranked = self.lowest_of(self.scores(now), number) if number > 1 else []
 
-    def lowest(self, now: int, leaves: bool) -> Node | None:
-        """Return the node with the lowest score, of all or of those whose KV may go; of equals the older one."""
+    def lowest(self, now: int, leaves: bool, second: float) -> Node | None:
+        """Return the node with the lowest score, of all or of those whose KV may go; of equals the older one.
+
+        If it is retained at that second, the lowest of its namespace that is not goes in its place, if there is one.
+        """
         self._forget_changed()
         if leaves or not self._ranked:
-            lowest = self.lowest_of(self.scores(now, self.leaf if leaves else None), 1)
-            return lowest[-1][-1] if lowest else None
-        return min((self._ranked[-1], *self._changed[:1]))[-1]
+            lowest = self._first(self.scores(now, self.leaf if leaves else None))
+        else:
+            lowest = min((self._ranked[-1], *self._changed[:1]))[-1]
+        if lowest is None or self.until[self.row[lowest]] <= second:
+            return lowest
+        others = (self.root == self.root[self.row[lowest]]) & (self.until <= second)
+        return self._first(self.scores(now, others & self.leaf if leaves else others)) or lowest
+
+    def _first(self, scores: Column) -> Node | None:
+        lowest = self.lowest_of(scores, 1)
+        return lowest[-1][-1] if lowest else None
+
+    def retained(self, node: Node, second: float) -> list[Node]:
+        """Return the nodes of this one's namespace that are retained at that second, the first to lapse first."""
+        count = len(self)
+        rows = np.nonzero((self.root[:count] == self.root[self.row[node]]) & (self.until[:count] > second))[0]
+        return [self.nodes[row] for row in rows[np.argsort(self.until[rows], kind="stable")]]
 
     def scores(self, now: int, allowed: Column | None = None) -> Column:
         """Return the score of each row; of rows that are not allowed it is infinite."""

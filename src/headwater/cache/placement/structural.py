@@ -26,11 +26,12 @@ class Structural(Placement):
     def _ranked(self, query: PlacementQuery) -> dict[int, int]:
         """Return the candidates and their ranks.
 
-        Rank 0 is kept whatever the gap: system end, branch point, query end, last page. Below a short question about a
+        Rank 0 is kept whatever the gap: system end, branch point, query end, last page, what a client retains. Below a short question about a
         document, the branch point is the document's end, often less than the gap below the query's end.
         """
         parts = query.boundaries
-        kept = (parts.system_end, query.match.branch_tokens, parts.query_end, query.last_page)
+        kept = [parts.system_end, query.match.branch_tokens, parts.query_end, query.last_page]
+        kept += [one.position for one in parts.retained]
         wanted = [*((position, 0) for position in kept), (parts.query_start, 1)]
         wanted += [(position, 2) for position in parts.extra]
         ranks: dict[int, int] = {}

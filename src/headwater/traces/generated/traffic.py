@@ -82,7 +82,7 @@ def _retried(made: list[Request], retries: int, end: int, dice: Dice) -> Iterato
         if dice.happens(retries):
             at = milliseconds(request) + dice.exponential(RETRY)
             if at < end:
-                yield replace(request, session=f"{request.session} again {number}", at=at / 1000)
+                yield replace(request, session=f"{request.session} again {number}", at=at / 1000, retry=True)
 
 
 def _notes(kind: Kind) -> tuple[str, ...]:
