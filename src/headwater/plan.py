@@ -79,7 +79,7 @@ class Place:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Retention:
     """Hint of a client: keep the checkpoint at a position for some time after each use."""
 

@@ -7,8 +7,9 @@ from enum import StrEnum
 
 from headwater.plan import Retention
 
+# seconds, by the values of `ttl` in Anthropic's cache_control
 
-TIMES_TO_LIVE = {"5m": 300.0, "1h": 3600.0}  # seconds, by the values of `ttl` in Anthropic's cache_control
+TIMES_TO_LIVE = {"5m": 300.0, "1h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,11 @@ class Boundaries:
     query_start: int | None = None  # first token of the last real user query
     query_end: int | None = None  # one past the last real user query: the next turn keeps the prompt up to here
     extra: tuple[int, ...] = ()  # requested by the client
-    retained: tuple[Retention, ...] = ()  # requested by the client, with a time to live
+    retained: tuple[Retention, ...] = ()  # those of them that have a time to live
 
     @property
     def known(self) -> bool:
-        return bool(self.extra or self.retained) or any(b is not None for b in (self.system_end, self.query_start, self.query_end))
+        return bool(self.extra) or any(b is not None for b in (self.system_end, self.query_start, self.query_end))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,10 @@ class Edges:
             self.units += units - end
         return end
 
+    def shared(self, namespace: str, key: bytes) -> int:
+        """Return the depth up to which `key` is also the prefix of another key."""
+        return self._tree.shared(namespace, key)
+
     def depth(self, namespace: str, key: bytes, limit: int) -> int:
         """Return the length of the longest prefix of `key` that was added, at most `limit`."""
         root = self._tree.roots.get(namespace)
@@ -67,6 +71,10 @@ class History:
         self._young.note(namespace, key, node.end)
         if self._young.units > self._capacity:
             self._old, self._young = self._young, Edges(self._unit_bytes)
+
+    def shared(self, namespace: str, key: bytes) -> int:
+        """Return the depth up to which `key` is also the prefix of another remembered key."""
+        return max(self._young.shared(namespace, key), self._old.shared(namespace, key))
 
     def depth(self, namespace: str, key: bytes, limit: int) -> int:
         """Return the length of the longest remembered prefix of `key`, at most `limit`."""

@@ -94,6 +94,13 @@ class Index:
         last, end = self.walk(root, key, len(key) // self.unit_bytes if limit is None else limit)
         return self.path(last), end
 
+    def shared(self, namespace: str, key: bytes) -> int:
+        """Return the depth up to which `key` is also the prefix of another path."""
+        path, depth = self.find(namespace, key)
+        if path and (path[-1].end > depth or path[-1].children):
+            return depth
+        return next((node.end for node in reversed(path[:-1]) if len(node.children) > 1), 0)
+
     @staticmethod
     def path(node: Node, top: Node | None = None) -> list[Node]:
         """The nodes from below `top` (or the root) down to `node`."""

@@ -319,25 +319,23 @@ class PrefixCache:
 
     def _retain(self, draft: Draft, end: Node) -> None:
         """Report the retentions of checkpoints on the path to `end` to the policy."""
-        seconds = {one.position // self.layout.unit_tokens: one.seconds for one in draft.retained}
+        by_time = sorted(draft.retained, key=lambda one: one.seconds)  # of two on one page the longer one counts
+        seconds = {one.position // self.layout.unit_tokens: one.seconds for one in by_time}
         for node in end.climb():
             if node.checkpoint is not None and node.end in seconds:
                 self.policy.retain(node, seconds[node.end])
 
     def end_conversation(self, namespace: str, key: bytes, after: int = 0) -> None:
-        """Let the checkpoints of a key beyond position `after` go first, up to the last point where prompts part.
+        """Let the checkpoints of a key go first that lie beyond position `after` and all that other prompts share.
 
-        They count as speculative until a request resumes there. Nothing is evicted.
+        Prompts whose KV was evicted count, too. The checkpoints are speculative until a request resumes there: nothing
+        is evicted now.
         """
-        path, depth = self._index.find(namespace, key)
-        if not path or path[-1].end > depth:
-            return  # another prompt goes on from here
-        below = 0
-        for node in reversed(path):
-            if len(node.children) > below or node.end * self.layout.unit_tokens <= after:
-                break
-            below = 1
-            if node.checkpoint is not None:
+        shared = max(after // self.layout.unit_tokens, self._index.shared(namespace, key))
+        if self._history is not None:
+            shared = max(shared, self._history.shared(namespace, key))
+        for node in self._index.find(namespace, key)[0]:
+            if node.end > shared and node.checkpoint is not None:
                 self._index.doubt(node)
 
     def abandon(self, plan: Plan) -> None:

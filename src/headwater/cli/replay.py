@@ -83,9 +83,7 @@ def replay(
         str, Option(help="With --serve: off, or DRAFTS@CHANCE, like 4@0.7, 4@0.7/slots or 4@0.7/mtp; with commas.")
     ] = OFF_DRAFTS,
     tier: Annotated[str, Option(help=f"With --serve: off, or {TIER_SPELLED}; with commas.")] = OFF_TIER,
-    hints: Annotated[
-        str, Option(help=f"Hints that requests carry: off, {HINTS_SPELLED}; with commas.")
-    ] = OFF_HINTS,
+    hints: Annotated[str, Option(help=f"Hints that requests carry: off, {HINTS_SPELLED}; with commas.")] = OFF_HINTS,
     workers: Annotated[
         int | None, Option(min=1, help="With --serve: simulated workers behind a router, each with --memory.")
     ] = None,
@@ -137,8 +135,8 @@ def replay(
         raise ConfigError(f"--workers {workers} needs --serve: without a clock no router has anything to choose by")
     base = replace(base, running=max_running)
     setups = [
-        replace(base, memory=size, pool=kind, speculation=law, tier=store, hints=hint, cluster=cluster, **policy, **what)
-        for size, kind, policy, what, law, store, hint, cluster in product(
+        replace(base, memory=size, pool=kind, speculation=law, tier=store, hints=hint, cluster=of, **policy, **what)
+        for size, kind, policy, what, law, store, hint, of in product(
             common.choices(memory, parse_bytes), pools, policies, reuses, laws, tiers, given, clusters
         )
     ]

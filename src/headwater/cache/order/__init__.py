@@ -44,7 +44,7 @@ class Eviction(Observer, ABC):
         """Return what to evict next; None if nothing that helps `room` may go. Changes nothing."""
 
     def retain(self, node: Node, seconds: float) -> None:
-        """Note a client's hint: the node's checkpoint was just used and shall be kept for so long. Ignored by default."""
+        """Note a client's hint: keep the node's checkpoint for so long from now on. By default it is ignored."""
         return None
 
     def surplus(self, node: Node, now: int) -> Victim | None:

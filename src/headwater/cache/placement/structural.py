@@ -26,8 +26,9 @@ class Structural(Placement):
     def _ranked(self, query: PlacementQuery) -> dict[int, int]:
         """Return the candidates and their ranks.
 
-        Rank 0 is kept whatever the gap: system end, branch point, query end, last page, what a client retains. Below a short question about a
-        document, the branch point is the document's end, often less than the gap below the query's end.
+        Rank 0 is kept whatever the gap: system end, branch point, query end, last page, and positions with a time to
+        live. Below a short question about a document, the branch point is the document's end, often less than the gap
+        below the query's end.
         """
         parts = query.boundaries
         kept = [parts.system_end, query.match.branch_tokens, parts.query_end, query.last_page]

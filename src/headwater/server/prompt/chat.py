@@ -17,6 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headwater.errors import TemplateError
+from headwater.plan import Retention
 from headwater.request import Boundaries, Generation, SamplingParams
 from headwater.server.prompt.encoding import Encoded
 from headwater.server.prompt.segments import Edge, SegmentEncoder, as_segment, marked, rendered_marks, shown
@@ -92,20 +93,28 @@ class ChatPrompter:
         last = first if queries[-1:] == user_turns[:1] else self._replaced(conversation, queries[-1:])
         # a template may put a space before an answer that has none, since its model begins answers with one
         kept = [rendered.startswith((text + answer, f"{text} {answer}")) for rendered in nexts if rendered is not None]
-        extra = sorted({at for probe in self._marked(conversation) if (at := boundary(probe)) is not None})
-        return Boundaries(boundary(first), boundary(last), boundary(nexts[0]), tuple(extra)), not kept or any(kept)
+        marked = {(at, ttl) for probe, ttl in self._marked(conversation) if (at := boundary(probe)) is not None}
+        parts = Boundaries(
+            system_end=boundary(first),
+            query_start=boundary(last),
+            query_end=boundary(nexts[0]),
+            extra=tuple(sorted({at for at, _ in marked})),
+            retained=tuple(sorted(Retention(at, ttl) for at, ttl in marked if ttl is not None)),
+        )
+        return parts, not kept or any(kept)
 
     def _replaced(self, conversation: Conversation, which: list[int]) -> str | None:
         """Render the conversation with that message's content replaced, None without such a message."""
         return self._try_render(with_content(conversation, which[0], stand_in_for), generate=True) if which else None
 
-    def _marked(self, conversation: Conversation) -> Iterator[str | None]:
-        """Render the conversation once for each breakpoint, with another text after it."""
+    def _marked(self, conversation: Conversation) -> Iterator[tuple[str | None, float | None]]:
+        """Render the conversation once for each breakpoint, with another text after it; yield its time to live, too."""
         for point in conversation.breakpoints:
-            yield self._try_render(with_content(conversation, point.message, partial(cut_at, point)), generate=True)
-        for number in conversation.tool_breakpoints:
-            tools = [*(conversation.tools or ())[: number + 1], MARK_TOOL]
-            yield self._try_render(replace(conversation, tools=tools), generate=True)
+            changed = with_content(conversation, point.message, partial(cut_at, point))
+            yield self._try_render(changed, generate=True), point.ttl
+        for after in conversation.tool_breakpoints:
+            tools = [*(conversation.tools or ())[: after.tool + 1], MARK_TOOL]
+            yield self._try_render(replace(conversation, tools=tools), generate=True), after.ttl
 
     def _try_render(self, conversation: Conversation, generate: bool = False) -> str | None:
         try:

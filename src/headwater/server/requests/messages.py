@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from headwater.request import TIMES_TO_LIVE
+
 Message = dict[str, Any]
 
 MAX_BREAKPOINTS = 4  # of cache_control in a request, as at Anthropic
@@ -31,6 +33,15 @@ class Breakpoint:
 
     message: int
     characters: int
+    ttl: float | None = None  # seconds after each use; None: the client gives no time
+
+
+@dataclass(frozen=True, slots=True)
+class ToolBreakpoint:
+    """Number of a tool up to which the client wants the prompt cached."""
+
+    tool: int
+    ttl: float | None = None  # as of a Breakpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +63,7 @@ class Conversation:
     variables: dict[str, Any] = field(default_factory=dict)
     now: datetime = field(default_factory=datetime.now)
     breakpoints: tuple[Breakpoint, ...] = ()
-    tool_breakpoints: tuple[int, ...] = ()  # numbers of tools up to which the client wants the prompt cached
+    tool_breakpoints: tuple[ToolBreakpoint, ...] = ()
     parts: tuple[DeclaredPart, ...] = ()  # ascending
     documents: tuple[dict[str, Any], ...] = ()  # each with a text
 
@@ -65,12 +76,12 @@ def conversation(
 ) -> Conversation:
     """Translate messages for templates, and find breakpoints and declared parts in them.
 
-    Raises ValueError for content that is not text, for breakpoints that are too many or of an unknown type, and for a
-    `segment` that is not on a part with a text.
+    Raises ValueError for content that is not text, for breakpoints that are too many or of an unknown type or time to
+    live, and for a `segment` that is not on a part with a text.
     """
     sent = list(messages)
-    breakpoints = [Breakpoint(i, at) for i, message in enumerate(sent) for at in _breakpoints(message)]
-    tool_breakpoints = tuple(i for i, tool in enumerate(tools or ()) if any(map(_is_breakpoint, _tool_parts(tool))))
+    breakpoints = [point for i, message in enumerate(sent) for point in _breakpoints(i, message)]
+    tool_breakpoints = tuple(point for i, tool in enumerate(tools or ()) for point in _breakpoints_of_tool(i, tool))
     total = len(breakpoints) + len(tool_breakpoints)
     if total > MAX_BREAKPOINTS:
         raise ValueError(f"{total:,} parts have cache_control, at most {MAX_BREAKPOINTS:,} are taken")
@@ -126,24 +137,42 @@ def _thought(message: Message) -> str | None:
     return "".join(text for text in texts if isinstance(text, str)) or None
 
 
-def _breakpoints(message: Message) -> list[int]:
-    """Return the number of characters of the content before each breakpoint."""
-    found, characters = [], 0
+def _breakpoints(number: int, message: Message) -> list[Breakpoint]:
+    """Return the breakpoints in a message's content, and at its end."""
+    found, characters = list[Breakpoint](), 0
     for text, part in _texts(message):
         characters += len(text)
-        if part is not message and _is_breakpoint(part):
-            found.append(characters)
-    return [*found, characters] if _is_breakpoint(message) and characters not in found else found
+        if part is not message and (control := _cache_control(part)) is not None:
+            found.append(Breakpoint(number, characters, _ttl(control)))
+    control = _cache_control(message)
+    if control is not None and all(point.characters != characters for point in found):
+        found.append(Breakpoint(number, characters, _ttl(control)))
+    return found
 
 
-def _is_breakpoint(holder: Any) -> bool:
-    """Return whether it has a cache_control; raise ValueError for a type other than "ephemeral", as Anthropic does."""
+def _breakpoints_of_tool(number: int, tool: dict[str, Any]) -> list[ToolBreakpoint]:
+    """Return the breakpoint after a tool, if it has one."""
+    controls = [control for part in _tool_parts(tool) if (control := _cache_control(part)) is not None]
+    return [ToolBreakpoint(number, _ttl(control)) for control in controls[:1]]
+
+
+def _cache_control(holder: Any) -> dict[str, Any] | None:
+    """Return a cache_control; raise ValueError for a type other than "ephemeral", as Anthropic does."""
     control = holder.get("cache_control") if isinstance(holder, dict) else None
-    if control is None:
-        return False
-    if not isinstance(control, dict) or control.get("type") != "ephemeral":
+    if control is not None and (not isinstance(control, dict) or control.get("type") != "ephemeral"):
         raise ValueError(f"cache_control is {repr(control)[:100]}, its type must be 'ephemeral'")
-    return True
+    return control
+
+
+def _ttl(control: dict[str, Any]) -> float | None:
+    """Return the time to live in seconds; raise ValueError for values other than Anthropic's."""
+    ttl = control.get("ttl")
+    if ttl is None:
+        return None
+    if not isinstance(ttl, str) or ttl not in TIMES_TO_LIVE:
+        allowed = " or ".join(map(repr, TIMES_TO_LIVE))
+        raise ValueError(f"ttl of cache_control is {repr(ttl)[:100]}, it must be {allowed}")
+    return TIMES_TO_LIVE[ttl]
 
 
 def _declared_parts(number: int, message: Message) -> list[DeclaredPart]:

@@ -93,6 +93,12 @@ class SpeculationOptions(BaseModel, strict=True, extra="forbid"):
     tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] | None = None  # drafts of a step
 
 
+class CacheHints(BaseModel, strict=True, extra="forbid"):
+    """Hints about later use of the prompt's prefix. They change what is evicted, and no bit of an answer."""
+
+    conversation_ended: bool | None = None  # true: no request goes on from this one
+
+
 class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
     """Fields that all requests share. A null is the same as no field."""
 
@@ -121,6 +127,7 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
     exact: bool | None = None  # true: no segment is reused; the prompt's tokens are the same
     fidelity: Fidelity | None = Field(None, strict=False)  # None: balanced; used if segments are reused
     speculation: SpeculationOptions | None = None  # None: as the server does
+    cache_hints: CacheHints | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -170,6 +177,11 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def ended(self) -> bool:
+        """True if the client says that its conversation ends with this request."""
+        return self.cache_hints is not None and bool(self.cache_hints.conversation_ended)
 
     @property
     def predicted_text(self) -> str:

@@ -140,7 +140,8 @@ class Service:
         least = ((seconds, name) for name, seconds in limits.items() if seconds is not None)
         deadline, by = min(least, default=(None, "timeout"))
         fidelity = body.fidelity or Fidelity.BALANCED
-        limited = replace(prompt, deadline=deadline, deadline_of=by)
+        kept = prompt.keep_output and not body.ended  # no next turn would resume after the answer
+        limited = replace(prompt, deadline=deadline, deadline_of=by, ended=body.ended, keep_output=kept)
         drafting = self._drafting(body, max_tokens)
         return replace(limited, params=params, segments=segments, fidelity=fidelity, drafting=drafting)
 
