@@ -17,7 +17,7 @@ ROW = [
     "ideal_hit_rate", "stranded_tokens", "flops_saved", "flops_saved_share", "checkpoints_taken", "checkpoints_hit",
     "evictions", "misses_by_reason", "ttft_ms", "queue_depth", "alpha", "seconds", "peak_rss_mb", "segments",
     "speculation", "tpot_ms", "accepted_drafts", "rejected_drafts", "tier", "loaded_tokens",
-    "tier_peak_bytes", "tier_written_bytes", "cluster",
+    "tier_peak_bytes", "tier_written_bytes", "hints", "cluster",
 ]  # fmt: skip
 
 
@@ -80,6 +80,18 @@ def test_drafts_need_a_clock_and_are_told(trace: Path, tmp_path: Path, capfd: py
     assert "--speculation 4@0.9 needs --serve" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("clock", [(), ("--serve", "cpu", "--arrival", "poisson(rate=5, think=1)")])
+def test_hints_are_given_to_each_row(
+    clock: tuple[str, ...], trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert replay(trace, *clock, "--hints", "off,ended,1h,ended+5m", "--json", out) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["hints"] for row in rows] == ["off", "ended", "1h", "ended+5m"]
+    assert len({row["hit_tokens"] for row in rows}) == 1  # there is room for all
+    assert "ended+5m" in capfd.readouterr().out
+
+
 def test_under_a_clock_there_are_times_and_a_queue(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     assert replay(trace, "--serve", "h100", "--arrival", "poisson(rate=5, think=1)", "--json", out) == 0
@@ -124,6 +136,7 @@ def test_systems_are_pairs_of_policies(trace: Path, tmp_path: Path) -> None:
         (["--serve", "tpu"], "tpu"),
         (["--arrival", "sometimes"], "sometimes"),
         (["--decode-reuse", "all"], "--decode-reuse is 'all'"),
+        (["--hints", "off,2h"], "hints are '2h', must be off, or ended, 5m, 1h, or both kinds as ended+5m"),
         (["--eviction", "flop_aware(alpha='a')"], "alpha is 'a', must be a number"),
         (["--state-fraction", "1.5", "--pool", "split"], "state fraction is 1.5"),
         (["--serve", "h100", "--eviction", "lru,clairvoyant"], "not under a clock"),

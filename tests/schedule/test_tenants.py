@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from headwater.account import Reason
+from headwater.plan import Retention
 from headwater.request import Boundaries
 from headwater.schedule.kinds.request import Request
 from tests.schedule.ledger import Lab, words
@@ -107,13 +109,29 @@ def beside_own(lab: Lab, said: Say) -> None:
     lab.ask(said, 6, namespace=A)
 
 
+def ended(lab: Lab, said: Say) -> None:
+    """A says that its conversation has ended, so that it goes first."""
+    lab.ask(said, 6, namespace=A, boundaries=BOUNDARIES, ended=True)
+    lab.ask(words(120, "filler"), 4, namespace="somebody else")
+
+
+def retained(lab: Lab, said: Say) -> None:
+    """A has its system prompt and its whole prompt retained."""
+    hints = (Retention(40, 300.0), Retention(86, 3600.0))
+    lab.ask(said, 6, namespace=A, boundaries=replace(BOUNDARIES, extra=(40, 86), retained=hints))
+    for i in range(12):
+        lab.ask(words(120, "filler", i), 4, namespace="somebody else")
+
+
 HISTORIES: list[History] = [
-    asked_before, asked_often, in_prefill, in_decode, waiting, answer_waiting, memory_full, pushed_out, beside_own
+    asked_before, asked_often, in_prefill, in_decode, waiting, answer_waiting, memory_full, pushed_out, beside_own,
+    ended, retained,
 ]  # fmt: skip
 LABS = {
     "plenty": {"n_pages": 400},
     "scarce": {"n_pages": 90},
     "seglen": {"n_pages": 90, "eviction": "seglen"},
+    "headwater": {"n_pages": 90, "eviction": "headwater"},
     "split": {"n_pages": 120, "state_fraction": 0.3},
     "raw": {"n_pages": 400, "decode_reuse": "raw"},
     "one at a time": {"n_pages": 120, "max_running": 1},

@@ -334,8 +334,9 @@ class PrefixCache:
         shared = max(after // self.layout.unit_tokens, self._index.shared(namespace, key))
         if self._history is not None:
             shared = max(shared, self._history.shared(namespace, key))
-        for node in self._index.find(namespace, key)[0]:
-            if node.end > shared and node.checkpoint is not None:
+        path, depth = self._index.find(namespace, key)
+        for node in path:
+            if shared < node.end <= depth and node.checkpoint is not None:
                 self._index.doubt(node)
 
     def abandon(self, plan: Plan) -> None:

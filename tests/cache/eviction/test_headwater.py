@@ -129,11 +129,11 @@ def test_what_changed_since_it_was_ranked_goes_by_its_new_score(monkeypatch: pyt
     kept.rank_all(now)
     first, second = (node for *_, node in kept._ranked[:-3:-1])
     unranked = next(node for node in kept.nodes if not any(node is one for *_, one in kept._ranked))
-    assert kept.lowest(now, False) is first
+    assert kept.lowest(now, False, 0.0) is first
     kept.rank(kept.row[first], 1e9, False, now)
-    assert kept.lowest(now, False) is second
+    assert kept.lowest(now, False, 0.0) is second
     kept.rank(kept.row[unranked], 1e-9, False, now)
-    assert kept.lowest(now, False) is unranked
+    assert kept.lowest(now, False, 0.0) is unranked
 
 
 def test_time_in_memory_is_counted_once() -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from headwater.server.requests.anthropic import CountTokensRequest, MessagesRequest
-from headwater.server.requests.messages import Breakpoint
+from headwater.server.requests.messages import Breakpoint, ToolBreakpoint
 
 MARK = {"cache_control": {"type": "ephemeral"}}
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
@@ -88,7 +88,7 @@ def test_breakpoints_are_found_in_system_tools_texts_and_results():
     )
     found = body.conversation
     assert found.breakpoints == (Breakpoint(0, 9), Breakpoint(1, 2), Breakpoint(3, 4))
-    assert found.tool_breakpoints == (1,)
+    assert found.tool_breakpoints == (ToolBreakpoint(1),)
     assert "cache_control" not in str(found.tools) + str(found.messages)
 
 

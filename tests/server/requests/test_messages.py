@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -10,9 +11,10 @@ from headwater.engine.selfcheck import SelfCheck
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model
+from headwater.plan import Retention
 from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.prompt.template import ChatTemplate
-from headwater.server.requests.messages import Breakpoint, conversation, template_message
+from headwater.server.requests.messages import Breakpoint, ToolBreakpoint, conversation, template_message
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make
 from tests.server import templates
@@ -130,7 +132,7 @@ def test_breakpoints_are_found_in_messages_and_in_tools():
     messages = [{"role": "user", "content": [text("ab", **MARK), text("c")], **MARK}]
     found = conversation(messages, [{"type": "function", "function": {"name": "f", **MARK}}])
     assert found.breakpoints == (Breakpoint(0, 2), Breakpoint(0, 3))
-    assert found.tool_breakpoints == (0,)
+    assert found.tool_breakpoints == (ToolBreakpoint(0),)
     assert found.tools == [{"type": "function", "function": {"name": "f"}}]
 
 
@@ -139,6 +141,32 @@ def test_bad_breakpoints_are_refused():
         conversation([{"role": "user", "content": [text("a", **MARK)] * 5}])
     with pytest.raises(ValueError, match="'ephemeral'"):
         conversation([{"role": "user", "content": [text("a", cache_control={"type": "eternal"})]}])
+
+
+def control(ttl):
+    return {"cache_control": {"type": "ephemeral", "ttl": ttl}}
+
+
+def test_a_time_to_live_is_read_in_seconds():
+    messages = [{"role": "user", "content": [text("ab", **control("5m")), text("c", **control(None))]}]
+    found = conversation(messages, [{"type": "function", "function": {"name": "f", **control("1h")}}])
+    assert found.breakpoints == (Breakpoint(0, 2, 300.0), Breakpoint(0, 3))
+    assert found.tool_breakpoints == (ToolBreakpoint(0, 3600.0),)
+
+
+@pytest.mark.parametrize("ttl", ["2h", "", 300, ["5m"]])
+def test_another_time_to_live_is_refused_with_those_that_are_taken(ttl):
+    with pytest.raises(ValueError, match=re.escape(f"ttl of cache_control is {ttl!r}, it must be '5m' or '1h'")):
+        conversation([{"role": "user", "content": [text("a", **control(ttl))]}])
+
+
+def test_positions_with_a_time_to_live_are_boundaries_with_it():
+    content = [text("Rules. ", **control("1h")), text("More. ", **MARK), text("Hi.")]
+    prompt = prepared(templates.SILENT, [{"role": "user", "content": content}])
+    timed, plain = prompt.boundaries.extra
+    assert prompt.boundaries.retained == (Retention(timed, 3600.0),)
+    assert before(prompt, timed).endswith("Rules. ")
+    assert before(prompt, plain).endswith("More. ")
 
 
 def test_a_second_request_resumes_at_the_breakpoint(tmp_path):

@@ -60,6 +60,8 @@ class Headwater(BareFirst):
         return self._kept.lowest(now, leaves, self.clock())
 
     def retain(self, node: Node, seconds: float) -> None:
+        if self._pages([node]) > self._most_retained:
+            return
         now, kept = self.clock(), self._kept
         kept.until[kept.row[node]] = now + seconds
         retained = kept.retained(node, now)

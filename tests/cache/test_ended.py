@@ -1,0 +1,108 @@
+"""Ends of conversations: what goes first after them, and what does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headwater.cache.order import Room
+from tests.cache.toy import LAYOUT, Tokens, Toy, dump, evict, key_of, words
+
+SPLIT = replace(LAYOUT, n_pages=100, checkpoint_pages=1, slot_pages=0, state_fraction=0.1)
+TURNS = (8, 16)  # checkpoints of a conversation
+
+
+def toy(eviction: str) -> Toy:
+    return Toy(SPLIT, eviction)
+
+
+def serve(cache: Toy, tokens: Tokens, namespace: str = "") -> None:
+    cache.serve(tokens, checkpoints=TURNS, namespace=namespace)
+
+
+def end(cache: Toy, tokens: Tokens, namespace: str = "", after: int = 0) -> None:
+    cache.cache.end_conversation(namespace, key_of(tokens), after)
+    cache.cache.check()
+
+
+def doubted(cache: Toy, tokens: Tokens, namespace: str = "") -> list[int]:
+    """Positions on the path of these tokens whose checkpoint is speculative."""
+    path, _ = cache.cache._index.find(namespace, key_of(tokens))
+    return [4 * node.end for node in path if node.speculative]
+
+
+@pytest.mark.parametrize("eviction", ["headwater", "lru", "gdsf", "seglen"])
+def test_what_an_ended_conversation_used_goes_first(eviction: str) -> None:
+    cache = toy(eviction)
+    for first in (1, 2, 3):
+        serve(cache, words(first, 16))
+    end(cache, words(3, 16))  # the last one that was used
+    for _ in TURNS:
+        evict(cache.cache, Room.STATE)
+    found = [cache.match((*words(first, 16), 0)).checkpoint_tokens for first in (1, 2, 3)]
+    assert found == [16, 16, 0]
+
+
+def test_nothing_is_evicted_at_the_end_and_a_request_that_resumes_there_undoes_it() -> None:
+    cache = toy("headwater")
+    serve(cache, words(1, 16))
+    end(cache, words(1, 16))
+    assert doubted(cache, words(1, 16)) == [8, 16]
+    assert cache.serve((*words(1, 16), 0), checkpoints=()).checkpoint_tokens == 16
+    assert doubted(cache, words(1, 16)) == [8]
+
+
+def test_what_another_prompt_shares_stays_in_its_order() -> None:
+    cache = toy("headwater")
+    ours, others = (*words(1, 8), *words(2, 8)), (*words(1, 8), *words(3, 8))
+    serve(cache, ours)
+    serve(cache, others)
+    end(cache, ours)
+    assert (doubted(cache, ours), doubted(cache, others)) == ([16], [])
+
+
+def test_a_prompt_that_is_the_beginning_of_another_ends_nothing() -> None:
+    cache = toy("headwater")
+    serve(cache, words(1, 24))
+    end(cache, words(1, 16))
+    end(cache, words(1, 12))
+    assert doubted(cache, words(1, 24)) == []
+
+
+def test_what_an_evicted_prompt_shared_stays_in_its_order() -> None:
+    cache = toy("headwater")
+    ours, others = (*words(1, 8), *words(2, 8)), (*words(1, 8), *words(3, 8))
+    serve(cache, others)
+    evict(cache.cache, Room.STATE)
+    evict(cache.cache, Room.STATE)
+    for _ in range(4):
+        evict(cache.cache, Room.KV)
+    serve(cache, ours)
+    assert cache.match(others).kv_tokens <= 8
+    end(cache, ours)
+    assert doubted(cache, ours) == [16]
+
+
+def test_what_lies_before_the_first_question_stays_in_its_order() -> None:
+    cache = toy("headwater")
+    serve(cache, words(1, 16))
+    end(cache, words(1, 16), after=11)
+    assert doubted(cache, words(1, 16)) == [16]
+
+
+def test_the_end_of_a_conversation_changes_nothing_in_another_namespace() -> None:
+    cache = toy("headwater")
+    for namespace in ("a", "b"):
+        serve(cache, words(1, 16), namespace)
+    end(cache, words(1, 16), "a")
+    assert (doubted(cache, words(1, 16), "a"), doubted(cache, words(1, 16), "b")) == ([8, 16], [])
+
+
+def test_the_end_of_a_conversation_that_is_not_cached_changes_nothing() -> None:
+    cache = toy("headwater")
+    serve(cache, words(1, 16))
+    before = dump(cache.cache)
+    end(cache, words(2, 16))
+    end(cache, words(1, 16), "another")
+    assert dump(cache.cache) == before
