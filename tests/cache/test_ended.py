@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from headwater.cache.eviction import EVICTION
 from headwater.cache.order import Room
-from tests.cache.toy import LAYOUT, Tokens, Toy, dump, evict, key_of, words
+from tests.cache.toy import LAYOUT, Tokens, Toy, dump, evict, example, key_of, words
 
 SPLIT = replace(LAYOUT, n_pages=100, checkpoint_pages=1, slot_pages=0, state_fraction=0.1)
 TURNS = (8, 16)  # checkpoints of a conversation
@@ -32,9 +33,9 @@ def doubted(cache: Toy, tokens: Tokens, namespace: str = "") -> list[int]:
     return [4 * node.end for node in path if node.speculative]
 
 
-@pytest.mark.parametrize("eviction", ["headwater", "lru", "gdsf", "seglen"])
-def test_what_an_ended_conversation_used_goes_first(eviction: str) -> None:
-    cache = toy(eviction)
+@pytest.mark.parametrize("name", sorted(set(EVICTION) - {"last_n"}))  # LRU of the last checkpoint alone
+def test_what_an_ended_conversation_used_goes_first(name: str) -> None:
+    cache = toy(example(name, EVICTION[name]))
     for first in (1, 2, 3):
         serve(cache, words(first, 16))
     end(cache, words(3, 16))  # the last one that was used
