@@ -93,13 +93,13 @@ class Published(FlopAware):
         return saved / (CHECKPOINT_BYTES + KV_BYTES * end)
 
     def victims(self, root: Node, now: int) -> Iterator[Node]:
-        nodes = self._kept._nodes
+        nodes = self._kept.nodes
         while True:
             self.settle()
             if not nodes:
                 return
-            recency = minmax(1 / (now - self._kept._time[: len(nodes)]))
-            score = self.alpha * minmax(self._kept._value[: len(nodes)]) + recency
+            recency = minmax(1 / (now - self._kept.time[: len(nodes)]))
+            score = self.alpha * minmax(self._kept.value[: len(nodes)]) + recency
             yield min((nodes[row] for row in np.flatnonzero(score == score.min())), key=place)
 
 
