@@ -22,37 +22,22 @@ FOLDERS = ("benchmarks", "examples", "stress", "training")
 SHARED = ROOT.parent / "shared"
 PEERS = [str(path) for path in sorted(SHARED.glob("peers/serve/results/*.json"))]
 # The smallest run of a script, where that is not `--small --repeats 1`; OUT is a folder with the log of a training run.
+SMALL_ON_DATA = ["--small", "--repeats", "1", "--data", str(SHARED / "data")]
 SMALLEST = {
     "benchmarks.card": ["--small", "--repeats", "1", "--device", "cpu", "--out", "OUT/card.json"],
     "benchmarks.comparison": ["OUT/ours.json", *PEERS, "--out", "OUT/page.md", "--figures", "OUT/figures.json"],
     "benchmarks.drafting": ["--small", "--data", str(SHARED / "data"), "--out", "OUT/drafting.json"],
     "benchmarks.grid": ["--small", "--seeds", "0-1"],
     "benchmarks.policies": ["--small", "--traces", "mini_swe_agent"],
-    "benchmarks.speculation": [
-        "--small",
-        "--repeats",
-        "1",
-        "--data",
-        str(SHARED / "data"),
-        "--out",
-        "OUT/speculation.json",
-    ],
+    "benchmarks.speculation": [*SMALL_ON_DATA, "--out", "OUT/speculation.json"],
     "benchmarks.routers": ["--small", "--out", "OUT/routers.json"],
     "benchmarks.run": ["--small", "index"],
     "benchmarks.segment_choices": ["--prompts", "1"],
     "benchmarks.segment_quality": ["--every", "40", "--out", "OUT"],
     "benchmarks.segment_states": ["hypic-table2", "--out", "OUT"],
     "benchmarks.segments": ["--small", "--repeats", "1", "--out", "OUT"],
-    "benchmarks.tree_placement": [
-        "--small",
-        "--repeats",
-        "1",
-        "--data",
-        str(SHARED / "data"),
-        "--out",
-        "OUT/tree_placement.json",
-    ],
-    "benchmarks.sparse": ["--small", "--repeats", "1", "--data", str(SHARED / "data"), "--out", "OUT"],
+    "benchmarks.sparse": [*SMALL_ON_DATA, "--out", "OUT"],
+    "benchmarks.tree_placement": [*SMALL_ON_DATA, "--out", "OUT/tree_placement.json"],
     "examples.demo": [],
     "examples.demo_cluster": ["--workers", "2"],
     "stress.four_ways": ["--requests", "6"],

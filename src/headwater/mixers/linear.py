@@ -156,12 +156,16 @@ class Linear:
 
     def _opened_by_kernel(self, gate: Linear, x_RK: Tensor) -> Tensor | None:
         """Compute y · silu(gate's y) of rows of decoding sequences by one kernel, if there is one."""
-        if not (self._tiled and len(self._parts) == len(gate._parts) == 1):
+        if not len(self._by_kernel) == len(gate._by_kernel) == 1:
             return None
-        (of_gate,), (own,) = gate._parts, self._parts
-        if isinstance(own, AnswersProduct) and isinstance(of_gate, AnswersProduct):
-            return own.opened(of_gate, x_RK)
-        return None
+        (own,), (of_gate,) = self._by_kernel, gate._by_kernel
+        return own.opened(of_gate, x_RK)
+
+    @property
+    def _by_kernel(self) -> list[AnswersProduct]:
+        """The weights, if products are tiled and all have a kernel for rows of answers; else nothing."""
+        found = [part for part in self._parts if isinstance(part, AnswersProduct)] if self._tiled else []
+        return found if len(found) == len(self._parts) else []
 
     def rows(self, index_R: Tensor) -> Tensor:
         """Return rows of the weight in `dtype`, [R, K]; it must be one weight."""
@@ -206,7 +210,7 @@ class Linear:
             return x_RK.new_empty(0, self.n_out)
         if not self._tiled:
             return self._side_by_side(x_RK, then, factor_RN)
-        by_kernel = [part for part in self._parts if isinstance(part, AnswersProduct)]
+        by_kernel = self._by_kernel
         tiles = (
             (first, min(first + height, last), height)
             for start, last, height in (

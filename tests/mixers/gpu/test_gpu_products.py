@@ -60,6 +60,13 @@ def test_a_step_of_answers_is_one_launch_for_each_weight(monkeypatch: pytest.Mon
     assert launched == [70]
 
 
+def test_weights_of_which_one_has_no_kernel_are_multiplied_in_tiles() -> None:
+    weights = [random(40, 64), random(8, 64).to(torch.float16)]
+    linear, x_RK = Linear(weights, numerics=TILED, dtype=torch.float32), random(18, 64)
+    wanted_RN = F.linear(x_RK, torch.cat([weight.float() for weight in weights]))
+    torch.testing.assert_close(linear(x_RK, 0), wanted_RN, rtol=1e-4, atol=1e-4)
+
+
 def test_activations_and_factors_follow_the_product() -> None:
     linear, x_RK, factor_RN = Linear(random(40, 64), random(40), TILED), random(18, 64), random(18, 40)
     y_RN = linear(x_RK, 0)
