@@ -71,10 +71,18 @@ class Host:
         self.raylet = subprocess.Popen(
             command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        until(self._has_raylet)  # two that start at once may choose the same names of sockets
+        until(self._listens)  # or a second one chooses the name of this one's socket, and ends
 
-    def _has_raylet(self) -> bool:
-        return any(b"/raylet/raylet\0" in _command_of(process) for process in self.processes())
+    def _listens(self) -> bool:
+        """Return whether its raylet has bound the socket that its command names."""
+        commands = (_command_of(process) for process in self.processes())
+        sockets = [
+            Path(word.partition("=")[2])
+            for command in commands
+            for word in command.decode().split("\0")
+            if word.startswith("--raylet_socket_name=") and "/raylet/raylet\0" in command.decode()
+        ]
+        return any(one.exists() for one in sockets)
 
     def processes(self) -> list[int]:
         shown = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, timeout=PATIENCE)
