@@ -7,9 +7,7 @@ from enum import StrEnum
 
 from headwater.plan import Retention
 
-# seconds, by the values of `ttl` in Anthropic's cache_control
-
-TIMES_TO_LIVE = {"5m": 300.0, "1h": 3600.0}
+TIMES_TO_LIVE = {"5m": 300.0, "1h": 3600.0}  # seconds, by the values of `ttl` in Anthropic's cache_control
 
 
 @dataclass(frozen=True, slots=True)

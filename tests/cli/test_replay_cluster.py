@@ -44,7 +44,7 @@ def test_rows_of_unlike_memory_are_told_apart_in_each_table(capfd: pytest.Captur
     [
         (("--workers", "2"), "--workers 2 needs --serve"),
         (("--serve", "h100", "--router", "least_cost"), "--router least_cost needs --workers"),
-        (("--serve", "h100", "--event-delay", "0"), "--event-delay 0.0 needs --workers"),
+        (("--serve", "h100", "--event-delay", "0"), "--event-delay 0 needs --workers"),
         (("--serve", "h100", "--workers", "0"), "'--workers': Input should be"),
         (("--serve", "h100", "--workers", "2", "--router", "best"), "router 'best' is unknown; there are aibrix"),
         (("--serve", "h100", "--workers", "2", "--router", "aibrix(1,2,3,4)"), "router 'aibrix(1,2,3,4)' cannot be"),

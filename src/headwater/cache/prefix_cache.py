@@ -326,10 +326,10 @@ class PrefixCache:
                 self.policy.retain(node, seconds[node.end])
 
     def end_conversation(self, namespace: str, key: bytes, after: int = 0) -> None:
-        """Let the checkpoints of a key go first that lie beyond position `after` and all that other prompts share.
+        """Mark as speculative the checkpoints of `key` beyond position `after` that no other prompt shares.
 
-        Prompts whose KV was evicted count, too. The checkpoints are speculative until a request resumes there: nothing
-        is evicted now.
+        Prompts whose KV was evicted count, too, and so does what continues the key. Nothing is evicted now; a request
+        that resumes at such a checkpoint undoes it.
         """
         shared = max(after // self.layout.unit_tokens, self._index.shared(namespace, key))
         if self._history is not None:

@@ -184,7 +184,8 @@ def _clusters(workers: int | None, router: str | None, event_delay: float | None
     if workers is None:
         for option, given in (("--router", router), ("--event-delay", event_delay)):
             if given is not None:
-                raise ConfigError(f"{option} {given} needs --workers: one server has no router")
+                shown = f"{given:g}" if isinstance(given, float) else given
+                raise ConfigError(f"{option} {shown} needs --workers: one server has no router")
         return [None]
     try:
         from headwater.cluster.rivals import make_choice

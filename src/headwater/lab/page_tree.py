@@ -12,7 +12,7 @@ from headwater.traces.request import Request, Trace
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Way of one request through the tree of pages. Numbers of pages as `PageTree` counts them; 0 is the root."""
+    """Pages at which one request's overlap and its prompt end, numbered as in `PageTree`; 0 is the root."""
 
     overlap: int  # the last page that an earlier request has, too
     end: int  # the last full page of the prompt that leaves one token to compute
@@ -26,7 +26,7 @@ class PageTree:
 
     def __init__(self, trace: Trace, order: Iterable[Request], page: int) -> None:
         """Enter the requests in `order`. Pages have `page` tokens, or a block of the trace if that is longer."""
-        self.page = max(page, trace.block_tokens)
+        self.page = max(1, page // trace.block_tokens) * trace.block_tokens
         self.parents, self.depths = [0], [0]
         self.passages: list[Passage] = []
         found: dict[tuple[int, bytes, str], int] = {}

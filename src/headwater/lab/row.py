@@ -111,7 +111,7 @@ class Row:
     loaded_tokens: int = 0  # read from the tier, not computed
     tier_peak_bytes: int = 0  # that the tier held at most
     tier_written_bytes: int = 0
-    hints: str = OFF  # as they were asked for
+    hints: str = OFF  # that requests carried, as `--hints` spells them
     cluster: Routing | None = None  # None: one worker without a router
 
     @property

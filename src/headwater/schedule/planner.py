@@ -217,7 +217,7 @@ class Planner:
         return plan
 
     def end_conversation(self, seq: Sequence) -> None:
-        """Let go first what only the sequence's conversation could use again: all beyond system prompt and tools."""
+        """Mark the checkpoints beyond system prompt and tools that only the sequence's conversation could use again."""
         self.cache.end_conversation(seq.namespace, seq.key, seq.generation.boundaries.system_end or 0)
 
     # -- drafting --------------------------------------------------------------

@@ -64,6 +64,44 @@ def test_each_use_that_asks_for_it_begins_the_time_again() -> None:
     assert cached(toy, 1)
 
 
+def test_a_shorter_time_does_not_shorten_a_longer_one() -> None:
+    toy, clock = timed(states=3)
+    retain(toy, 1, 3600.0)
+    toy.serve((*words(1, 8), 0), retained=(Retention(8, 300.0),), checkpoints=())
+    clock.now = 400.0
+    for first in range(2, 9):
+        toy.serve(words(first, 8))
+    assert cached(toy, 1)
+
+
+def test_an_ended_conversation_is_not_retained() -> None:
+    toy, _ = timed(states=3)
+    retain(toy, 1)
+    toy.cache.end_conversation("", words_key(1))
+    for first in (2, 3, 4):
+        toy.serve(words(first, 8))
+    assert not cached(toy, 1)
+    assert all(cached(toy, first) for first in (2, 3, 4))
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_in_a_large_table_another_goes_in_the_place_of_what_is_retained(leaves: bool) -> None:
+    """Of more than 128 checkpoints the lowest are ranked beforehand; KV goes from the leaves."""
+    toy = Toy(replace(SMALL, n_pages=2000, state_fraction=0.15), "headwater(retained=1)")
+    policy = toy.cache.policy
+    policy.clock = Clock()
+    for first in range(400):
+        toy.serve((*words(first % 60, 8), *words(100 + first, 4)), (8, 12))
+    assert len(policy._kept.nodes) > 128
+    gone = set()
+    for _ in range(40):
+        victim = policy.lowest(leaves, toy.cache._now)
+        assert victim not in gone
+        assert not (leaves and victim.children)
+        policy.retain(victim, 300.0)
+        gone.add(victim)
+
+
 def test_of_two_times_on_one_page_the_longer_one_counts() -> None:
     toy, clock = timed()
     toy.serve(words(1, 8), retained=(Retention(9, 3600.0), Retention(10, 300.0)))
@@ -117,8 +155,9 @@ def test_a_prompt_larger_than_the_share_is_not_retained() -> None:
     assert [node.end for node in retained_by(toy)] == [2]
 
 
+@pytest.mark.parametrize("room", [Room.STATE, Room.KV])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_namespace_gives_up_no_checkpoint_for_what_another_retains(seed: int) -> None:
+def test_a_namespace_gives_up_no_checkpoint_for_what_another_retains(seed: int, room: Room) -> None:
     """At any moment the next victim is of the namespace whose checkpoint would go without any retention."""
     rng = Random(seed)
     toy, clock = timed(states=12)
@@ -128,9 +167,9 @@ def test_a_namespace_gives_up_no_checkpoint_for_what_another_retains(seed: int) 
         hints = (Retention(8, 300.0),) if namespace == "a" and rng.random() < 0.7 else ()
         toy.serve((*words(rng.randrange(12), 8), *words(50 + rng.randrange(50), 4)), (8, 12), namespace, retained=hints)
         clock.now += 1
-        victim = policy.victim(Room.STATE, toy.cache._now)
+        victim = policy.victim(room, toy.cache._now)
         policy.clock = lambda: 1e9  # when all retentions have lapsed
-        without = policy.victim(Room.STATE, toy.cache._now)
+        without = policy.victim(room, toy.cache._now)
         policy.clock = clock
         assert victim is not None
         assert without is not None

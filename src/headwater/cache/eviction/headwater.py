@@ -63,7 +63,8 @@ class Headwater(BareFirst):
         if self._pages([node]) > self._most_retained:
             return
         now, kept = self.clock(), self._kept
-        kept.until[kept.row[node]] = now + seconds
+        row = kept.row[node]
+        kept.until[row] = max(kept.until[row], now + seconds)
         retained = kept.retained(node, now)
         while self._pages(retained) > self._most_retained:
             kept.until[kept.row[retained.pop(0)]] = -np.inf
@@ -95,6 +96,8 @@ class Headwater(BareFirst):
             self._noted += 1
         elif kept.kind[row] != (kind := self._kind(node, int(kept.uses[row]))):
             kept.change(row, kind, self._now)
+        if node.speculative:
+            kept.until[row] = -np.inf  # what is not expected to be used again is not retained
         worth = np.inf if node.holds else 0.0 if node.speculative else self._worth.of(node)
         kept.rank(row, worth, leaf, self._now)
         if self._noted >= RENEWED:

@@ -64,8 +64,9 @@ class Tree:
         if len(flat):
             above = self.depths[self.parents[flat[0] + 1]]
             raise ValueError(f"node {flat[0] + 1} is {self.depths[flat[0] + 1]} deep, its parent {above}")
-        if not (self.weights >= 0).all():
-            raise ValueError(f"a weight of {self.weights.min():g}; 0 is the least")
+        wrong = self.weights[~((self.weights >= 0) & np.isfinite(self.weights))]
+        if len(wrong):
+            raise ValueError(f"a weight of {wrong[0]:g}; it must be 0 or more, and finite")
 
     def __len__(self) -> int:
         return len(self.parents)

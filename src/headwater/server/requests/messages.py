@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import reduce
 from typing import Any
 
 from headwater.request import TIMES_TO_LIVE
@@ -139,21 +140,25 @@ def _thought(message: Message) -> str | None:
 
 def _breakpoints(number: int, message: Message) -> list[Breakpoint]:
     """Return the breakpoints in a message's content, and at its end."""
-    found, characters = list[Breakpoint](), 0
+    found, characters = dict[int, float | None](), 0
     for text, part in _texts(message):
         characters += len(text)
         if part is not message and (control := _cache_control(part)) is not None:
-            found.append(Breakpoint(number, characters, _ttl(control)))
-    control = _cache_control(message)
-    if control is not None and all(point.characters != characters for point in found):
-        found.append(Breakpoint(number, characters, _ttl(control)))
-    return found
+            found[characters] = _longer(found.get(characters), _ttl(control))
+    if (control := _cache_control(message)) is not None:
+        found[characters] = _longer(found.get(characters), _ttl(control))
+    return [Breakpoint(number, *place) for place in found.items()]
 
 
 def _breakpoints_of_tool(number: int, tool: dict[str, Any]) -> list[ToolBreakpoint]:
     """Return the breakpoint after a tool, if it has one."""
-    controls = [control for part in _tool_parts(tool) if (control := _cache_control(part)) is not None]
-    return [ToolBreakpoint(number, _ttl(control)) for control in controls[:1]]
+    times = [_ttl(control) for part in _tool_parts(tool) if (control := _cache_control(part)) is not None]
+    return [ToolBreakpoint(number, reduce(_longer, times))] if times else []
+
+
+def _longer(one: float | None, other: float | None) -> float | None:
+    """Return the longer of two times to live at one place; None is none."""
+    return max((seconds for seconds in (one, other) if seconds is not None), default=None)
 
 
 def _cache_control(holder: Any) -> dict[str, Any] | None:
