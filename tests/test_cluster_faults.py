@@ -270,8 +270,8 @@ def test_a_link_that_is_cut_and_mended(cluster: Hosts, seconds: float) -> None:
 
 def test_a_link_that_flaps(cluster: Hosts) -> None:
     def flap() -> None:
+        host = cluster.of_worker(cluster.busy())
         for _ in range(8):
-            host = cluster.of_worker(cluster.busy())
             host.cut()
             time.sleep(0.4)
             host.mend()
