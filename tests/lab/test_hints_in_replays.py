@@ -6,16 +6,25 @@ from dataclasses import replace
 
 import pytest
 
+from headwater.cache.eviction.headwater import Headwater
 from headwater.errors import ConfigError
+from headwater.lab.cost import StepCost, load_device
 from headwater.lab.hints import Hints
-from headwater.lab.replay import hinted, replay
+from headwater.lab.replay import replay, run_grid
+from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
 from headwater.models.profiles import PROFILES
 from headwater.plan import Retention
-from headwater.traces.arrivals import natural
+from headwater.traces.arrivals import Arrivals, natural
 from headwater.traces.read import make_trace
 from headwater.traces.request import Trace
 from tests.lab.workload import SYSTEM, workload
+
+PROFILE = PROFILES["qwen3.5-9b"]
+
+
+def make_natural(trace: Trace) -> Arrivals:
+    return natural(trace).over(trace)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +73,26 @@ def test_a_time_to_live_is_given_to_the_end_of_system_prompt_and_tools() -> None
     assert Hints(ttl="5m").given(unknown).requests == unknown.requests
 
 
-def test_ends_of_conversations_leave_room_for_those_that_go_on() -> None:
-    trace, hits = workload(60, seed=3, rate=0.1), []
-    for hints in (None, Hints(ended=True)):
-        setup = Setup(PROFILES["qwen3.5-9b"], 1_000_000_000, eviction="headwater", hints=hints)
-        given = hinted(trace, setup)
-        hits.append(replay(given, setup, natural(given).over(given)).row.hit_tokens)
-    assert hits[1] > hits[0]
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("engine", [None, Engine(StepCost(PROFILE, load_device("h100")))], ids=["one by one", "queued"])
+def test_ends_of_conversations_leave_room_for_those_that_go_on(engine: Engine | None, jobs: int) -> None:
+    setups = [Setup(PROFILE, 1_000_000_000, eviction="headwater", hints=hints) for hints in (None, Hints(ended=True))]
+    if engine is not None:
+        setups = [replace(setup, memory=3_000_000_000) for setup in setups]
+    results = run_grid(workload(60, seed=3, rate=0.1), setups, make_natural, engine, jobs)
+    without, ended = (result.row.hit_tokens for _, result in sorted(results, key=lambda one: one[0]))
+    assert ended > without
+
+
+@pytest.mark.parametrize("engine", [None, Engine(StepCost(PROFILE, load_device("h100")))], ids=["one by one", "queued"])
+def test_a_time_to_live_lapses_by_the_time_of_the_trace(engine: Engine | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy reads the seconds of arrivals."""
+    seconds = list[float]()
+    lowest = Headwater.lowest
+    monkeypatch.setattr(
+        Headwater, "lowest", lambda self, *given: (seconds.append(self.clock()), lowest(self, *given))[1]
+    )
+    trace, setup = workload(60, seed=3, rate=0.1), Setup(PROFILE, 1_000_000_000, eviction="headwater")
+    replay(trace, replace(setup, memory=3_000_000_000) if engine else setup, make_natural(trace), engine)
+    assert seconds == sorted(seconds)
+    assert seconds[-1] > 300.0

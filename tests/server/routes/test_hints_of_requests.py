@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from headwater.config import ServeConfig
@@ -69,6 +71,24 @@ def test_a_time_to_live_of_an_input_item_is_taken(engine):
     assert [one.seconds for one in engine.seen[0].boundaries.retained] == [3600.0]
 
 
+def test_a_time_to_live_of_a_tool_is_taken(engine):
+    control = {"type": "ephemeral", "ttl": "5m"}
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}, "cache_control": control}
+    body = {"messages": [{"role": "user", "content": "hello " * 50}], "tools": [tool]}
+    assert send(engine, "POST", "/v1/chat/completions", json=body).status_code == 200
+    assert [one.seconds for one in engine.seen[0].boundaries.retained] == [300.0]
+
+
+@pytest.mark.parametrize(("of_block", "of_request", "seconds"), [(None, "1h", 3600.0), ("1h", "5m", 3600.0)])
+def test_a_time_to_live_of_the_whole_request_is_taken(of_block, of_request, seconds, engine):
+    control = {"type": "ephemeral", "ttl": of_request}
+    body = {"messages": [marked(of_block)], "max_tokens": 10, "cache_control": control}
+    assert send(engine, "POST", "/v1/messages", json=body).status_code == 200
+    assert [one.seconds for one in engine.seen[0].boundaries.retained] == [seconds]
+    refused = send(engine, "POST", "/v1/messages", json={**body, "cache_control": {**control, "ttl": "2h"}})
+    assert refused.status_code == 400
+
+
 @pytest.mark.parametrize("ttl", ["2h", "5 minutes", 300])
 def test_another_time_to_live_is_refused_with_those_that_are_taken(ttl, engine):
     refused = error(send(engine, "POST", "/v1/chat/completions", json={"messages": [marked(ttl)]}))
@@ -86,6 +106,7 @@ def test_hints_change_no_bit_of_an_answer(tmp_path):
     answers = []
     for hints, ttl in (({}, None), (ENDED, None), ({}, "1h"), (ENDED, "5m")):
         with Make(loaded, SelfCheck(True, None, "compiled"))(500) as rig:
+            assert rig.engine.scheduler.cache.policy.clock is time.monotonic
             rig.engine.chat_template = templates.SILENT
             body = {"messages": [marked(ttl)], "max_tokens": 30, "temperature": 0, "ignore_eos": True, **hints}
             sent = [
