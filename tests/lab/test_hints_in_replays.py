@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from headwater.cache.eviction.headwater import Headwater
+from headwater.cache.prefix_cache import PrefixCache
 from headwater.errors import ConfigError
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.hints import Hints
-from headwater.lab.replay import replay, run_grid
+from headwater.lab.replay import hinted, replay, run_grid
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
 from headwater.models.profiles import PROFILES
@@ -96,3 +97,16 @@ def test_a_time_to_live_lapses_by_the_time_of_the_trace(engine: Engine | None, m
     replay(trace, replace(setup, memory=3_000_000_000) if engine else setup, make_natural(trace), engine)
     assert seconds == sorted(seconds)
     assert seconds[-1] > 300.0
+
+
+@pytest.mark.parametrize("engine", [None, Engine(StepCost(PROFILE, load_device("h100")))], ids=["one by one", "queued"])
+def test_the_cache_hears_of_each_end(engine: Engine | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, end = list[str](), PrefixCache.end_conversation
+    monkeypatch.setattr(
+        PrefixCache, "end_conversation", lambda self, *given: (ends.append(given[0]), end(self, *given))
+    )
+    trace = workload(6, seed=3)
+    setup = Setup(PROFILE, 3_000_000_000, eviction="headwater", hints=Hints(ended=True))
+    given = hinted(trace, setup)
+    replay(given, setup, make_natural(given), engine)
+    assert len(ends) == len({request.session for request in trace.requests})
