@@ -186,7 +186,7 @@ def _open(host: str, port: int) -> bool:
 
 @dataclass(frozen=True)
 class Answers:
-    """What became of the requests that ran while something failed."""
+    """Outcomes of the requests that ran while something failed."""
 
     undisturbed: list[bool]  # of each: tokens and log probabilities are those of a quiet cluster
     counted: dict[str, int]  # what the router counted of them

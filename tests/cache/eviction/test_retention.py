@@ -86,7 +86,7 @@ def test_an_ended_conversation_is_not_retained() -> None:
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_in_a_large_table_another_goes_in_the_place_of_what_is_retained(leaves: bool) -> None:
-    """Of more than 128 checkpoints the lowest are ranked beforehand; KV goes from the leaves."""
+    """More than 128 checkpoints: the lowest are ranked beforehand, and KV goes from the leaves."""
     toy = Toy(replace(SMALL, n_pages=2000, state_fraction=0.15), "headwater(retained=1)")
     policy = toy.cache.policy
     policy.clock = Clock()
