@@ -109,7 +109,7 @@ def test_of_policies_that_go_by_the_prompt_alone_a_deeper_match_only_takes_posit
 
 
 def test_learning_may_change_the_answer() -> None:
-    optimal = make_placement("optimal(2, every=1, end=False)")
+    optimal = make_placement("optimal(2, every=1, end=False, pooled=True)")
     cold = PlacementQuery(1000, Match(0, 0, 0, Reason.COLD), Boundaries(), 10)
     before = optimal.place(cold)
     optimal.learn(replace(cold, match=Match(70, 0, 70, Reason.NO_CHECKPOINT), path=lambda: (Edge(1, 100),)))

@@ -13,6 +13,7 @@ from headwater.request import Boundaries
 from tests.cache.toy import LAYOUT, Tokens, Toy, words
 
 PAGE = LAYOUT.page_size
+PAGE_OF_QUERY = 10
 
 
 def nowhere() -> Path:
@@ -20,7 +21,7 @@ def nowhere() -> Path:
 
 
 def query(
-    length: int, branch: int, path: Callable[[], Path] = nowhere, page: int = 10, answered: bool = True
+    length: int, branch: int, path: Callable[[], Path] = nowhere, page: int = PAGE_OF_QUERY, answered: bool = True
 ) -> PlacementQuery:
     return PlacementQuery(length, Match(branch, 0, branch, Reason.DIVERGED), Boundaries(), page, answered, path)
 
@@ -34,16 +35,16 @@ def seen(policy: str, *depths: int) -> Placement:
 
 
 def test_of_a_prompt_that_is_new_the_law_is_that_of_all_requests() -> None:
-    optimal = seen("optimal(2, beta=1, every=1)", 100, 100, 300, 500, 500, 500, 520)
+    optimal = seen("optimal(2, beta=1, every=1, pooled=True)", 100, 100, 300, 500, 500, 500, 520)
     assert optimal.place(query(1000, 0)).checkpoints == solve([100, 300, 500, 520], [2, 1, 3, 1], 2, 10).positions
     assert optimal.place(query(1000, 0)).checkpoints == (100, 500)
 
 
 def test_depths_beyond_the_prompt_count_at_its_end_unless_that_is_kept_anyway() -> None:
-    optimal = seen("optimal(1, beta=1, every=1, end=False)", 100, 900, 900)
+    optimal = seen("optimal(1, beta=1, every=1, end=False, pooled=True)", 100, 900, 900)
     assert optimal.place(query(401, 0, answered=False)).checkpoints == (400,)
     assert optimal.place(query(401, 0)).checkpoints == (100,)
-    kept = seen("optimal(1, beta=1, every=1)", 100, 900, 900)
+    kept = seen("optimal(1, beta=1, every=1, pooled=True)", 100, 900, 900)
     assert kept.place(query(401, 0, answered=False)).checkpoints == (100, 400)
 
 
@@ -59,12 +60,13 @@ def test_along_known_edges_the_law_is_their_own() -> None:
 
 
 def test_the_prompt_itself_is_the_newest_sample_of_where_its_path_is_left() -> None:
-    fresh = make_placement("optimal(3)")
+    fresh = make_placement("optimal(3, pooled=True)")
     assert fresh.place(query(2000, 440)).checkpoints == (440,)
+    assert 440 in make_placement("optimal(3)").place(query(2000, 440)).checkpoints
 
 
 def test_known_and_new_part_weigh_as_much_as_all_requests_overlapped_to_less_and_to_more() -> None:
-    optimal = make_placement("optimal(1, beta=1, every=1)")
+    optimal = make_placement("optimal(1, beta=1, every=1, pooled=True)")
     for depth in (100, 1000, 1000, 1000):
         optimal.learn(query(2000, depth))
     placed = optimal.place(query(2000, 400, lambda: (Edge(5, 400),)))
@@ -80,12 +82,56 @@ def test_until_anything_overlaps_it_is_balanced() -> None:
         assert fresh.place(query(length, 0)) == even.place(query(length, 0))
 
 
+def longer_and_shorter(policy: str) -> list[int]:
+    """Positions in prompts of 1,000 and of 8,000 tokens, after requests of both lengths, left at 500 and at 300."""
+    optimal = make_placement(policy)
+    for turn in range(20):
+        optimal.learn(query(1000 + turn, 500))
+        optimal.learn(query(8000 + turn, 300))
+    return [optimal.place(query(length, 0)).checkpoints[0] for length in (1000, 8000)]
+
+
+def test_prompts_are_left_where_prompts_of_their_length_were_left() -> None:
+    assert longer_and_shorter("optimal(1, beta=1, every=1)") == [500, 300]
+    assert longer_and_shorter("optimal(1, beta=1, every=1, pooled=True)") == [300, 300]
+
+
+def test_of_a_length_that_is_new_the_prior_alone_is_known() -> None:
+    optimal, even = make_placement("optimal(3, beta=1, every=1)"), make_placement("balanced(3)")
+    for _ in range(20):
+        optimal.learn(query(2000, 30))
+    found, spread = (policy.place(query(9001, 0)).checkpoints for policy in (optimal, even))
+    assert len(found) == len(spread) == 3
+    assert all(abs(one - other) <= PAGE_OF_QUERY for one, other in zip(found, spread, strict=True))
+    assert optimal.place(query(2000, 0)).checkpoints[0] == 30
+
+
+def test_the_prior_weighs_as_one_request() -> None:
+    """One checkpoint saves its depth in each request that reaches it: 100 tokens, or a half of what the prior may."""
+    optimal = make_placement("optimal(1, beta=1, every=1)")
+    depths = []
+    for _ in range(4):
+        optimal.learn(query(1000, 100))
+        depths.append(optimal.place(query(1000, 0)).checkpoints[0])
+    assert depths == best_with_the_prior(4)
+
+
+def best_with_the_prior(most: int) -> list[int]:
+    """The position that saves most if n requests reach 100 and one reaches each page of 1,000 as likely, by n."""
+    pages = range(10, 1000, 10)
+    saved = {
+        n: {at: at * (n * (at <= 100) + sum(page >= at for page in pages) / len(pages)) for at in pages}
+        for n in range(1, most + 1)
+    }
+    return [max(by, key=by.__getitem__) for by in saved.values()]
+
+
 def test_the_answer_changes_every_ten_requests() -> None:
     optimal = make_placement("optimal(1)")
     before = optimal.place(query(1000, 0))
     answers = []
     for _ in range(10):
-        optimal.learn(query(2000, 120))
+        optimal.learn(query(1000, 120))
         answers.append(optimal.place(query(1000, 0)))
     assert answers[:9] == [before] * 9
     assert answers[9].checkpoints == (120,)

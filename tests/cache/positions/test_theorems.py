@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
-from math import log, sqrt
+from math import inf, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.cache.placement.balanced import balanced
-from headwater.cache.positions.overlaps import Overlaps
+from headwater.cache.positions.overlaps import Distribution
 from headwater.cache.positions.program import recomputation, solve
 
 Law = np.ndarray[Any, np.dtype[np.float64]]
@@ -114,12 +114,11 @@ def test_theorem_4_the_decayed_histogram_tracks_a_drifting_law_within_variance_a
     bound = sqrt(n * (1 - beta) / (1 + beta)) / 2 + drift * beta / (1 - beta)
     distances, excesses = [], []
     for _ in range(30):
-        overlaps = Overlaps(beta, every=1, edges=1)
-        for step in range(steps):
-            law = early + min(1.0, drift * step) * (late - early)
-            overlaps.learn((), int(rng.choice(n, p=law)) + 1)
-        depths, weight = overlaps.beyond(0)
-        seen = np.bincount(np.array(depths) - 1, weights=weight, minlength=n) / weight.sum()
+        laws = [early + min(1.0, drift * step) * (late - early) for step in range(steps)]
+        law, learned = laws[-1], Distribution(beta, alike=inf)
+        learned.add([(int(rng.choice(n, p=now)) + 1, n + 1) for now in laws])
+        depths, weight = learned.of(n + 1)
+        seen = np.bincount(depths - 1, weights=weight, minlength=n) / weight.sum()
         distances.append(variation(seen, law))
         excesses.append(cost(solve(depths, weight, k).positions, law) - value(law, k))
     assert np.mean(distances) <= bound

@@ -1,9 +1,10 @@
-"""Overlap depths of requests with cached prefixes: exponentially weighted histograms, one of all and one per edge."""
+"""Overlap depths of requests with cached prefixes: an exponentially weighted histogram per edge, and those of all."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,8 +15,41 @@ FAINT = 1e-4  # of the newest request's weight: smaller weights are dropped from
 MANY = 256  # depths that an edge may have before its faint ones are dropped
 ROUNDING = 1e-9  # of a sum of weights
 HEAVY = 1e100  # weight of a request at which all are scaled down
+LATEST = 8192  # requests that the distribution of all is made of
+UNLIKE = 4.0  # standard deviations between two prompts' lengths from which one says nothing of the other
 
 Histogram = dict[int, float]  # depth in tokens -> weight of the requests that overlapped so far
+
+
+class Distribution:
+    """Depths to which the latest requests overlapped, for a prompt of a given length.
+
+    A request weighs e^(-z²/2), with z = ln(ratio of both prompts' lengths) / alike; alike = inf: one for all lengths
+    (sparse prefix caching, theorem 4). It weighs beta times as much for each later request of the same length.
+    """
+
+    def __init__(self, beta: float, alike: float) -> None:
+        self._beta, self._alike = beta, alike
+        self._depths = np.zeros(0, np.int64)
+        self._lengths = np.zeros(0)  # logarithms of the prompts' lengths
+
+    def add(self, requests: Sequence[tuple[int, int]]) -> None:
+        """Count requests: the depth and the prompt's length of each, in tokens."""
+        new = np.array(requests, dtype=np.int64).reshape(-1, 2)
+        self._depths = np.concatenate((self._depths, new[:, 0]))[-LATEST:]
+        self._lengths = np.concatenate((self._lengths, np.log(new[:, 1])))[-LATEST:]
+
+    def of(self, length: int) -> tuple[Column, Column]:
+        """Return depths of requests with prompts of about `length` tokens, and their weights: at most 1 each."""
+        distance = (self._lengths - math.log(max(1, length))) / self._alike
+        alike = np.flatnonzero(np.abs(distance) < UNLIKE)
+        weights = np.exp(-0.5 * distance[alike] ** 2)
+        later = weights[::-1].cumsum()[::-1] - weights
+        return self._depths[alike], weights * self._beta**later
+
+    @property
+    def empty(self) -> bool:
+        return not len(self._depths)
 
 
 class Overlaps:
@@ -26,42 +60,37 @@ class Overlaps:
     begins with a copy. An edge that is absorbed by its child loses its histogram. The `edges` last used are kept.
     """
 
-    def __init__(self, beta: float, every: int, edges: int) -> None:
-        self.unit = 1.0  # weight of the next request, at least
+    def __init__(self, beta: float, every: int, edges: int, alike: float = math.inf) -> None:
+        self.unit = 1.0  # weight of the next request in the edges' histograms, at least
+        self.distribution = Distribution(beta, alike)
         self._beta, self._every, self._most = beta, every, edges
         self._seen = 0
-        self._waiting: list[tuple[Path, int]] = []
-        self._all: Histogram = {}
+        self._waiting: list[tuple[Path, int, int]] = []
         self._edges: OrderedDict[int, Histogram] = OrderedDict()
-        self._depths: list[int] = []  # of all, ascending
-        self._weights = np.zeros(0)
 
-    def learn(self, path: Path, depth: int) -> None:
-        """Add a request that overlaps to `depth`. Requests are counted together, every `every` requests."""
+    def learn(self, path: Path, depth: int, length: int) -> None:
+        """Add a request with a prompt of `length` tokens that overlaps to `depth`. `every` are counted together."""
         self._seen += 1
         if depth:
-            self._waiting.append((path, depth))
+            self._waiting.append((path, depth, length))
         if self._seen % self._every == 0 and self._waiting:
             self._count()
 
     def _count(self) -> None:
-        for path, depth in self._waiting:
+        for path, depth, _ in self._waiting:
             self.unit /= self._beta
-            self._all[depth] = self._all.get(depth, 0.0) + self.unit
             start = 0
             for edge in path:
                 if depth <= start:
                     break
                 self._enter(edge, min(depth, edge.end))
                 start = edge.end
+        self.distribution.add([(depth, length) for _, depth, length in self._waiting])
         self._waiting.clear()
         while len(self._edges) > self._most:
             self._edges.popitem(last=False)
-        self._all = _clear(self._all, FAINT * self.unit)
         if self.unit > HEAVY:
             self._scale_down()
-        self._depths = sorted(self._all)
-        self._weights = np.array([self._all[depth] for depth in self._depths])
 
     def _enter(self, edge: Edge, depth: int) -> None:
         histogram = self._edges.get(edge.id)
@@ -74,7 +103,7 @@ class Overlaps:
 
     def _scale_down(self) -> None:
         scaled = {name: _clear(old, 1.0) for name, old in self._edges.items()}
-        for histogram in (self._all, *scaled.values()):
+        for histogram in scaled.values():
             for depth in histogram:
                 histogram[depth] /= self.unit
         self._edges = OrderedDict((name, new) for name, new in scaled.items() if new)
@@ -86,8 +115,6 @@ class Overlaps:
             if name in self._edges:
                 return self._edges[name]
         return {}
-
-    # ---- reading
 
     def along(self, path: Path, end: int) -> Histogram:
         """Return the depths at which requests left this path, up to `end`, which lies on the last edge.
@@ -113,19 +140,6 @@ class Overlaps:
         if through:
             left[end] = left.get(end, 0.0) + through
         return left
-
-    def up_to(self, depth: int) -> float:
-        """Return the weight of all requests that overlapped to `depth` or less."""
-        return float(self._weights[: bisect_right(self._depths, depth)].sum())
-
-    def beyond(self, depth: int) -> tuple[list[int], Column]:
-        """Return the depths beyond `depth` to which requests overlapped, ascending, and their weights."""
-        first = bisect_right(self._depths, depth)
-        return self._depths[first:], self._weights[first:]
-
-    @property
-    def empty(self) -> bool:
-        return not self._all
 
 
 def _clear(histogram: Histogram, least: float) -> Histogram:
