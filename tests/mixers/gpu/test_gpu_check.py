@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="no Triton here: it comes with the test extra")
 
+from headwater.engine import selfcheck
 from headwater.engine.selfcheck import self_check
 from headwater.layers.gdn import DeltaNet
 from headwater.layers.kda import DeltaAttention
@@ -43,6 +44,18 @@ def short_sequences(monkeypatch: pytest.MonkeyPatch, gpu_path: Callable[[bool], 
 @pytest.fixture
 def small() -> ModelSpec:
     return spec()
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Leave out checks of products, which take most of the time, and those of the given names."""
+
+    def leave_out(*names: str) -> None:
+        monkeypatch.setattr(selfcheck, "_product_checks", lambda *_: [])
+        for name in names:
+            monkeypatch.setattr(kernel_check, name, lambda *_: iter(()))
+
+    return leave_out
 
 
 @pytest.mark.full
@@ -95,14 +108,22 @@ def test_decoding_that_depends_on_its_company_is_named_on_a_gpu(monkeypatch: pyt
     [("prefill", "attention cut at 128 tokens, in company"), ("decode", "attention at 2 decoding sequences")],
 )
 def test_paged_attention_that_depends_on_its_company_is_named(
-    small: ModelSpec, monkeypatch: pytest.MonkeyPatch, name: str, broken_by: str
+    small: ModelSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    without: Callable[..., None],
+    name: str,
+    broken_by: str,
 ) -> None:
+    without()
     kernel, odd = getattr(paged_attention, name), {"prefill": 128, "decode": 2}[name]
     monkeypatch.setattr(paged_attention, name, lambda q, *rest: kernel(q, *rest) * (1 + (len(q) == odd)))
     assert self_check(small).broken_by == broken_by
 
 
-def test_latent_attention_that_depends_on_its_company_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latent_attention_that_depends_on_its_company_is_named(
+    monkeypatch: pytest.MonkeyPatch, without: Callable[..., None]
+) -> None:
+    without("broken_attention")
     kernel = latent_attention.decode
     monkeypatch.setattr(latent_attention, "decode", lambda q, *rest: kernel(q, *rest) * (1 + (len(q) == 3)))
     assert self_check(latent_spec()).broken_by == "latent_attention at 3 decoding sequences"
@@ -113,9 +134,10 @@ def test_latents_and_experts_are_found_deterministic() -> None:
     assert self_check(latent_spec()).deterministic
 
 
-def test_experts_that_depend_on_their_company_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_that_depend_on_their_company_are_named(
+    monkeypatch: pytest.MonkeyPatch, without: Callable[..., None]
+) -> None:
     product = experts.routed_product
-    for other in ("broken_attention", "broken_latent_attention"):
-        monkeypatch.setattr(kernel_check, other, lambda *_: iter(()))
+    without("broken_attention", "broken_latent_attention")
     monkeypatch.setattr(experts, "routed_product", lambda x, *rest: product(x, *rest) * (1 + (len(x) == 2)))
     assert self_check(latent_spec()).broken_by == "moe at 2 decoding sequences"
