@@ -65,6 +65,19 @@ def gpu_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 
 @pytest.fixture
+def wide_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of more columns, which change no bit of a row: the interpreter takes time for each program."""
+    from headwater.mixers.gpu import pointwise  # needs Triton, as does the next
+    from headwater.mixers.gpu.product import ProductOnGpu
+
+    def outputs(product: ProductOnGpu) -> int:
+        return max(16, min(128, 1 << (product.weight_NK.shape[0] - 1).bit_length()))
+
+    monkeypatch.setattr(pointwise, "BLOCK", 8 * pointwise.BLOCK)
+    monkeypatch.setattr(ProductOnGpu, "outputs", property(outputs))
+
+
+@pytest.fixture
 def exact_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers are multiplied as their values, by torch; kernels round the rows that they multiply them by."""
     monkeypatch.setattr(numerics, "_current", Numerics("plain"))

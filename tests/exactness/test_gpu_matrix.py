@@ -19,6 +19,7 @@ from tests.replay import Replay
 from tests.support import FULL
 
 PAGES = 20
+pytestmark = pytest.mark.usefixtures("wide_blocks")
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,8 @@ from tests.checkpoints import SMALLEST
 from tests.models.decode_rig import Pair, Replaying, decode, prefilled
 from tests.replay import Replay, Waited, recorded
 
+pytestmark = pytest.mark.usefixtures("wide_blocks")
+
 
 def recorder_of(arena: Arena, states: StateMemory) -> Replay:
     return Replay(arena.pages, states.bytes_RB)

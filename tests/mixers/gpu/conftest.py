@@ -1,20 +1,12 @@
-"""Triton comes with the test extra; its interpreter is chosen in tests/conftest.py."""
+"""Triton comes with the test extra; its interpreter is chosen in tests/conftest.py, and blocks are wide for it."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
 pytest.importorskip("triton", reason="no Triton here: it comes with the test extra")
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _large_programs() -> Iterator[None]:
-    """Products in programs of many rows and outputs: the interpreter takes 9 ms for one, and runs them in turn."""
-    from headwater.mixers.gpu import product  # needs Triton
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(product, "OUTPUTS", 256)
-        patch.setattr(product, "HEIGHT", 512)
-        yield
+@pytest.fixture(autouse=True)
+def _wide_blocks(wide_blocks: None) -> None:
+    """Use wide blocks in all tests of this folder; those of products choose others."""

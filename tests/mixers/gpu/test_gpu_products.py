@@ -13,7 +13,6 @@ pytest.importorskip("triton", reason="no Triton here: it comes with the test ext
 
 from headwater.layers.attention import Rotary
 from headwater.mixers.activations import RMSNorm, gated_rms_norm_into
-from headwater.mixers.gpu import product
 from headwater.mixers.gpu.attention import write
 from headwater.mixers.gpu.norm import place
 from headwater.mixers.gpu.pointwise import delta_gates, open_
@@ -26,10 +25,9 @@ TILED = Numerics("tiled")
 
 
 @pytest.fixture(autouse=True)
-def _on_gpu(gpu_path: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_gpu(wide_blocks: None, gpu_path: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_path(True)
-    monkeypatch.setattr(product, "HEIGHT", 16)
-    monkeypatch.setattr(product, "OUTPUTS", 32)
+    monkeypatch.setattr(ProductOnGpu, "outputs", 32)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

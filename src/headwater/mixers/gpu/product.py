@@ -17,7 +17,6 @@ from headwater.mixers.gpu.pointwise import activated
 from headwater.mixers.linear import TorchProduct
 
 HEIGHT = 16  # rows of a program, the fewest that tensor cores multiply
-OUTPUTS = 16  # of a program
 LONG = 2048  # inputs from which on a program reads more of a row at a time
 SHORT_BYTES, LONG_BYTES = 512, 1024  # of a row
 STAGES, WARPS = 3, 2
@@ -92,6 +91,8 @@ def _opened_product(
 class ProductOnGpu(TorchProduct):
     """A weight in the dtype of products: torch multiplies prompts' rows, a kernel those of decoding sequences."""
 
+    outputs = 16  # of a program
+
     def answers_into(self, out_RN: Tensor, x_RK: Tensor, then: str, factor_RN: Tensor | None) -> None:
         """Write then(x Wᵀ + b) · factor; neighbours in rows of the result and the factor are adjacent."""
         weight_NK, bias_N = self._whole, self.bias_N
@@ -123,11 +124,11 @@ class ProductOnGpu(TorchProduct):
         return self.weight_NK
 
     def _programs(self, x_RK: Tensor) -> tuple[int, int]:
-        return triton.cdiv(len(x_RK), HEIGHT), triton.cdiv(len(self._whole), OUTPUTS)
+        return triton.cdiv(len(x_RK), HEIGHT), triton.cdiv(len(self._whole), self.outputs)
 
     def _tile(self, row_bytes: int) -> dict[str, int | bool]:
         """Return what a kernel is compiled for that reads so many bytes of a row at a time."""
         n_in = self._whole.shape[1]
         inputs = min(row_bytes // self._whole.itemsize, max(16, triton.next_power_of_2(n_in)))
-        shape = {"height": HEIGHT, "outputs": OUTPUTS, "inputs": inputs}
+        shape = {"height": HEIGHT, "outputs": self.outputs, "inputs": inputs}
         return {"even": n_in % inputs == 0, "num_warps": WARPS, "num_stages": STAGES, **shape}
