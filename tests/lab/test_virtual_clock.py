@@ -129,6 +129,17 @@ def test_more_load_makes_a_queue() -> None:
     assert pressed.row.ttft_ms.p50 > 2 * relaxed.row.ttft_ms.p50
 
 
+def test_in_an_open_loop_requests_come_whether_or_not_the_device_keeps_up() -> None:
+    trace = sessions(8)
+    slow, fast = (serve(trace, "open(rate=50, sessions=5, think=0.5)", max_running=n).row for n in (1, 32))
+    assert slow.requests == fast.requests == 32
+    assert slow.ttft_ms is not None
+    assert fast.ttft_ms is not None
+    assert slow.ttft_ms.mean > 2 * fast.ttft_ms.mean
+    waiting = serve(trace, "poisson(rate=5, think=0.5)", max_running=1).row
+    assert slow.queue_depth > 2 * waiting.queue_depth
+
+
 def test_hits_save_time() -> None:
     trace = Trace("long", [request for i in range(3) for request in chat(chr(97 + i), 1, 4, 4000, 20)])
     cold = serve(trace, eviction="none")

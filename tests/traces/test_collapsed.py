@@ -63,6 +63,18 @@ def test_turns_are_counted_from_the_beginning(file: Path) -> None:
     assert len(make_trace(f"collapsed({str(file)!r}, turns=4)").requests) == 4
 
 
+def test_a_share_of_the_sessions_collapses(file: Path, tmp_path: Path) -> None:
+    session = json.loads(file.read_text())
+    many = tmp_path / "many.jsonl"
+    many.write_text("".join(json.dumps({**session, "session": f"s{n}"}) + "\n" for n in range(8)))
+    whole, short = (make_trace(f"{read}").requests[-1].prompt_tokens for read in (file, f"collapsed({str(file)!r})"))
+    requests = make_trace(f"collapsed({str(many)!r}, share=0.25)").requests
+    last = {one.session: one.prompt_tokens for one in requests}
+    assert list(last.values()) == [whole, whole, whole, short] * 2
+
+
 def test_options_out_of_range(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"share is 1\.5, must be from 0 to 1"):
+        make_trace(f"collapsed({str(file)!r}, share=1.5)")
     with pytest.raises(ConfigError, match="last is 0"):
         make_trace(f"collapsed({str(file)!r}, last=0)")

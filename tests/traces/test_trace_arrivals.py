@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import ConfigError
-from headwater.traces.arrivals import RATE, THINK, Closed, Poisson, Recorded, in_order, natural
+from headwater.traces.arrivals import RATE, THINK, Closed, Open, Poisson, Recorded, in_order, natural
 from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Request, Trace
 
@@ -154,6 +154,41 @@ def test_a_client_takes_the_next_session_when_its_last_is_done():
     ]
 
 
+# -- open ----------------------------------------------------------------------
+
+
+def gaps_within(of, load, seconds=0.0):
+    """Times between two requests of a session."""
+    times = {}
+    for at, one in play(make_arrivals(of, load, seed=1), seconds):
+        times.setdefault(one.session, []).append(at)
+    return [b - a for own in times.values() for a, b in pairwise(own)]
+
+
+def test_in_an_open_loop_no_request_waits_for_an_answer():
+    of = sessions(30, 4)
+    for load in ("open(sessions=2, think=5)", "open(rate=8, sessions=2, think=5)"):
+        assert play(make_arrivals(of, load, 5), 1000.0) == play(make_arrivals(of, load, 5), 0.0)
+    assert play(Poisson(2.0, 5.0).over(of, 5), 1000.0) != play(Poisson(2.0, 5.0).over(of, 5), 0.0)
+
+
+def test_with_a_rate_requests_keep_the_order_of_think_times_and_come_at_the_rate():
+    of = sessions(400, 10)
+    at_rate = play(Open(8.0, sessions=10.0, think=5.0).over(of, 3), 0.7)
+    order = [one for _, one in in_order(Poisson(10.0, 5.0).over(of, 3))]
+    assert [one for _, one in at_rate] == order
+    gaps = [b - a for (a, _), (b, _) in pairwise(at_rate)]
+    assert statistics.fmean(gaps) == pytest.approx(1 / 8, rel=0.05)
+    assert statistics.stdev(gaps) == pytest.approx(1 / 8, rel=0.08)
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.3, 1.0, 2.0])
+def test_think_times_vary_as_given(cv):
+    gaps = gaps_within(sessions(1000, 6), f"open(sessions=2, think=5, cv={cv})")
+    assert statistics.fmean(gaps) == pytest.approx(5, rel=0.06)
+    assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(cv, rel=0.08, abs=1e-9)
+
+
 # -- all of them ---------------------------------------------------------------
 
 LOADS = ["recorded", "recorded(speed=3)", "1.5", "poisson(rate=9,think=0)", "closed(4)", "closed(clients=2,think=2)"]
@@ -173,7 +208,7 @@ def test_a_session_keeps_its_order_and_waits_for_its_answers(load, drawn, second
         assert all(b - a >= seconds - 1e-9 for (a, _), (b, _) in pairwise(own))
 
 
-@pytest.mark.parametrize("load", [*LOADS, None])
+@pytest.mark.parametrize("load", [*LOADS, "open(think=2)", "open(rate=3, cv=0.2)", None])
 def test_equal_seeds_give_equal_loads(load):
     of = sessions(20, 3, at=1.0)
     assert play(make_arrivals(of, load, 5), 0.3) == play(make_arrivals(of, load, 5), 0.3)
@@ -194,13 +229,15 @@ def test_how_long_answers_take_changes_nothing_that_is_drawn():
 @pytest.mark.parametrize(
     ("spelling", "what"),
     [
-        ("hourly", "arrival 'hourly' is unknown; there are closed, like, poisson, recorded"),
+        ("hourly", "arrival 'hourly' is unknown; there are closed, like, open, poisson, recorded"),
         ("poisson(rate=0)", "rate is 0, must be a number above 0"),
         ("recorded(speed=-1)", "speed is -1, must be a number above 0"),
         ("closed(0)", "clients is 0, must be a number above 0"),
         ("closed", "cannot be made"),
         ("poisson('fast')", "rate is 'fast', must be a number"),
         ("0", "rate is 0.0, must be a number above 0"),
+        ("open(rate=0)", "rate is 0, must be a number above 0"),
+        ("open(cv=-1)", "cv is -1, must be a number of 0 or more"),
         ("poisson(think=-2)", "think is -2, must be a number of 0 or more"),
     ],
 )

@@ -50,8 +50,8 @@ Data = Annotated[Path | None, Option(help="Folder in which traces are looked up 
 Tokenizer = Annotated[Path | None, Option(help="tokenizer.json for text; without one, a fast built-in split.")]
 Limit = Annotated[int | None, Option(min=1, help="Read the first so many sessions (or single requests) only.")]
 ARRIVALS = (
-    "When requests come: sessions a second (2.0), poisson(rate=2.0, think=5), recorded(speed=2), closed(clients=8). "
-    "Without it as recorded, where nothing is, Poisson."
+    "When requests come: sessions a second (2.0), poisson(rate=2.0, think=5), recorded(speed=2), closed(clients=8), "
+    "open(rate=8, sessions=10, think=5). Without it as recorded, where nothing is, Poisson."
 )
 Arrival = Annotated[str | None, Option(help=ARRIVALS)]
 ModelName = Annotated[str | None, Option("--model", help=MODEL_HELP)]

@@ -1,4 +1,4 @@
-"""Arrival times of a trace's requests. A session's next request never arrives before the answer to the one before.
+"""Arrival times of a trace's requests. Except in an open loop, a session's next request waits for the answer before.
 
 Random numbers are drawn from a seed, request by request in the trace's order, so that the same seed gives the same load
 whatever the answers' latency.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, repeat
 from typing import Protocol
@@ -101,6 +102,25 @@ class ScriptedArrivals:
         heapq.heappush(self._ready, (script.due(now), self._order, script))
 
 
+class TimedArrivals:
+    """Arrivals at given times, ascending, whether or not earlier requests were answered."""
+
+    def __init__(self, requests: Iterable[tuple[float, Request]]) -> None:
+        self._coming = deque(requests)
+
+    def __len__(self) -> int:
+        return len(self._coming)
+
+    def due(self) -> float | None:
+        return self._coming[0][0] if self._coming else None
+
+    def take(self) -> Request:
+        return self._coming.popleft()[1]
+
+    def answered(self, request: Request, now: float) -> None:
+        """Do nothing: no request waits for an answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """The recorded times, `speed` times as fast. Raises ConfigError if a request has none."""
@@ -130,7 +150,7 @@ class Poisson:
 
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
         positive(rate=self.rate)
-        _checked(self.think)
+        _checked(think=self.think)
         starts = poisson(self.rate, 1.0, random.Random(f"starts {seed}"))
         scripts = [_script(requests, next(starts), self.think, seed) for requests in sessions_of(trace.requests)]
         return ScriptedArrivals(scripts)
@@ -145,9 +165,37 @@ class Closed:
 
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
         positive(clients=self.clients)
-        _checked(self.think)
+        _checked(think=self.think)
         scripts = [_script(requests, AT_ONCE, self.think, seed) for requests in sessions_of(trace.requests)]
         return ScriptedArrivals(scripts, self.clients)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Open loop: a session's next request comes after a think time, whether or not the one before was answered.
+
+    Sessions begin independently, `sessions` a second on average. Think times are gamma distributed, `think` seconds on
+    average (None: as under `Poisson`) with coefficient of variation `cv`: 1 is exponential, 0 constant. With `rate`,
+    requests keep that order and come independently, `rate` a second on average.
+    """
+
+    rate: float | None = None
+    sessions: float = RATE
+    think: float | None = None
+    cv: float = 1.0
+
+    def over(self, trace: Trace, seed: int = 0) -> Arrivals:
+        positive(sessions=self.sessions, **({} if self.rate is None else {"rate": self.rate}))
+        _checked(think=self.think, cv=self.cv)
+        starts = poisson(self.sessions, 1.0, random.Random(f"starts {seed}"))
+        scripts = [
+            _script(requests, next(starts), self.think, seed, self.cv) for requests in sessions_of(trace.requests)
+        ]
+        coming = list(in_order(ScriptedArrivals(scripts)))
+        if self.rate is not None:
+            times = poisson(self.rate, 1.0, random.Random(f"open {seed}"))
+            coming = [(at, request) for at, (_, request) in zip(times, coming, strict=False)]
+        return TimedArrivals(coming)
 
 
 def at_times(requests: Sequence[Request], times: Sequence[float]) -> Arrivals:
@@ -181,12 +229,14 @@ def sessions_of(requests: Sequence[Request]) -> list[list[Request]]:
     return list(sessions.values())
 
 
-def _script(session: list[Request], start: float, think: float | None, seed: int) -> Script:
+def _script(session: list[Request], start: float, think: float | None, seed: int, cv: float = 1.0) -> Script:
     """Return a session's script from `start` on, with given, recorded or drawn think times, or recorded distances."""
     rng = random.Random(f"{seed} {session[0].session}")
 
     def draw(mean: float) -> float:
-        return rng.expovariate(1 / mean) if mean else 0.0
+        if not mean or not cv:
+            return mean
+        return rng.expovariate(1 / mean) if cv == 1 else rng.gammavariate(1 / cv**2, cv**2 * mean)
 
     earliest, pauses = [start], [0.0]
     first = session[0].at
@@ -211,9 +261,11 @@ def positive(**values: float) -> None:
             raise ConfigError(f"{name} is {value!r}, must be a number above 0")
 
 
-def _checked(think: float | None) -> None:
-    if think is not None and not (isinstance(think, int | float) and 0 <= think < math.inf):
-        raise ConfigError(f"think is {think!r}, must be a number of 0 or more")
+def _checked(**values: float | None) -> None:
+    """Raise ConfigError for a value that is neither None nor a number of 0 or more."""
+    for name, value in values.items():
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
+            raise ConfigError(f"{name} is {value!r}, must be a number of 0 or more")
 
 
 def poisson(rate: float, cv: float, rng: random.Random) -> Iterator[float]:

@@ -23,29 +23,37 @@ class Collapsed:
 
     A line that says how many lines are left out takes the place of an older one, as in SWE-agent's history processor
     `last_n_observations` (Yang et al. 2024), which keeps 5. The first message of a user is the task and stays.
-    `turns`: requests of a session from its beginning; 0: all.
+    `turns`: requests of a session from its beginning; 0: all. `share`: of the sessions, those that collapse, evenly
+    spread over the file; the others keep their histories.
     """
 
     file: str
     last: int = 5
     turns: int = 0
+    share: float = 1.0
 
     def trace(self, name: str, tokens: Tokens, data: Path | None = None, seed: int = 0) -> Trace:
         """Read the trace; nothing is drawn. Raises ConfigError for options, TraceError for a malformed file."""
         if self.last < 1 or self.turns < 0:
             raise ConfigError(f"last is {self.last}, must be at least 1; turns are {self.turns}, must be at least 0")
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"share is {self.share}, must be from 0 to 1")
         source, remembered = Source(find(Path(self.file), data)), Remembered(tokens)
         try:
-            requests = tuple(one for line in source.records() for one in self._requests(line, remembered))
+            lines = enumerate(source.records())
+            requests = tuple(one for number, line in lines for one in self._requests(number, line, remembered))
         except MALFORMED as error:
             raise source.malformed(error) from error
-        return Trace(name, requests, notes=(f"prompts have the last {self.last} observations in full",))
+        note = f"prompts have the last {self.last} observations in full"
+        return Trace(name, requests, notes=(note if self.share == 1 else f"{self.share:.0%} of sessions' {note}",))
 
-    def _requests(self, line: dict[str, Any], tokens: Tokens) -> Iterator[Request]:
+    def _requests(self, number: int, line: dict[str, Any], tokens: Tokens) -> Iterator[Request]:
+        collapses = int((number + 1) * self.share) > int(number * self.share)
         messages, times, start = line["messages"], line.get("t") or (), finite(line.get("t0") or 0, "t0")
         for turn, reply in enumerate(calls_of(line)[: self.turns or None]):
             chat = Chat(tokens)
-            for message in collapsed(messages[:reply], self.last):
+            history = messages[:reply]
+            for message in collapsed(history, self.last) if collapses else history:
                 chat.add(str(message["role"]), tokens.of(text_of(message)))
             chat.add("assistant", tokens.of(text_of(messages[reply])))
             at = start + finite(times[turn], "t") if turn < len(times) else None

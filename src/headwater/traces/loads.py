@@ -18,7 +18,18 @@ from typing import Any
 
 from headwater.cache.spelling import build
 from headwater.errors import ConfigError
-from headwater.traces.arrivals import Arrivals, Closed, Load, Poisson, Recorded, at_times, in_order, natural, positive
+from headwater.traces.arrivals import (
+    Arrivals,
+    Closed,
+    Load,
+    Open,
+    Poisson,
+    Recorded,
+    at_times,
+    in_order,
+    natural,
+    positive,
+)
 from headwater.traces.request import Request, Trace
 from headwater.traces.source import MALFORMED, Source, find
 
@@ -167,7 +178,13 @@ def _as_long(request: Request, point: Point) -> Request:
     return replace(request, output_tokens=point.output_tokens, known_tokens=known)
 
 
-LOADS: dict[str, Callable[..., Load]] = {"recorded": Recorded, "poisson": Poisson, "closed": Closed, "like": Like}
+LOADS: dict[str, Callable[..., Load]] = {
+    "recorded": Recorded,
+    "poisson": Poisson,
+    "closed": Closed,
+    "open": Open,
+    "like": Like,
+}
 NUMBER = re.compile(r"\d*\.?\d+|\d+\.")
 
 
