@@ -13,7 +13,7 @@ from papers.figure import Figure, Found, Line, Shape
 from papers.hypic import formulas as segments
 from papers.hypic import lab as rag
 from papers.lab import Lab
-from papers.marconi import agents, formulas, workloads
+from papers.marconi import agents, conditions, formulas, workloads
 from papers.page import page_of
 from papers.sparse import overlaps, placements, savings
 
@@ -38,6 +38,7 @@ RUNS: dict[str, Callable[[Lab], Found]] = {
     "marconi-13b": agents.fig13b,
     "marconi-14": formulas.fig14,
     "marconi-tuners": agents.tuners,
+    "marconi-conditions": conditions.headlines,
     "seglen-swe5": partial(seglen.swebench, think=5.0),
     "seglen-swe10": partial(seglen.swebench, think=10.0),
     "seglen-chat": seglen.chat,

@@ -67,11 +67,12 @@ class Lab:
             self._traces[key] = whole if sessions is None else drawn(whole, sessions, self.seed)
         return self._traces[key]
 
-    def drawn(self, spelling: str) -> Trace:
-        """Return traffic drawn with the seed, for example `rag(zipf=1.2)`."""
-        key = spelling, self.limit
+    def drawn(self, spelling: str, sessions: int | None = None) -> Trace:
+        """Return traffic spelled with options (`rag(zipf=1.2)`): all of it, or `sessions` drawn with the seed."""
+        key = spelling, self.limit, sessions
         if key not in self._traces:
-            self._traces[key] = make_trace(spelling, self.data, limit=self.limit, seed=self.seed)
+            whole = make_trace(spelling, self.data, limit=self.limit, seed=self.seed)
+            self._traces[key] = whole if sessions is None else drawn(whole, sessions, self.seed)
         return self._traces[key]
 
     def run(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from headwater.lab.row import Row
 from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
-from headwater.traces.arrivals import Poisson
+from headwater.traces.arrivals import Load, Open, Poisson
 from headwater.traces.request import Trace
 from papers.figure import Found, Line, Shape
 from papers.lab import Lab, mean_ttft, roofline
@@ -21,12 +22,16 @@ POLICIES = {"lru": "lru_path", "seglen": "seglen", "marconi": "flop_aware(1.0)"}
 Paper = dict[str, tuple[float, float, float]]  # by policy: mean TTFT in ms, mean queue depth, mean hit rate
 
 
-def rows(lab: Lab, trace: Trace, load: Poisson, fraction: float = FULL) -> dict[str, Row]:
-    """Return a row for each policy. SGLang keeps the state after the last decoded token, as `raw` does."""
+def rows(lab: Lab, trace: Trace, load: Load, fraction: float = FULL, **options: Any) -> dict[str, Row]:
+    """Return a row for each policy. `options` of its Setup.
+
+    Without them, the state after the last decoded token is kept, as SGLang does (`raw`).
+    """
     profile = load_profile("qwen3.5-9b")
     weights = profile.weight_bytes
     memory = round(fraction / FULL * (POOLS + weights) - weights)
-    base = Setup(profile, memory, placement="branch", pool="split", state_fraction=STATE_FRACTION, decode_reuse="raw")
+    known = {"placement": "branch", "pool": "split", "state_fraction": STATE_FRACTION, "decode_reuse": "raw"}
+    base = Setup(profile, memory, **{**known, **options})
     setups = {name: replace(base, eviction=eviction) for name, eviction in POLICIES.items()}
     return lab.rows(trace, setups, load, roofline("qwen3.5-9b", "h100"))
 
@@ -40,9 +45,8 @@ def lines(found: dict[str, Row], paper: Paper, label: str = "") -> Iterator[Line
         yield Line(f"{label}{name}: hit rate", rate, row.token_hit_rate)
 
 
-def table(lab: Lab, trace: Trace, load: Poisson, paper: Paper) -> Found:
+def table(found: dict[str, Row], paper: Paper) -> Found:
     """Return one of the article's tables by policy, and its shapes."""
-    found = rows(lab, trace, load)
     lru, seglen, marconi = (found[name] for name in ("lru", "seglen", "marconi"))
     return Found(
         lines(found, paper),
@@ -59,16 +63,23 @@ PAPER_SWE: dict[float, Paper] = {  # by seconds between turns
 PAPER_CHAT = {"lru": (72.48, 0.0004, 0.0022), "seglen": (72.39, 0.0, 0.0049), "marconi": (75.29, 0.0004, 0.0049)}
 
 
+HISTORIES = "collapsed('mini_swe_agent', last=5, turns=12)"  # as SWE-agent's history processor prompts
+RATE = 8.0  # requests a second
+
+
 def swebench(lab: Lab, think: float) -> Found:
-    return table(lab, agents(lab), Poisson(10.0, think), PAPER_SWE[think])
+    """Replay 100 sessions, 10 begun a second, in an open loop; no answer is cached.
 
-
-def agents(lab: Lab) -> Trace:
-    return lab.trace("mini_swe_agent", sessions=100)
+    Think times vary as those of Marconi's published generator of traces, after which the article's are named: they
+    are Poisson counts of seconds.
+    """
+    load = Open(RATE, sessions=10.0, think=think, cv=think**-0.5)
+    found = rows(lab, lab.drawn(HISTORIES, sessions=100), load, page_size=1, decode_reuse="none")
+    return table(found, PAPER_SWE[think])
 
 
 def chat(lab: Lab) -> Found:
-    return table(lab, lab.trace("mtbench101"), Poisson(10.0, 5.0), PAPER_CHAT)
+    return table(rows(lab, lab.trace("mtbench101"), Poisson(10.0, 5.0)), PAPER_CHAT)
 
 
 PAPER_MEMORY: dict[float, Paper] = {
@@ -83,7 +94,7 @@ PAPER_MEMORY: dict[float, Paper] = {
 
 
 def memory(lab: Lab) -> Found:
-    trace = agents(lab)
+    trace = lab.trace("mini_swe_agent", sessions=100)
     made: list[Line] = []
     saved, rates = [], []
     for fraction, paper in PAPER_MEMORY.items():

@@ -17,7 +17,7 @@ from headwater.traces.read import read_trace
 from headwater.traces.request import Trace
 from papers.figure import Found, Line, Shape, mean, quantile, ratio
 from papers.lab import Lab
-from papers.marconi.setting import AGENT, AGENTS, BASELINES, GB, MODEL, Cell, cells, cost, setup_of, ttfts
+from papers.marconi.setting import AGENT, AGENTS, BASELINES, GB, MODEL, Cell, Workload, cells, cost, setup_of, ttfts
 
 SYSTEMS = ("sglang+", "marconi")
 PAPER_RATE = 16.4  # SGLang+'s hit rate, in percent, on the paper's trace
@@ -26,13 +26,13 @@ SHORT = 7_000
 PAPER_TTFT = {0.05: -6.3, 0.5: 13.4, 0.95: 22.0}
 
 
-def trace_cell(lab: Lab) -> Cell:
+def trace_cell(lab: Lab, workload: Workload) -> Cell:
     """Return the memory size whose hit rate under SGLang+ is nearest to the paper's."""
-    return min(cells(lab, AGENTS, SYSTEMS), key=lambda one: abs(one.hit_rate("sglang+") - PAPER_RATE))
+    return min(cells(lab, workload, SYSTEMS), key=lambda one: abs(one.hit_rate("sglang+") - PAPER_RATE))
 
 
-def fig10a(lab: Lab) -> Found:
-    found = trace_cell(lab)
+def fig10a(lab: Lab, workload: Workload = AGENTS) -> Found:
+    found = trace_cell(lab, workload)
     bins = {pair: gain for pair in pairwise(EDGES) if (gain := _gain(found, *pair)) is not None}
     flops = {system: found.results[system].row.flops_saved for system in SYSTEMS}
     short = [gain for (_, end), gain in bins.items() if end <= SHORT]
@@ -64,8 +64,8 @@ def _gain(found: Cell, begin: int, end: int) -> float | None:
     return rates[1] - rates[0]
 
 
-def fig10b(lab: Lab) -> Found:
-    found, model = trace_cell(lab), cost()
+def fig10b(lab: Lab, workload: Workload = AGENTS) -> Found:
+    found, model = trace_cell(lab, workload), cost()
     lines, less = [], {}
     for share, percent in PAPER_TTFT.items():
         lru, marconi = (quantile(ttfts(model, found.results[system].outcomes), share) for system in SYSTEMS)
@@ -94,9 +94,9 @@ PAPER_11 = {  # by the paper's memory in GB: SGLang+, Marconi, the win in percen
 ALPHAS = (0.0, 0.02, 0.1, 0.5, 1.0, 2.0)
 
 
-def fig11(lab: Lab) -> Found:
-    found = cells(lab, AGENTS, SYSTEMS)
-    statics = best_static(lab, AGENTS.read(lab), AGENTS.memories, ALPHAS, AGENTS.loads[0])
+def fig11(lab: Lab, workload: Workload = AGENTS, alphas: Sequence[float] = ALPHAS) -> Found:
+    found = cells(lab, workload, SYSTEMS)
+    statics = best_static(lab, workload.read(lab), workload.memories, alphas, workload.loads[0])
     wins = [_win(cell, cell.hit_rate("marconi")) for cell in found]
     bests = [_win(cell, statics[cell.memory][0]) for cell in found]
     lines = []

@@ -45,6 +45,8 @@ class Workload:
         return f"{self.name} ({self.dataset})"
 
     def read(self, lab: Lab) -> Trace:
+        if "(" in self.trace:
+            return lab.drawn(self.trace, self.sessions)
         return lab.trace(self.trace, self.sessions, self.first)
 
 

@@ -35,6 +35,15 @@ def test_sessions_are_drawn_whole_and_alike_for_a_seed(data):
     assert len(draws) > 1
 
 
+def test_sessions_of_spelled_traffic_are_drawn_whole():
+    spelling = "compacted(sessions=4, tokens=2048)"
+    whole, two = Lab().drawn(spelling), Lab().drawn(spelling, sessions=2)
+    kept = {request.session for request in two.requests}
+    assert len(kept) == 2
+    assert list(two.requests) == [request for request in whole.requests if request.session in kept]
+    assert two.name == f"2 sessions of {spelling}"
+
+
 def test_a_limit_holds_where_a_figure_wants_more(data):
     assert len(Lab(data, limit=2).trace("tiny", sessions=3).requests) == 4
     assert len(Lab(data, limit=2).trace("tiny").requests) == 4
