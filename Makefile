@@ -93,9 +93,10 @@ bench: $(VENV)/.dev
 bench-lab: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.lab $(if $(DATA),--data $(DATA)) $(if $(PEERS),--peers $(PEERS))
 
-# every policy on every trace at four sizes, and the page that shows it: make policies DATA=...
+# every policy on every trace at four sizes, the best one by kind of traffic, and the page that shows them: make policies DATA=...
 policies: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.policies $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m benchmarks.policy_map $(if $(DATA),--data $(DATA))
 
 # the default policy against its rivals, cell by cell and in drawn traffic; goes on where it stopped: make cells [DATA=...] [CELLS="--seeds 0-19"]
 cells: $(VENV)/.dev

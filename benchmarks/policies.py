@@ -65,11 +65,13 @@ def page(documents: Iterable[dict]) -> str:
 
 
 def write_page() -> None:
-    """Write docs/policies.md from what was measured so far: here, and cell by cell (`grid.py`)."""
-    from benchmarks import grid
+    """Write docs/policies.md from what was measured so far: here, over kinds of traffic (`policy_map.py`), by cell."""
+    from benchmarks import grid, policy_map
 
-    text, cells = page(json.loads((HERE / "results" / "policies.json").read_text())), HERE / "results" / "cells.json"
-    if cells.exists():
+    text, results = page(json.loads((HERE / "results" / "policies.json").read_text())), HERE / "results"
+    if (mapped := results / "policy_map.json").exists():
+        text += "\n" + "\n".join(policy_map.page(json.loads(mapped.read_text())))
+    if (cells := results / "cells.json").exists():
         text += "\n" + "\n".join(grid.page(json.loads(cells.read_text()), grid.read_cells()))
     (HERE.parent / "docs" / "policies.md").write_text(text)
 
