@@ -12,6 +12,7 @@ from headwater.models.profiles import load_profile
 from headwater.traces.arrivals import Poisson
 from papers import Lab
 from papers.lab import roofline
+from papers.marconi.conditions import CONDITIONS, EVEN, WHOLE, Condition, _compared
 
 
 @pytest.fixture
@@ -64,6 +65,33 @@ def test_what_has_run_before_is_not_run_again(data):
     timed = [lab.run(trace, setups[:1], Poisson(2.0, 5.0), roofline("marconi-7b", "h100"))[0] for _ in range(2)]
     assert timed[0] is timed[1]
     assert [used.arrivals for used in lab.used] == ["Poisson(rate=1.0, think=5.0)", "Poisson(rate=2.0, think=5.0)"]
+
+
+def test_conditions_are_compared_where_they_differ_in_one_thing():
+    def held(*counts):
+        return [shape.holds for shape in _compared(dict(zip(CONDITIONS, counts, strict=True)))]
+
+    # exponential and 12 turns, even and 12, even and 51: each with whole, then with collapsed histories
+    assert held(8, 3, 9, 5, 11, 4) == [True, False, True]
+    assert held(8, 3, 8, 5, 11, 6) == [False, True, True]
+    assert held(8, 3, 9, 5, 11, 12) == [True, True, False]
+
+
+def test_memory_of_a_condition_is_what_its_traffic_needs(tmp_path):
+    def messages(session):
+        yield {"role": "system", "content": "You are an agent."}
+        yield {"role": "user", "content": f"Solve task {session}."}
+        for step in range(12):
+            yield {"role": "assistant", "content": f"action {step}"}
+            yield {"role": "user", "content": f"line of {session} " * 200}
+
+    calls = list(range(2, 26, 2))
+    lines = [{"session": f"s{n}", "messages": list(messages(n)), "calls": calls} for n in range(30)]
+    (tmp_path / "mini_swe_agent.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    whole, collapsed = (Condition(EVEN, 12, last).workload(Lab(tmp_path)) for last in (WHOLE, 5))
+    assert list(whole.memories) == sorted(set(whole.memories))
+    assert len(whole.read(Lab(tmp_path)).requests) == 25 * 12
+    assert collapsed.memories[0] < whole.memories[0]
 
 
 def test_missing_data_and_results_are_named(data):
