@@ -39,6 +39,7 @@ SESSIONS, TURNS, THINK = 60, 12, 10  # seconds between two requests of a session
 SIZES = (0.1, 0.2, 0.4, 0.7)  # of the memory that reaches the ideal, as in cells.toml
 LRU, OURS = "lru", "headwater"
 PUBLISHED = {LRU: "#9a9a9a", "gdsf": "#8fc1a9", "seglen": "#e8b36b", "flop_aware(1.0)": "#8fb3dd"}  # and their colours
+VARIATIONS, SEEDS, MIDDLE = (0.3, 0.6, 0.7, 0.8, 0.9, 1.0), (0, 1, 2), 0.4  # of the finer scan, and its size
 EVEN, AT_ONCE = 0.3, 5.0  # coefficient of variation of think times; sessions a second, of which all overlap
 
 
@@ -75,11 +76,13 @@ def sessions_of(spelling: str, data: Path, sessions: int) -> Trace:
     return make_trace(spelling, data, limit=sessions)
 
 
-def measured(traffic: Traffic, sizes: Sequence[float], data: Path, sessions: int, jobs: int) -> dict[str, Any]:
+def measured(
+    traffic: Traffic, sizes: Sequence[float], data: Path, sessions: int, jobs: int, seed: int = 0
+) -> dict[str, Any]:
     """Return the hit rates in percent of one row of the figure, by size and policy."""
     trace = sessions_of(traffic.trace, data, sessions)
     base = Setup(load_profile(MODEL), 0, PLACEMENT, LRU, page_size=PAGE)
-    arrivals = partial(make_arrivals, spelling=traffic.arrival, data=data)
+    arrivals = partial(make_arrivals, spelling=traffic.arrival, seed=seed, data=data)
     least, ideal = Sizing(trace, base, arrivals(trace)).range()
     memories = [max(least, round(size * ideal)) for size in sizes]
     pairs = list(product(dict.fromkeys(memories), (*PUBLISHED, OURS)))
@@ -99,6 +102,15 @@ def measured(traffic: Traffic, sizes: Sequence[float], data: Path, sessions: int
     }
 
 
+def scanned(data: Path, sessions: int, jobs: int, first: int | None = None) -> list[dict[str, Any]]:
+    """Return rows along the variation of think times at one size, for each seed; only the `first` ones of both."""
+    return [
+        {**measured(Traffic(f"{cv:g}", cv=cv), (MIDDLE,), data, sessions, jobs, seed), "seed": seed}
+        for seed in SEEDS[:first]
+        for cv in VARIATIONS[:first]
+    ]
+
+
 def best(row: dict[str, Any], at: int) -> tuple[str, float, float]:
     """Return the best published policy at a size, its gain over LRU and that of the default policy, in points."""
     rates = {name: row["rates"][name][at] for name in PUBLISHED}
@@ -106,15 +118,28 @@ def best(row: dict[str, Any], at: int) -> tuple[str, float, float]:
     return name, rates[name] - rates[LRU], row["rates"][OURS][at] - rates[LRU]
 
 
-def boundary(sizes: Sequence[float], gains: Sequence[float]) -> str:
-    """Return the share of memory up to which a policy beats LRU: where its gain last falls to 0, interpolated."""
+def boundary(values: Sequence[float], gains: Sequence[float], form: str = ".0%") -> str:
+    """Return the value up to which a policy beats LRU: where its gain last falls to 0, interpolated."""
     if gains[-1] > 0:
-        return f"> {sizes[-1]:.0%}"
+        return f"> {values[-1]:{form}}"
     falls = [at for at in range(len(gains) - 1) if gains[at] > 0 >= gains[at + 1]]
     if not falls:
-        return f"< {sizes[0]:.0%}"
+        return f"< {values[0]:{form}}"
     at = falls[-1]
-    return f"{sizes[at] + (sizes[at + 1] - sizes[at]) * gains[at] / (gains[at] - gains[at + 1]):.0%}"
+    value = values[at] + (values[at + 1] - values[at]) * gains[at] / (gains[at] - gains[at + 1])
+    return f"{value:{form}}"
+
+
+def scan(document: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the table of boundaries along the variation of think times, by seed."""
+    names = ("gdsf", "seglen", "flop_aware(1.0)", OURS)
+    yield f"| seed | {' | '.join(names)} |"
+    yield "| --- |" + " ---: |" * len(names)
+    for seed in dict.fromkeys(row["seed"] for row in document["scan"]):
+        rows = [row for row in document["scan"] if row["seed"] == seed]
+        values = [row["cv"] for row in rows]
+        gains = {name: [row["rates"][name][0] - row["rates"][LRU][0] for row in rows] for name in names}
+        yield f"| {seed} | {' | '.join(boundary(values, of, '.2f') for of in gains.values())} |"
 
 
 def table(rows: Sequence[dict[str, Any]], sizes: Sequence[float]) -> Iterator[str]:
@@ -135,12 +160,13 @@ def table(rows: Sequence[dict[str, Any]], sizes: Sequence[float]) -> Iterator[st
 
 def page(document: dict[str, Any]) -> list[str]:
     """Return the section of docs/policies.md."""
-    seconds = round(sum(row["seconds"] for row in document["rows"]))
+    seconds = round(sum(row["seconds"] for row in (*document["rows"], *document["scan"])))
     lines = "\n".join(table(document["rows"], document["sizes"]))
     cells = [best(row, at) for row in document["rows"] for at in range(len(document["sizes"]))]
     lost = [gain - ours for _, gain, ours in cells]
-    counts = {"cells": len(cells), "won": sum(one < 0 for one in lost), "lost": max(lost)}
+    counts: dict[str, Any] = {"cells": len(cells), "won": sum(one < 0 for one in lost), "lost": max(lost)}
     text = (HERE / "policy_map.md").read_text(encoding="utf-8")
+    counts["scan"] = "\n".join(scan(document))
     return [text.format(table=lines, seconds=seconds, commit=document["commit"], **counts)]
 
 
@@ -184,12 +210,14 @@ def main() -> None:
     given = parser.parse_args()
     prepare_outputs(given.out, given.image)
     sizes, sessions = (SIZES[:2], 4) if given.small else (SIZES, SESSIONS)
-    document: dict[str, Any] = {"commit": machine()["commit"], "sizes": sizes, "rows": []}
+    document: dict[str, Any] = {"commit": machine()["commit"], "sizes": sizes, "rows": [], "scan": []}
     for axis, rows in AXES.items():
         for traffic in rows[:1] if given.small else rows:
             row = {**measured(traffic, sizes, given.data, sessions, given.jobs), "axis": axis}
             document["rows"].append(row)
             print("\n".join(list(table([row], sizes))[2:]), flush=True)
+    document["scan"] = scanned(given.data, sessions, given.jobs, 1 if given.small else None)
+    print("\n".join(scan(document)))
     draw(document, given.image)
     write_whole(given.out, [json.dumps(document, indent=1) + "\n"])
     if given.out == OUT and not given.small:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.policy_map import AXES, SIZES, best, boundary, draw, page, table
+from benchmarks.policy_map import AXES, SIZES, best, boundary, draw, page, scan, table
 
 ROW = {
     "axis": "think times",
@@ -46,10 +46,12 @@ def test_the_best_published_policy_is_named_and_never_ours() -> None:
 
 
 def test_the_page_has_a_line_for_each_row_and_the_figure_is_drawn(tmp_path: Path) -> None:
-    document = {"commit": "abc", "sizes": SIZES, "rows": [ROW, {**ROW, "axis": "another"}]}
+    scanned = [{**ROW, "seed": 0, "cv": 0.3}, {**ROW, "seed": 0, "cv": 0.9, "rates": {**ROW["rates"], "lru": [25.0]}}]
+    document = {"commit": "abc", "sizes": SIZES, "rows": [ROW, {**ROW, "axis": "another"}], "scan": scanned}
     lines = list(table(document["rows"], SIZES))
     assert lines[2].startswith("| think times: 0.3 | seglen +10.0, +15.0 | flop_aware +6.0, +0.0 |")
     assert lines[2].endswith("| 33% | > 70% |")
+    assert list(scan(document))[2] == "| 0 | 0.38 | 0.70 | 0.50 | 0.90 |"
     assert all(line in page(document)[0] for line in lines)
     draw(document, tmp_path / "map.png")
     assert (tmp_path / "map.png").stat().st_size > 1000
