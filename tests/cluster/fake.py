@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from headwater.account import CacheAccount, Reason
 from headwater.cache.view import CacheStats
 from headwater.cluster.router import RoutedModel, Router, zero
-from headwater.cluster.sockets import PLAIN, Client, Server
-from headwater.cluster.wire import WorkerInfo
+from headwater.cluster.sockets import PLAIN, Client, Contact, Server
+from headwater.cluster.wire import NO_CONTACT, Peer, WorkerInfo
 from headwater.cluster.worker import Worker
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
@@ -53,7 +53,7 @@ class FormulaEngine:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def submit(self, generation: Generation, on_event, output: Iterable[int] = ()) -> int:
+    def submit(self, generation: Generation, on_event, output: Iterable[int] = (), peers: Iterable[bytes] = ()) -> int:
         if self.raises is not None:
             raise self.raises
         with self._lock:
@@ -115,10 +115,14 @@ class FakeWorker:
         fingerprint: str = "one",
         router_timeout: float = LONG,
         server: Server = PLAIN,
+        parts: Contact = NO_CONTACT,
     ) -> None:
         self.engine = engine
-        info = WorkerInfo(fingerprint, 1, "formula", 100_000, 4, 0, "", "", {"deterministic": "yes"})
-        self.worker = Worker(engine, info, uuid.uuid4().bytes, "tcp://127.0.0.1:*", router_timeout, server)
+        self.known: list[set[Peer]] = []  # workers of its pool, as it was told
+        self.peer = Peer(uuid.uuid4().bytes, parts)
+        info = WorkerInfo(fingerprint, 1, "formula", 100_000, 4, 0, "", "", {"deterministic": "yes"}, parts)
+        given = "tcp://127.0.0.1:*", router_timeout, server, self.known.append
+        self.worker = Worker(engine, info, self.peer.incarnation, *given)
         self.worker.start()
 
     def kill(self) -> None:

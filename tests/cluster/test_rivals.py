@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headwater.cluster.choice import (
@@ -13,7 +15,9 @@ from headwater.cluster.choice import (
     OpenRequests,
     Outstanding,
     Prompt,
+    holders,
     preferred,
+    with_pulls,
 )
 from headwater.cluster.rivals import (
     Aibrix,
@@ -26,6 +30,7 @@ from headwater.cluster.rivals import (
 )
 from headwater.engine.meter import Backlog
 from headwater.errors import ConfigError
+from headwater.schedule.tier_load import PullSpeed
 
 BLOCK = 64
 
@@ -119,6 +124,57 @@ def test_open_requests_are_counted_until_their_ends() -> None:
 def test_shared_blocks(one: tuple[int, ...], other: tuple[int, ...], shared: int) -> None:
     assert prompt(*one).shared(other) == shared * BLOCK
     assert Prompt(len(one) * BLOCK, one, BLOCK).shared(other) <= max(0, len(one) - 1) * BLOCK
+
+
+# -- pulls
+
+FAST, SLOW = PullSpeed(0.001, 1e-6), PullSpeed(0.001, 1e-3)
+LONG = prompt(*range(100))
+
+
+def pulling(name: str, pull: PullSpeed | None = FAST, pool: str = "one", **others: float) -> Candidate:
+    return replace(worker(name, **others), pull=pull, pool=pool)
+
+
+def test_a_busy_holders_prefix_is_pulled_by_another_worker() -> None:
+    holder = pulling("a", reusable=90 * BLOCK, cached=90 * BLOCK, queued_tokens=20_000)
+    workers = with_pulls([holder, pulling("b")])
+    assert workers[0] == holder
+    assert (workers[1].pulled, workers[1].pull_seconds) == (90 * BLOCK, 0.001 + 90 * BLOCK * 1e-6)
+    assert workers[1].uncached(LONG) == LONG.tokens - 90 * BLOCK
+    assert LeastCost().seconds(LONG, workers[1], 1e-4) == pytest.approx(
+        workers[1].pull_seconds + (LONG.tokens - 90 * BLOCK + 0.5 * LONG.tokens) * 1e-4
+    )
+    assert LeastCost().choose(LONG, workers) == 1
+    assert holders(1, workers) == [0]
+    assert holders(0, workers) == []
+    idle = with_pulls([replace(holder, queued_tokens=0), pulling("b")])
+    assert LeastCost().choose(LONG, idle) == 0, "its own worker has nothing to pull"
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (pulling("b", SLOW), "computing is faster"),
+        (pulling("b", None), "it pulls nothing"),
+        (pulling("b", pool="two"), "its bits differ"),
+        (pulling("b", underway=90 * BLOCK), "it is computing the prefix"),
+        (pulling("b", reusable=95 * BLOCK), "it has more"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_a_prefix_is_not_pulled_where(other: Candidate, why: str) -> None:
+    workers = with_pulls([pulling("a", None, reusable=90 * BLOCK, cached=90 * BLOCK), other])
+    assert workers[1] == other, why
+    assert holders(1, workers) == []
+
+
+def test_only_kv_that_is_missing_is_pulled_and_the_deepest_holders_are_named() -> None:
+    some = [pulling(name, reusable=n * BLOCK, running=n % 7) for name, n in (("a", 80), ("b", 90), ("c", 50), ("d", 0))]
+    some[3] = replace(some[3], cached=60 * BLOCK)
+    workers = with_pulls([*some, pulling("e", reusable=90 * BLOCK)])
+    assert workers[3].pull_seconds == FAST.seconds(30 * BLOCK)
+    assert holders(3, workers) == [4, 1], "the fewest requests first"
 
 
 # -- others

@@ -13,8 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from headwater.cluster.choice import RoundRobin
 from headwater.cluster.hosting import info_of
 from headwater.cluster.publishing import Publishing
+from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.worker import Worker
 from headwater.config import ServeConfig
@@ -22,6 +24,7 @@ from headwater.engine.engine import Engine
 from headwater.engine.meter import Backlog
 from headwater.events import FinishedEvent, TokenEvent
 from headwater.request import Constraint, Fidelity, Generation, SamplingParams, Span
+from headwater.tiers.fingerprint import Fingerprint
 from tests.cluster.fake import LONG, Received, kill, until
 from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import words
@@ -66,9 +69,13 @@ class RealWorker:
         self.engine = Engine.over(loaded, check, config)
         self.publishing = Publishing(config, KEY)
         self.engine.stepped = self.publishing.start(self.engine.scheduler.cache)
-        info = info_of(self.engine, fingerprint, config.max_running, self.publishing.addresses)
-        self.worker = Worker(self.engine, info, uuid.uuid4().bytes, ANYWHERE, LONG)
+        incarnation, own = uuid.uuid4().bytes, Fingerprint.of({"probe": fingerprint})
+        self.pulling = Pulling(self.engine, KEY, own, config, incarnation, ANYWHERE, own_security())
+        parts = self.pulling.contact
+        info = info_of(self.engine, fingerprint, config.max_running, self.publishing.addresses, parts)
+        self.worker = Worker(self.engine, info, incarnation, ANYWHERE, LONG, know=self.pulling.know)
         self.engine.start()
+        self.pulling.start()
         self.worker.start()
 
     def kill(self) -> None:
@@ -79,6 +86,7 @@ class RealWorker:
         self.engine.stop()
         if self.worker._thread.is_alive():
             self.worker.close()
+        self.pulling.close()
         self.publishing.close()
 
 
@@ -190,3 +198,37 @@ def test_no_other_fingerprint_goes_on_with_an_answer(model) -> None:
         router._patience = 0.5
         received = lost_after(5, router, workers, generation("greedy"))
     assert "no worker with the same fingerprint" in str(received.error)
+
+
+@pytest.mark.parametrize("kind", ["greedy", "drawn"])
+def test_an_answer_after_a_pull_has_the_same_bits(model, kind: str) -> None:
+    prompt = words(700, "pulled")
+    with cluster(model, a="one", b="one", c="another") as (router, workers):
+        router._choice = RoundRobin()
+        answers = []
+        for _ in workers:
+            answers.append(ask(router, generation(kind, prompt)).wait())
+            for worker in workers.values():
+                worker.engine.drain(60)
+            settle(router)
+        assert router.counts["pulled"] == router.counts["told_of_peers"] == 1, router.counts
+        assert router.counts["cached_as_predicted"] == 3, router.counts
+    first, pulled, other = answers
+    assert pulled.comparable == first.comparable
+    account = pulled.finished.account
+    assert (account.loaded_from, account.loaded_tokens) == ("peer", 640)
+    assert other.finished.account.loaded_from is None
+    assert other.finished.account.tier_outcome is None
+
+
+def test_a_pulled_answer_whose_worker_is_lost_has_the_same_bits(model) -> None:
+    asked = generation("drawn", words(700, "pulled"))
+    with cluster(model, a="one", b="one") as (router, workers):
+        router._choice = RoundRobin()
+        alone = ask(router, asked).wait()
+        for worker in workers.values():
+            worker.engine.drain(60)
+        settle(router)
+        again = lost_after(20, router, workers, asked)
+        assert router.counts["resumed"] == router.counts["told_of_peers"] == 1, router.counts
+    assert again.comparable == alone.comparable

@@ -8,6 +8,7 @@ import pytest
 
 from headwater.cluster.choice import Candidate, LeastCost, LeastLoaded, Prompt, RoundRobin
 from headwater.cluster.router import HEARTBEAT_TIMEOUT, MOST_ACTIONS, NoWorker
+from headwater.cluster.sockets import Contact
 from headwater.cluster.wire import Batch, FailedMessage, Submit, WireError, answer_of, encode, for_worker, from_worker
 from headwater.cluster.worker import ROUTER_TIMEOUT
 from headwater.errors import (
@@ -21,7 +22,7 @@ from headwater.errors import (
 )
 from headwater.events import FailedEvent
 from headwater.request import Boundaries, Constraint, Drafting, Fidelity, Generation, SamplingParams, Span
-from tests.cluster.fake import FakeWorker, FormulaEngine, Received, asking, cluster, formula, kill, until
+from tests.cluster.fake import LONG, FakeWorker, FormulaEngine, Received, asking, cluster, formula, kill, until
 
 SLOW = 0.01  # seconds a token
 
@@ -184,6 +185,21 @@ def test_a_cancelled_request_is_cancelled_at_its_worker() -> None:
         until(lambda: worker.engine.cancelled)
         assert worker.worker.open_requests == 0
         assert not router._requests
+
+
+def test_workers_know_those_of_their_pool() -> None:
+    parts = {name: Contact(f"tcp://{name}", name.encode()) for name in "abc"}
+    a, b, c = (FakeWorker(FormulaEngine(), "two" if name == "c" else "one", parts=parts[name]) for name in "abc")
+    with cluster(a=a, b=b, c=c, d=FakeWorker(FormulaEngine())) as router:
+        until(lambda: a.known and a.known[-1] == {a.peer, b.peer})
+        until(lambda: c.known and c.known[-1] == {c.peer})
+        told = len(a.known)
+        kill(router, "b", b)
+        until(lambda: a.known[-1] == {a.peer})
+        assert len(a.known) == told + 1, "nothing is told twice"
+        a.worker._forget_silent(time.monotonic() + 2 * LONG)
+        until(lambda: len(a.known) == told + 2)
+        assert a.known[-1] == {a.peer}
 
 
 def test_a_silent_router_has_its_requests_cancelled() -> None:

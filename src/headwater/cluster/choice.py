@@ -10,17 +10,19 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from headwater.engine.meter import Backlog
+    from headwater.schedule.tier_load import PullSpeed
 
 TOKEN_SECONDS = 1e-3  # of a prompt, until a worker has measured it
 TIE = 0.1  # of the least cost, within which other things decide
 UNLIKE = 2.0  # ratio of measured speeds from which workers are taken to differ
 NEEDED = 0.5  # share of what is evicted that is taken to be computed again
+MOST_HOLDERS = 2  # workers that another one is told of
 MOST_HELD = 0.95  # share of the memory that requests are counted with at most
 
 
@@ -75,15 +77,24 @@ class Candidate:
     underway: int = 0  # leading tokens that earlier requests of this router are computing there
     memory_held: float = 0.0  # share of its memory that requests hold
     name: str = ""
+    pool: str = ""  # fingerprint: workers of one pool compute equal bits
+    pull: PullSpeed | None = None  # from workers of its pool; None: it pulls nothing
+    pulled: int = 0  # leading tokens that it is going to pull, as far as it lacks them
+    pull_seconds: float = 0.0  # until it has them
 
     @property
     def load(self) -> int:
         """Number of requests that it has."""
         return self.running + self.waiting
 
+    @property
+    def own(self) -> int:
+        """Leading tokens that are cached or being computed there."""
+        return max(self.reusable, self.underway)
+
     def uncached(self, prompt: Prompt) -> int:
         """Return the tokens of a prompt that it has to compute."""
-        return prompt.tokens - max(self.reusable, self.underway)
+        return prompt.tokens - max(self.own, self.pulled)
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +154,7 @@ class Known:
     max_running: int
     backlog: Backlog
     open: OpenRequests
+    pool: str = ""
 
     def candidate(self, prompt: Prompt, found: Found) -> Candidate:
         """Return the worker as a choice for a prompt sees it, of which it has `found`.
@@ -163,7 +175,38 @@ class Known:
             underway=prompt.shared(self.open.blocks),
             memory_held=min(1.0, held / backlog.memory_tokens) if backlog.memory_tokens else 0.0,
             name=self.name,
+            pool=self.pool,
+            pull=backlog.pull,
         )
+
+
+def with_pulls(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Return the workers, each with what it would pull of a prompt: all that its pool has, if that is faster."""
+    if all(one.pull is None for one in candidates):
+        return candidates
+    deepest: dict[str, int] = {}
+    for one in candidates:
+        deepest[one.pool] = max(deepest.get(one.pool, 0), one.reusable)
+    return [
+        _pulling(one, deepest[one.pool], speed)
+        for one, speed in zip(candidates, token_seconds(candidates), strict=True)
+    ]
+
+
+def _pulling(one: Candidate, end: int, a_token: float) -> Candidate:
+    if one.pull is None or end <= one.own:
+        return one
+    seconds = one.pull.seconds(end - min(end, one.cached))
+    return replace(one, pulled=end, pull_seconds=seconds) if seconds < (end - one.own) * a_token else one
+
+
+def holders(chosen: int, candidates: Sequence[Candidate], most: int = MOST_HOLDERS) -> list[int]:
+    """Return the workers from which the chosen one is to pull, the deepest first, at most `most`; none if it is not."""
+    one = candidates[chosen]
+    if not one.pulled:
+        return []
+    found = [i for i, other in enumerate(candidates) if other.pool == one.pool and other.reusable > one.own]
+    return sorted(found, key=lambda i: (-candidates[i].reusable, candidates[i].load))[:most]
 
 
 def preferred(names: Iterable[str], key: object) -> str:
@@ -245,7 +288,8 @@ class LeastCost(Choice):
         too_many = max(0, one.load + 1 - one.max_running)
         waiting = too_many * one.request_seconds / max(1, one.max_running)
         evicted = (prompt.tokens - max(one.cached, one.underway)) / (1 - min(MOST_HELD, one.memory_held))
-        return waiting + (one.queued_tokens + one.uncached(prompt) + NEEDED * evicted) * a_token
+        computing = (one.queued_tokens + one.uncached(prompt) + NEEDED * evicted) * a_token
+        return waiting + one.pull_seconds + computing
 
 
 def token_seconds(candidates: Sequence[Candidate]) -> list[float]:

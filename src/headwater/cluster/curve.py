@@ -68,7 +68,11 @@ class CurveServer:
     def __init__(self, pair: KeyPair, clients: Iterable[bytes]) -> None:
         """`clients`: public keys."""
         self._pair = pair
-        authenticator().accept(pair.public, clients)
+        self.accept(clients)
+
+    def accept(self, clients: Iterable[bytes]) -> None:
+        """Accept clients with these public keys from now on, and no others."""
+        authenticator().accept(self._pair.public, clients)
 
     @property
     def public(self) -> bytes:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from headwater.cluster.curve import CurveServer, KeyPair, WorkerKeys
 from headwater.cluster.publishing import Publishing
+from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.sockets import Contact
-from headwater.cluster.wire import WorkerInfo
-from headwater.cluster.worker import Worker
+from headwater.cluster.wire import NO_CONTACT, WorkerInfo
+from headwater.cluster.worker import Worker, nobody
 from headwater.config import ServeConfig
 from headwater.server.observe.logs import configure_logging
 
@@ -24,8 +25,13 @@ if TYPE_CHECKING:
 CHECKED = 0.05  # seconds between looks at whether a draining worker is idle
 
 
-def info_of(engine: Engine, fingerprint: str, max_running: int, addresses: tuple[str, str]) -> WorkerInfo:
-    """Return the info of a worker with this engine, whose KV events are at these addresses (empty: it has none)."""
+def info_of(
+    engine: Engine, fingerprint: str, max_running: int, addresses: tuple[str, str], parts: Contact = NO_CONTACT
+) -> WorkerInfo:
+    """Return the info of a worker with this engine, whose KV events are at these addresses (empty: it has none).
+
+    `parts`: from which other workers pull prefixes.
+    """
     return WorkerInfo(
         fingerprint=fingerprint,
         process=os.getpid(),
@@ -36,6 +42,7 @@ def info_of(engine: Engine, fingerprint: str, max_running: int, addresses: tuple
         live=addresses[0],
         replay=addresses[1],
         health=engine.health(),
+        parts=parts,
     )
 
 
@@ -65,7 +72,7 @@ class Host:
         Raises CheckpointError, ConfigError or ZMQError.
         """
         from headwater.engine.engine import Engine  # needs torch, which no other part of a cluster does
-        from headwater.engine.fingerprint import fingerprint, probe
+        from headwater.engine.fingerprint import PROBED, fingerprint, probe
 
         configure_logging(config.log_format)
         anywhere = f"tcp://{own_address()}:*"
@@ -75,12 +82,23 @@ class Host:
         server = CurveServer(KeyPair.new(), [keys.router])
         self._publishing = Publishing(config, keys.digests, server) if config.cache else None
         self._engine = engine = Engine.load(config)
-        own = fingerprint(engine.loaded, engine.loaded.path, engine.check.mode, probe(engine.loaded))
+        probed = probe(engine.loaded)
+        own = fingerprint(engine.loaded, engine.loaded.path, engine.check.mode, probed)
+        incarnation = uuid.uuid4().bytes
+        self._pulling = None
+        if config.cache and config.device == "cpu" and config.decode_reuse != "raw":
+            given = keys.digests, own, config, incarnation, anywhere, own_security()
+            self._pulling = Pulling(engine, *given)
+            engine.scheduler.tiers.prefilled(PROBED, probed.seconds)
         addresses = self._publishing.addresses if self._publishing else ("", "")
         if self._publishing is not None:
             engine.stepped = self._publishing.start(engine.scheduler.cache)
-        info = info_of(engine, own.digest, config.max_running, addresses)
-        self._worker = Worker(engine, info, uuid.uuid4().bytes, anywhere, server=server)
+        parts, know = NO_CONTACT, nobody
+        if self._pulling is not None:
+            parts, know = self._pulling.contact, self._pulling.know
+            self._pulling.start()
+        info = info_of(engine, own.digest, config.max_running, addresses, parts)
+        self._worker = Worker(engine, info, incarnation, anywhere, server=server, know=know)
         self._ended = threading.Event()
         engine.start()
         self._worker.start()
@@ -100,6 +118,8 @@ class Host:
             time.sleep(CHECKED)
         self._engine.stop(lambda: max(0.0, end - time.monotonic()))
         self._worker.close()
+        if self._pulling is not None:
+            self._pulling.close()
         if self._publishing is not None:
             self._publishing.close()
         self._ended.set()

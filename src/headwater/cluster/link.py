@@ -17,6 +17,8 @@ from headwater.cluster.wire import (
     Batch,
     FromWorker,
     Heartbeat,
+    Members,
+    Peer,
     StatsMessage,
     ToWorker,
     WireError,
@@ -49,6 +51,7 @@ class Routed:
     again: TokenEvent | None = None  # the last token that was sent, which a new worker says again first
     link: Link | None = None  # the worker that answers
     outstanding: Outstanding | None = None  # as that worker was chosen for it
+    peers: tuple[bytes, ...] = ()  # incarnations of workers that have more of its prompt than that worker
     predicted: int = 0  # leading tokens that it was thought to have
     unassigned_since: float | None = None  # since when no worker takes it
     fingerprint: str | None = None  # of workers that can go on with it; None: any
@@ -71,6 +74,7 @@ class Link:
         self.open: dict[int, Routed] = {}
         self.outstanding = OpenRequests()  # of them, as they were routed
         self.draining = False
+        self.members: tuple[Peer, ...] = ()  # of its pool, as it was told
         self._follower: Follower | None = None
         self._following = threading.Event()
 
@@ -133,8 +137,23 @@ class Link:
     def candidate(self, prompt: Prompt) -> Candidate:
         """Return the worker as a choice for a prompt sees it."""
         assert self.info is not None
-        known = Known(self.name, self.info.max_running, self.backlog, self.outstanding)
+        known = Known(self.name, self.info.max_running, self.backlog, self.outstanding, self.info.fingerprint)
         return known.candidate(prompt, self.find(prompt))
+
+    # -- its pool
+
+    @property
+    def as_peer(self) -> Peer | None:
+        """The worker, as others of its pool see it; None: they cannot read its memory."""
+        if self.info is None or self.incarnation is None or not self.info.parts.address:
+            return None
+        return Peer(self.incarnation, self.info.parts)
+
+    def tell(self, members: tuple[Peer, ...]) -> None:
+        """Tell the worker who its pool is, if it was told otherwise."""
+        if members != self.members:
+            self.members = members
+            self.send(Members(members))
 
     def close(self) -> None:
         self._following.set()

@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import count
@@ -25,7 +25,7 @@ import zmq
 from tokenizers import Tokenizer
 
 from headwater.cache.view import CacheStats, CacheView
-from headwater.cluster.choice import Choice, LeastCost, Outstanding, Prompt
+from headwater.cluster.choice import Choice, LeastCost, Outstanding, Prompt, holders, with_pulls
 from headwater.cluster.digests import TOKEN_BYTES, Digests
 from headwater.cluster.link import Link, Routed
 from headwater.cluster.sockets import PLAIN, Client, Contact, Waker
@@ -34,6 +34,7 @@ from headwater.cluster.wire import (
     FailedMessage,
     FinishedMessage,
     FromWorker,
+    Peer,
     Ping,
     PromptMessage,
     Submit,
@@ -277,6 +278,13 @@ class Router:
                 self._remove(link.name, f"said nothing for {silence:.1f} s")
             else:
                 link.send(Ping())
+        pools: defaultdict[str, list[Peer]] = defaultdict(list)
+        for link in self._links.values():
+            if link.info is not None and (peer := link.as_peer) is not None:
+                pools[link.info.fingerprint].append(peer)
+        for link in self._links.values():
+            if link.info is not None:
+                link.tell(tuple(pools[link.info.fingerprint]))
 
     def _remove(self, name: str, why: str) -> None:
         """Take a worker out, and give its requests to others."""
@@ -333,8 +341,9 @@ class Router:
             self._unassigned.append(request)
             return
         prompt = self._prompt(request, links)
-        candidates = [link.candidate(prompt) for link in links]
+        candidates = with_pulls([link.candidate(prompt) for link in links])
         chosen = self._choice.choose(prompt, candidates)
+        request.peers = tuple(links[at].incarnation or b"" for at in holders(chosen, candidates))
         request.outstanding = Outstanding(prompt, candidates[chosen].uncached(prompt), bool(request.sent))
         links[chosen].outstanding.add(request.outstanding)
         self._send(request, links[chosen], candidates[chosen].reusable)
@@ -359,7 +368,8 @@ class Router:
             left = generation.deadline - (time.monotonic() - request.began)
             generation = replace(generation, deadline=max(0.001, left))
         link.open[request.id] = request
-        link.send(Submit(request.id, request.attempt, generation, output))
+        self.counts["told_of_peers"] += bool(request.peers)
+        link.send(Submit(request.id, request.attempt, generation, output, request.peers))
 
     def _assign_waiting(self) -> None:
         """Try again to give requests to workers; those that have waited too long fail."""
@@ -389,6 +399,7 @@ class Router:
     def _take(self, link: Link, message: FromWorker) -> None:
         """Take what a worker says of a request, unless another one has it by now."""
         if isinstance(message, WorkerInfo):
+            link.members = ()  # it has forgotten them, too
             self._reassign_all(link)
         if not isinstance(message, TokenMessage | PromptMessage | FinishedMessage | FailedMessage):
             return
@@ -433,7 +444,9 @@ class Router:
 
     def _note_prediction(self, request: Routed, event: FinishedEvent) -> None:
         """Count whether the worker had as much of the prompt as its picture said."""
-        had = event.account.resumed_at
+        account = event.account
+        had = account.resumed_at - account.loaded_tokens  # but for what it loaded or pulled
+        self.counts["pulled"] += "peer" in (account.loaded_from or "").split(",")
         kind = "as_predicted" if had == request.predicted else "less" if had < request.predicted else "more"
         self.counts[f"cached_{kind}"] += 1
 

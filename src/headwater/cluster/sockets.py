@@ -38,6 +38,9 @@ class Server(Protocol):
     def bind(self, socket: zmq.Socket[bytes], address: str) -> None:
         """Bind a socket. Raises zmq.ZMQError."""
 
+    def accept(self, clients: Iterable[bytes]) -> None:
+        """Accept clients with these public keys, and no others."""
+
     def exposed(self, addresses: Iterable[str]) -> list[str]:
         """Return the addresses at which anyone on the network can read."""
 
@@ -56,6 +59,9 @@ class Plain:
 
     def bind(self, socket: zmq.Socket[bytes], address: str) -> None:
         socket.bind(address)
+
+    def accept(self, clients: Iterable[bytes]) -> None:
+        """Do nothing: everyone is accepted."""
 
     def exposed(self, addresses: Iterable[str]) -> list[str]:
         return [address for address in addresses if not address.startswith(LOCAL)]

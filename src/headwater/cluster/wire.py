@@ -6,10 +6,12 @@ did before it was restarted, is told from what it does now.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from headwater.cluster.sockets import Contact
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.errors import (
     ConfigError,
@@ -25,6 +27,7 @@ from headwater.errors import (
 from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, TokenEvent
 from headwater.request import Generation
 
+NO_CONTACT = Contact("", b"")
 BY_FIELDS = (OutOfPages, QueueFull, DeadlineExceeded)  # errors whose message is made of their fields
 BY_MESSAGE = (RequestTooLarge, EngineStopped, ConstraintError, ConfigError, InvalidLogits)
 
@@ -35,6 +38,20 @@ class Ping(msgspec.Struct, array_like=True, tag=True):
     is_first: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A worker, as others of its pool reach its memory."""
+
+    incarnation: bytes
+    contact: Contact
+
+
+class Members(msgspec.Struct, array_like=True, tag=True):
+    """The workers of a worker's pool, itself included."""
+
+    peers: tuple[Peer, ...]
+
+
 class AboutRequest(msgspec.Struct, array_like=True):
     """Message about one attempt to answer a request."""
 
@@ -43,10 +60,15 @@ class AboutRequest(msgspec.Struct, array_like=True):
 
 
 class Submit(AboutRequest, tag=True):
-    """A request for a worker. `output`: the first tokens of its answer, which another worker sent."""
+    """A request for a worker.
+
+    `output`: the first tokens of its answer, which another worker sent. `peers`: incarnations of workers that have more
+    of its prompt cached.
+    """
 
     generation: Generation
     output: tuple[int, ...] = ()
+    peers: tuple[bytes, ...] = ()
 
 
 class Cancel(AboutRequest, tag=True):
@@ -65,6 +87,7 @@ class WorkerInfo(msgspec.Struct, array_like=True, tag=True):
     live: str  # addresses of its KV events
     replay: str
     health: dict[str, Any]
+    parts: Contact = NO_CONTACT  # from which others of its pool pull prefixes
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag=True):
@@ -121,7 +144,7 @@ class FailedMessage(AboutRequest, tag=True):
 
 
 Answered = PromptMessage | TokenMessage | FinishedMessage | FailedMessage
-ToWorker = Ping | Submit | Cancel
+ToWorker = Ping | Members | Submit | Cancel
 FromWorker = WorkerInfo | Heartbeat | StatsMessage | Answered
 
 

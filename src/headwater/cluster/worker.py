@@ -25,6 +25,8 @@ from headwater.cluster.wire import (
     FinishedMessage,
     FromWorker,
     Heartbeat,
+    Members,
+    Peer,
     Ping,
     StatsMessage,
     Submit,
@@ -46,10 +48,20 @@ COMPILERS = 2  # threads that begin requests with constraints, whose compilation
 log = logging.getLogger("headwater.cluster")
 
 
+def nobody(peers: set[Peer]) -> None:
+    """Ignore the workers of a pool: nothing is pulled."""
+
+
 class WorkingEngine(Protocol):
     """Engine as a worker uses it."""
 
-    def submit(self, generation: Generation, on_event: Callable[[Event], None], output: Iterable[int] = ()) -> int: ...
+    def submit(
+        self,
+        generation: Generation,
+        on_event: Callable[[Event], None],
+        output: Iterable[int] = (),
+        peers: Iterable[bytes] = (),
+    ) -> int: ...
 
     def cancel(self, request_id: int) -> None: ...
 
@@ -78,14 +90,16 @@ class Worker:
         address: str,
         router_timeout: float = ROUTER_TIMEOUT,
         server: Server = PLAIN,
+        know: Callable[[set[Peer]], None] = nobody,
     ) -> None:
         """Bind to an address such as tcp://127.0.0.1:*. Raises zmq.ZMQError.
 
         `router_timeout`: seconds of silence after which a router's requests are cancelled. `server`: security of its
-        socket.
+        socket. `know`: called with the workers of its pool whenever others are known.
         """
         self._engine, self._info, self._incarnation = engine, info, incarnation
-        self._router_timeout = router_timeout
+        self._router_timeout, self._know = router_timeout, know
+        self._members: dict[bytes, tuple[Peer, ...]] = {}  # as each router says
         self._socket = opened(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a router that connects again is the same router
         try:
@@ -166,6 +180,9 @@ class Worker:
                 self._begin(Task(router, message.request, message.attempt), message)
             elif isinstance(message, Cancel):
                 self._cancel(Task(router, message.request, message.attempt))
+            elif isinstance(message, Members):
+                self._members[router] = message.peers
+                self._know({peer for peers in self._members.values() for peer in peers})
             else:
                 assert isinstance(message, Ping)
 
@@ -180,7 +197,7 @@ class Worker:
     def _submit(self, task: Task, work: Submit) -> None:
         """Give a request to the engine; what it raises is the answer."""
         try:
-            number = self._engine.submit(work.generation, self._receiver(task), work.output)
+            number = self._engine.submit(work.generation, self._receiver(task), work.output, work.peers)
         except Exception as error:
             self._receiver(task)(FailedEvent(error))
             return
@@ -206,6 +223,7 @@ class Worker:
     def _forget_silent(self, now: float) -> None:
         for router in [router for router, heard in self._heard.items() if now - heard > self._router_timeout]:
             del self._heard[router]
+            self._members.pop(router, None)
             self._cancel_all(router)
 
     def _cancel_all(self, router: bytes) -> None:

@@ -25,6 +25,7 @@ from headwater.engine.fingerprint import PROBED, fingerprint, probe
 from headwater.engine.live import Deadlines, Live, OnEvent, Outcome, Warming
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.engine.mtp import MtpRunner
+from headwater.engine.own_parts import OwnParts
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import PromptScores, Sampling
 from headwater.engine.selfcheck import Progress, SelfCheck, no_progress
@@ -50,7 +51,7 @@ from headwater.schedule.speculation import AUTO, MTP, Speculation, speculation_o
 from headwater.setting import SettingError, show_bytes
 from headwater.spec import ModelSpec
 from headwater.tiers.fingerprint import Fingerprint
-from headwater.tiers.store import Store
+from headwater.tiers.store import PeerStore, Store
 
 # Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes. The few,
 # for which there are more bytes, are what a step of 256 tokens saves with pages of 64.
@@ -151,6 +152,13 @@ class Engine(Answering):
         """Keep states and KV in these stores, too. The engine is not started yet."""
         self.scheduler.tiers = TierIO(stores, key, fingerprint, self.scheduler, self.runner, self._changed, config)
 
+    def join_peers(self, store: PeerStore, key: bytes, fingerprint: Fingerprint, config: ServeConfig) -> OwnParts:
+        """Pull prefixes from other workers; return what those may read here. The engine is not started yet."""
+        if not isinstance(self.scheduler.tiers, TierIO):
+            self.use_tiers([], key, fingerprint, config)
+        assert isinstance(self.scheduler.tiers, TierIO), "its tiers were just made"
+        return self.scheduler.tiers.join_peers(store, key, fingerprint)
+
     @classmethod
     def over(
         cls, loaded: LoadedModel, check: SelfCheck, config: ServeConfig, draft: LoadedModel | None = None
@@ -230,12 +238,15 @@ class Engine(Answering):
             self._refusing = True
             self.scheduler.stop_healing()
 
-    def submit(self, generation: Generation, on_event: OnEvent, output: Iterable[int] = ()) -> int:
+    def submit(
+        self, generation: Generation, on_event: OnEvent, output: Iterable[int] = (), peers: Iterable[bytes] = ()
+    ) -> int:
         """Queue a request; returns its id. Raises RequestTooLarge, ConstraintError, QueueFull or EngineStopped at once.
 
         `output` is what another engine has answered so far: the answer goes on after it, with the same bits. Only what
-        follows has events. If the queue is full, the last request of the namespace with most waiting ones may be
-        displaced, and gets QueueFull. If `on_event` raises, the request is given up.
+        follows has events. `peers` are workers of a cluster that have more of the prompt. If the queue is full, the
+        last request of the namespace with most waiting ones may be displaced, and gets QueueFull. If `on_event` raises,
+        the request is given up.
         """
         # first, so that no request is displaced by one that cannot be served
         self.scheduler.check_fits(len(generation.prompt) + generation.params.max_tokens)
@@ -255,6 +266,7 @@ class Engine(Answering):
             self._check_admission(generation.namespace)
             seq = self.scheduler.submit(generation, machine)
             seq.tokens += known  # computed by decode rows, as after a preemption
+            seq.peers = tuple(peers)
             scores = PromptScores.wanted(generation.prompt, params)
             self.scheduler.tiers.arrived(seq)
             self._live[seq.id] = Live(seq, on_event, text, sampling, now, scores=scores)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headwater.cache.view import CacheStats
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Purpose
-from headwater.schedule.tier_load import TierStats
+from headwater.schedule.tier_load import PullSpeed, TierStats
 
 FORGETS = 0.9  # weight of earlier terms of a ratio with each new one
 RECENT = 20  # requests whose durations make the estimate
@@ -43,6 +43,7 @@ class Backlog:
     request_seconds: float  # mean of recent requests, from submission to end
     held_tokens: int = 0  # of all these requests, prompts and answers so far
     memory_tokens: int = 0  # whose KV fits into the whole memory; 0: there is no KV
+    pull: PullSpeed | None = None  # from other workers of a cluster; None: it pulls nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class Meter:
             request_seconds=self._mean_seconds,
             held_tokens=sum(len(seq.tokens) for part in (waiting, scheduler.running.values()) for seq in part),
             memory_tokens=layout.n_pages * layout.page_size * layout.kv_pages_per_unit,
+            pull=scheduler.tiers.pull_speed,
         )
 
     def retry_after(self, waiting: int, at_once: int) -> int:

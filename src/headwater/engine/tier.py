@@ -15,7 +15,7 @@ from headwater.engine.tier_fingerprints import TierFingerprints
 from headwater.errors import ConfigError
 from headwater.schedule.tier_load import TierStats
 from headwater.setting import SettingError, without_password
-from headwater.tiers.names import read_key
+from headwater.tiers.names import Names, read_key
 from headwater.tiers.part import HEADER, SEAL_BYTES, CorruptPart, Part, Sealer
 from headwater.tiers.place import TierPlace
 from headwater.tiers.store import Store, StoreError, Usage
@@ -60,6 +60,11 @@ class Tier:
         self.counts: Counter[str] = Counter()
         self.usage = Usage(0, 0, store.limit)  # as it was after the last copy
         self.unreadable_until = self.unwritable_until = 0.0
+
+    @property
+    def names(self) -> Names:
+        """Names of this server's parts in it."""
+        return self.fingerprints.names
 
     @property
     def usable(self) -> bool:
@@ -157,6 +162,11 @@ class Tier:
             states=sum(used.states.values()), other_states=self.fingerprints.count_others(used.states),
         )  # fmt: skip
 
+    @property
+    def bytes_a_second(self) -> float:
+        """The bandwidth, as measured."""
+        return self.bandwidth.value or FIRST_BANDWIDTH
+
     def seconds(self, size: int) -> float:
         """Return the expected seconds to read so many bytes, after those that are being read."""
-        return LATENCY + (self.waiting + size) / (self.bandwidth.value or FIRST_BANDWIDTH)
+        return LATENCY + (self.waiting + size) / self.bytes_a_second

@@ -20,6 +20,7 @@ from headwater.cache.segments.compose import is_marked
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.config import ServeConfig
 from headwater.engine.meter import Ratio
+from headwater.engine.own_parts import OwnParts
 from headwater.engine.runner import Runner
 from headwater.engine.tier import LATE, READERS, NamedPart, Tier
 from headwater.engine.tier_fingerprints import TierFingerprints
@@ -29,12 +30,12 @@ from headwater.engine.workers import Workers
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited
-from headwater.schedule.tier_load import Load, Offer, Source, TierStats
+from headwater.schedule.tier_load import Load, Offer, PullSpeed, Source, TierStats
 from headwater.schedule.tiers import Loads, Tiers
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import Names, run_name, runs_of, state_name
 from headwater.tiers.part import Sealer
-from headwater.tiers.store import Store, StoreError, StoreFull
+from headwater.tiers.store import PeerStore, Store, StoreError, StoreFull
 
 MOST_QUEUED = 256  # copies
 MOST_HELD = 1 / 8  # of the pages, by copies that wait; pages of a shared prefix count for each
@@ -53,6 +54,27 @@ class Copy:
     release: Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt that tiers are asked for. Positions in tokens."""
+
+    request: int
+    peers: tuple[bytes, ...]
+    namespace: str
+    key: bytes
+    have: int  # position at which memory resumes
+    last: int  # the last position at which the request can resume
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Other workers of a cluster: their memory as a tier, which is read alone, and what they read here."""
+
+    tier: Tier
+    store: PeerStore
+    own: OwnParts
+
+
 class TierIO(Tiers):
     """The stores of an engine. Methods without another word are called with the engine's lock held."""
 
@@ -68,6 +90,7 @@ class TierIO(Tiers):
     ) -> None:
         """`key`: the secret one; `runner`: with the arena; `changed`: the engine's lock."""
         self._scheduler, self._cache, self._layout = scheduler, scheduler.cache, scheduler.layout
+        self._runner = runner
         own, sealer = (key, fingerprint, self._layout.unit_bytes), Sealer(key)
         self.tiers = [Tier(number, store, TierFingerprints(store, *own), sealer) for number, store in enumerate(stores)]
         self._names = names = Names(key, fingerprint.digest, self._layout.unit_bytes)
@@ -76,12 +99,14 @@ class TierIO(Tiers):
         self._prefixes = PrefixParts(names, self._layout, runner, lambda tokens: self.prefill_seconds(tokens))
         self.run_tokens = self._prefixes.run_tokens
         self._loads = Loads(self._cache, self, scheduler.new_id)
-        self._segments = SegmentIO(self.tiers, names, scheduler, runner, changed, self._timeout, self)
+        self._stores = tuple(self.tiers)  # that are written
+        self._segments = SegmentIO(self._stores, names, scheduler, runner, changed, self._timeout, self)
         self._prefill = Ratio()  # seconds, tokens
         self._waiting: dict[int, tuple[Request, float]] = {}  # requests that wait, and until when
         self._queue: deque[Copy] = deque()
         self._copying: Copy | None = None
         self._closing = False
+        self._peers: Peers | None = None
         self._had: dict[int, int] = {}  # of requests that were not looked up: the position at which memory resumes
         self._lookups = Workers(1, "headwater-tier-lookup")
         self._readers = Workers(READERS, "headwater-tier-reader")  # loads
@@ -89,10 +114,31 @@ class TierIO(Tiers):
         self._writer = Workers(1, "headwater-tier-writer")
         self._writer.submit(self._write)
 
+    # -- other workers of a cluster
+
+    def join_peers(self, store: PeerStore, key: bytes, fingerprint: Fingerprint) -> OwnParts:
+        """Read from other workers, too; return what those may read here. `key`: the secret one of the cluster."""
+        fingerprints = TierFingerprints(store, key, fingerprint, self._layout.unit_bytes)
+        tier = Tier(len(self.tiers), store, fingerprints, Sealer(key))
+        own = OwnParts(key, fingerprint, self._scheduler, self._runner, self._changed, self.prefill_seconds)
+        self._peers = Peers(tier, store, own)
+        self.tiers.append(tier)
+        return own
+
+    @property
+    def pull_speed(self) -> PullSpeed | None:
+        if self._peers is None or not self._peers.tier.usable:
+            return None
+        tier, run = self._peers.tier, self._prefixes.bytes_of(False, self.run_tokens)
+        a_token = run / self.run_tokens / tier.bytes_a_second
+        return PullSpeed(tier.seconds(self._prefixes.bytes_of(True, 0)), a_token)
+
     # -- requests that arrive
 
     def arrived(self, seq: Request) -> None:
         """Ask the stores for a request's prompt, if memory does not have all of it."""
+        if not self._stores and not seq.peers:
+            return
         match = self._scheduler.planner.match(seq)
         last = seq.last_resumable // self._layout.unit_tokens * self._layout.unit_tokens
         if seq.scores_prompt or self._closing:
@@ -102,7 +148,8 @@ class TierIO(Tiers):
             return
         self._loads.ask(seq.id)
         self._waiting[seq.id] = seq, time.monotonic() + self._timeout
-        self._lookups.submit(self._look_up, seq.id, seq.namespace, seq.key, match.checkpoint_tokens, last)
+        asked = Asked(seq.id, seq.peers, seq.namespace, seq.key, match.checkpoint_tokens, last)
+        self._lookups.submit(self._look_up, asked)
 
     def holds_back(self, seq: Request) -> bool:
         if seq.id not in self._waiting and seq.id not in self._had:
@@ -121,7 +168,7 @@ class TierIO(Tiers):
 
     def prefetch(self, seqs: Sequence[Request]) -> None:
         for seq in seqs:
-            if not self.holds_back(seq):  # which segments a prompt takes depends on the prefix that memory has
+            if not self.holds_back(seq) and self._stores:  # segments that are taken depend on the prefix in memory
                 missing, _ = self._scheduler.composer.prepare(seq)
                 seq.release_segments()
                 self.hold_segments(seq.awaited, missing)
@@ -133,7 +180,8 @@ class TierIO(Tiers):
 
     @property
     def busy(self) -> bool:
-        return bool(len(self._loads) or len(self._segments) or self._copying or self._queue)
+        sending = self._peers is not None and self._peers.own.reading
+        return bool(len(self._loads) or len(self._segments) or self._copying or self._queue or sending)
 
     def take_late(self) -> None:
         """Let requests compute that have waited too long."""
@@ -144,29 +192,37 @@ class TierIO(Tiers):
         self._segments.take_late(now)
 
     def hold_segments(self, awaited: Awaited, keys: Sequence[SegmentKey]) -> set[SegmentKey]:
-        return set() if self._closing else self._segments.hold_back(awaited, keys)
+        return set() if self._closing or not self._stores else self._segments.hold_back(awaited, keys)
 
     def segment_loaded(self, tokens: int) -> None:
         self.loaded_segments += 1
         self.loaded_tokens += tokens
 
-    def _look_up(self, request: int, namespace: str, key: bytes, have: int, last: int) -> None:
-        """Ask each store for states in (`have`, `last`] of a prompt, and for KV (on a reader's thread)."""
+    def _look_up(self, asked: Asked) -> None:
+        """Ask each store for states of a prompt, and for KV (on a reader's thread)."""
         offers = []
         try:
             unit = self._layout.unit_tokens
-            digests = self._names.digests(namespace, key)
-            ends = range(have // unit + 1, last // unit + 1)
-            for tier in self.tiers:
-                if tier.usable:
-                    offers.append(self._offer(tier, digests, ends))
+            ends = range(asked.have // unit + 1, asked.last // unit + 1)
+            digests: dict[Names, list[str]] = {}
+            for tier in self._asked(asked):
+                if tier.names not in digests:
+                    digests[tier.names] = tier.names.digests(asked.namespace, asked.key)
+                offers.append(self._offer(tier, digests[tier.names], ends))
             if not any(offer.states for offer in offers):
-                offers += self._elsewhere(namespace, key, ends)
+                offers += self._elsewhere(asked.namespace, asked.key, ends)
         except Exception:
             log.exception("tiers cannot be asked")
         with self._changed:
-            self._loads.answered(request, offers)
+            self._loads.answered(asked.request, offers)
             self._changed.notify_all()
+
+    def _asked(self, asked: Asked) -> Iterator[Tier]:
+        """Yield the tiers that may have more of a prompt; workers say before what they have."""
+        yield from (tier for tier in self._stores if tier.usable)
+        if asked.peers and self._peers is not None and self._peers.tier.usable:
+            self._peers.store.ask(asked.peers, asked.namespace, asked.key, asked.last + 1)
+            yield self._peers.tier
 
     def _elsewhere(self, namespace: str, key: bytes, ends: range) -> list[Offer]:
         """Return an empty offer for the first tier that has states of a prompt under another fingerprint."""
@@ -222,9 +278,11 @@ class TierIO(Tiers):
         sources = (*load.runs, load.state)
         load.tiers = ",".join(sorted({self.tiers[source.tier].store.kind for source in sources}))
         try:
-            digests = self._names.digests(load.namespace, load.key)
+            tiers = {source.tier: self.tiers[source.tier] for source in sources}
+            digests = {number: tier.names.digests(load.namespace, load.key) for number, tier in tiers.items()}
             parts = [
-                self._parts.submit(self._prefixes.read, self.tiers[one.tier], load, one, digests) for one in sources
+                self._parts.submit(self._prefixes.read, tiers[one.tier], load, one, digests[one.tier])
+                for one in sources
             ]
             wait(parts)  # all of them, even if one fails: none may write to pages that are given back
             load.failed = next(filter(None, (part.result() for part in parts)), None)
@@ -291,6 +349,8 @@ class TierIO(Tiers):
             self._cache.segments.unpin(stored)
 
     def _may_copy(self) -> bool:
+        if not self._stores:
+            return False
         held_pages = sum(copy.pages for copy in self._queue)
         if len(self._queue) < MOST_QUEUED and held_pages <= MOST_HELD * self._layout.n_pages:
             return True
@@ -303,7 +363,7 @@ class TierIO(Tiers):
 
     def _write(self) -> None:
         """Make copies, one after the other (the writer's thread)."""
-        for tier in self.tiers:
+        for tier in self._stores:
             try:
                 tier.look()
             except StoreError as error:
@@ -328,7 +388,7 @@ class TierIO(Tiers):
     def _store(self, copy: Copy) -> None:
         """Store parts in every tier."""
         parts = copy.parts()
-        for tier in self.tiers:
+        for tier in self._stores:
             if not tier.writable:
                 self.dropped += 1
                 continue
@@ -370,6 +430,8 @@ class TierIO(Tiers):
             log.warning("a tier has not answered for %g s: it is left with what it was asked for", ENDING)
 
     def _uncopied(self) -> Iterator[Callable[[], None]]:
+        if not self._stores:
+            return
         ready = [stored for stored in self._cache.segments if stored.ready]
         for stored in sorted(ready, key=lambda stored: stored.used, reverse=True):
             yield partial(self._copy_segments, (stored,))

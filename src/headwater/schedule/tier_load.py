@@ -87,6 +87,18 @@ class TierStats:
         return {name: getattr(self, name) for name in ("read", "written", "evicted", "corrupt")}
 
 
+@dataclass(frozen=True, slots=True)
+class PullSpeed:
+    """Expected seconds of a pull from another worker of a cluster."""
+
+    state: float  # of a state alone, after what is being pulled already
+    token: float  # of each token of KV
+
+    def seconds(self, tokens: int) -> float:
+        """Return the seconds to pull a state, and KV of so many tokens."""
+        return self.state + self.token * tokens
+
+
 class TierReader(Protocol):
     """Reader of tiers."""
 

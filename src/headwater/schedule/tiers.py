@@ -17,7 +17,7 @@ from headwater.plan import Draft, Match
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.planner import common_tokens
 from headwater.schedule.segment_loads import Awaited
-from headwater.schedule.tier_load import Load, Offer, Source, TierReader, TierStats
+from headwater.schedule.tier_load import Load, Offer, PullSpeed, Source, TierReader, TierStats
 from headwater.tiers.names import runs_of
 
 AT_ONCE = 4  # loads
@@ -29,6 +29,11 @@ class Tiers:
     loaded_tokens = 0  # read from stores
     loaded_segments = 0
     dropped = 0  # copies to stores that were given up
+
+    @property
+    def pull_speed(self) -> PullSpeed | None:
+        """Expected seconds of a pull from another worker; None: nothing is pulled."""
+        return None
 
     @property
     def busy(self) -> bool:

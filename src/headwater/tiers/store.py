@@ -70,12 +70,33 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
+class PeerStore(Store, Protocol):
+    """Memory of other workers of a cluster, which is read alone. It has what the workers that were asked said."""
+
+    def ask(self, peers: Sequence[bytes], namespace: str, key: bytes, tokens: int) -> None:
+        """Ask workers, by their incarnations, for parts of a prompt of `tokens` tokens; `has` knows of them then.
+
+        `key`: the prompt's, of the index. Workers that are unknown, or do not answer, have nothing.
+        """
+
+
 def filled(content: Buffer | None, pieces: Sequence[memoryview]) -> bool:
     """Copy content into pieces, one after the other; False if it has another size."""
-    if content is None or len(content) != sum(map(len, pieces)):
+    return content is not None and spread([content], pieces)
+
+
+def spread(contents: Sequence[Buffer], pieces: Sequence[memoryview]) -> bool:
+    """Copy contents, one after the other, into pieces, one after the other; False if they have another size."""
+    if sum(map(len, contents)) != sum(map(len, pieces)):
         return False
-    at, view = 0, memoryview(content)
+    left = [memoryview(content) for content in reversed(contents) if len(content)]
     for piece in pieces:
-        piece[:] = view[at : at + len(piece)]
-        at += len(piece)
+        at = 0
+        while at < len(piece):
+            view = left.pop()
+            n = min(len(view), len(piece) - at)
+            piece[at : at + n] = view[:n]
+            at += n
+            if n < len(view):
+                left.append(view[n:])
     return True

@@ -91,6 +91,7 @@ class Request(Sequence):
     plain: bool = False  # computed without segments: they could not be held beside it
     grammar: Grammar | None = None  # constraint of the answer, which drafts keep to
     speculator: Speculator | None = None  # once it drafts
+    peers: tuple[bytes, ...] = ()  # incarnations of workers that have more of the prompt cached
     load: Load | None = None  # that it waits for, or waited for
     tier_outcome: TierOutcome | None = None  # why nothing was loaded
     awaited: Awaited = field(default_factory=Awaited)  # segments that it waited for in tiers

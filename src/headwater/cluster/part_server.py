@@ -1,0 +1,100 @@
+"""Server of a worker's cached prefixes for others of its pool, over one ROUTER socket, on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import zmq
+
+from headwater.cluster.part_messages import Find, Found, Get, encode, question
+from headwater.cluster.sockets import Contact, Server, Waker, opened
+from headwater.cluster.wire import WireError
+from headwater.tiers.part import Buffer
+
+log = logging.getLogger("headwater.cluster")
+
+
+class Parts(Protocol):
+    """Parts of an engine's cached prefixes."""
+
+    def find(self, namespace: str, key: bytes, tokens: int) -> tuple[int, list[str]]:
+        """Return where the deepest prefix of a prompt ends, and the names of its parts."""
+
+    def sealed(self, namespace: str, key: bytes, at: int, name: str) -> AbstractContextManager[Sequence[Buffer] | None]:
+        """Yield the bytes of a part, in pieces, which stay as they are meanwhile; None if it is not there."""
+
+
+class PartServer:
+    """Answers questions for one incarnation of a worker; it has nothing for those that ask another one."""
+
+    def __init__(self, parts: Parts, incarnation: bytes, address: str, server: Server) -> None:
+        """Bind to an address such as tcp://127.0.0.1:*. `server`: security of the socket. Raises zmq.ZMQError."""
+        self._parts, self._incarnation = parts, incarnation
+        self._socket = opened(zmq.ROUTER)
+        try:
+            server.bind(self._socket, address)
+        except zmq.ZMQError:
+            self._socket.close()
+            raise
+        self.contact = Contact(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"), server.public)
+        self.sent_parts = self.sent_bytes = 0
+        self._closing = False
+        self._waker = Waker()
+        self._thread = threading.Thread(target=self._run, name="headwater-parts", daemon=True)
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, and close the socket."""
+        self._closing = True
+        self._waker.wake()
+        self._thread.join()
+
+    # -- on its own thread
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._waker, zmq.POLLIN)
+        try:
+            while not self._closing:
+                poller.poll()
+                self._waker.clear()
+                self._answer()
+        except Exception:
+            log.exception("prefixes are not sent to other workers any more")
+        finally:
+            self._socket.close()
+            self._waker.close()
+
+    def _answer(self) -> None:
+        """Answer one question, if there is any."""
+        try:
+            peer, payload = self._socket.recv_multipart(zmq.NOBLOCK)
+            asked = question(payload)
+        except zmq.Again:
+            return
+        except (WireError, ValueError) as error:
+            log.warning("a question of another worker is left out: %s", error)
+            return
+        is_own = asked.incarnation == self._incarnation
+        if isinstance(asked, Find):
+            at, names = self._parts.find(asked.namespace, asked.key, asked.tokens) if is_own else (0, [])
+            self._socket.send_multipart((peer, encode(Found(at, names))))
+        elif is_own:
+            self._send(peer, asked)
+        else:
+            self._socket.send_multipart((peer, b""))
+
+    def _send(self, peer: bytes, asked: Get) -> None:
+        with self._parts.sealed(asked.namespace, asked.key, asked.at, asked.name) as pieces:
+            self._socket.send_multipart((peer, *(pieces or (b"",))), copy=True)  # then pages may be evicted
+        if pieces:
+            self.sent_parts += 1
+            self.sent_bytes += sum(map(len, pieces))

@@ -1,0 +1,241 @@
+"""Pulls between real engines: a prefix from another worker's memory changes no bit, and nothing else comes in."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import zmq
+
+from headwater.account import TierOutcome
+from headwater.cluster import peer_memory
+from headwater.cluster.curve import CurveClient, KeyPair
+from headwater.cluster.part_messages import Find, encode, found
+from headwater.cluster.pulling import Pulling, own_security
+from headwater.cluster.sockets import PLAIN, Contact, opened
+from headwater.cluster.wire import Peer
+from headwater.config import ServeConfig
+from headwater.schedule.sequence import key_of
+from headwater.tiers.fingerprint import Fingerprint
+from tests.cluster.fake import until
+from tests.exactness.conftest import load, same_bits_as_without_a_cache  # noqa: F401  fixtures
+from tests.exactness.rig import Answer, Make, words
+
+ANYWHERE = "tcp://127.0.0.1:*"
+KEY = bytes(range(32))
+OWN = Fingerprint.of({"probe": "one"})
+AMPLE = 400  # pages beside states
+PROMPT = 1300  # tokens: one whole run of KV, and a ragged one
+END = (PROMPT - 1) // 64 * 64
+
+
+class Worker:
+    """An engine, and both ends of its pulls; a load always beats computing."""
+
+    def __init__(
+        self,
+        make: Make,
+        key: bytes = KEY,
+        fingerprint: Fingerprint = OWN,
+        security=(PLAIN, PLAIN),
+        pages: int = AMPLE,
+    ) -> None:
+        self.incarnation = uuid.uuid4().bytes
+        self.rig = make(pages + 12 * make.checkpoint_pages)
+        config = ServeConfig(tier_timeout=60.0)
+        self.pulling = Pulling(self.rig.engine, key, fingerprint, config, self.incarnation, ANYWHERE, security)
+        self.tiers = self.rig.engine.scheduler.tiers
+        self.tiers.prefill_seconds = lambda tokens: 1.0 * tokens
+        self.pulling.start()
+
+    @property
+    def peer(self) -> Peer:
+        return Peer(self.incarnation, self.pulling.contact)
+
+    @property
+    def cache(self):
+        return self.rig.engine.scheduler.cache
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(self.tiers._peers.tier.counts)
+
+    def ask(self, prompt: Sequence[int], *peers: Worker, **more) -> Answer:
+        """Ask, with the word that these workers have more of the prompt."""
+        submit = self.rig.engine.submit
+        self.rig.engine.submit = lambda *given: submit(*given, peers=[peer.incarnation for peer in peers])
+        try:
+            return self.rig.ask(list(prompt), **more)
+        finally:
+            self.rig.engine.submit = submit
+
+
+@contextmanager
+def pool(*workers: Worker) -> Iterator[None]:
+    """Start workers that know each other."""
+    with ExitStack() as stack:
+        for worker in workers:
+            worker.pulling.know({one.peer for one in workers})
+            stack.enter_context(worker.rig)
+            stack.callback(worker.pulling.close)
+        yield
+
+
+@pytest.fixture
+def make(load) -> Make:  # noqa: F811
+    return Make(*load("qwen3_5", "float32", 2))
+
+
+def test_a_pulled_prefix_changes_no_bit(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    a, b = Worker(make, security=own_security()), Worker(make, security=own_security())
+    with pool(a, b):
+        first = a.ask(words(PROMPT, "pull"))
+        again = b.ask(first.prompt, a)
+        turn = b.ask([*first.prompt, *words(40, "turn")])
+        assert a.pulling._sending.sent_parts == 3
+    assert again.account.tier_outcome == TierOutcome.LOADED
+    assert again.account.loaded_from == "peer"
+    assert again.account.loaded_tokens == again.account.cached_tokens == END
+    assert turn.account.cached_tokens == END
+    assert turn.account.loaded_tokens == 0
+    assert all(same_bits_as_without_a_cache(make, [first, again, turn]))
+
+
+@contextmanager
+def holder_and_other(make, **of_other) -> Iterator[tuple[Worker, Worker, Answer]]:
+    """Yield a worker that has a prompt cached, another one that knows it, and the answer to the prompt."""
+    a, b = Worker(make), Worker(make, **of_other)
+    with pool(a, b):
+        yield a, b, a.ask(words(PROMPT, "pull"))
+
+
+def changing(worker: Worker, change) -> None:
+    """Let `change` have each part's pieces before they are sent."""
+    parts = worker.pulling._sending._parts
+    sealed = parts.sealed
+
+    @contextmanager
+    def changed(*asked):
+        with sealed(*asked) as pieces:
+            yield change([bytes(piece) for piece in pieces])
+
+    parts.sealed = changed
+
+
+@pytest.mark.parametrize("piece", [0, 1, 2, -1], ids=["header", "key", "content", "digest"])
+def test_a_part_changed_on_the_way_is_computed(make, caplog, same_bits_as_without_a_cache, piece) -> None:  # noqa: F811
+    def flipped(pieces: list[bytes]) -> list[bytes]:
+        content = bytearray(pieces[piece])
+        content[len(content) // 2] ^= 1
+        pieces[piece] = bytes(content)
+        return pieces
+
+    with holder_and_other(make) as (a, b, first):
+        changing(a, flipped)
+        again = b.ask(first.prompt, a)
+        assert b.counts["corrupt"] >= 1
+        assert not b.pulling._memory._channels[a.incarnation].usable
+    assert (again.account.cached_tokens, again.account.tier_outcome) == (0, TierOutcome.CORRUPT)
+    assert all(same_bits_as_without_a_cache(make, [first, again]))
+    assert "is not what it should be" in caplog.text
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["the router says so", "it is silent"])
+def test_a_peer_that_ends_in_mid_pull_is_left(make, monkeypatch, same_bits_as_without_a_cache, is_known) -> None:  # noqa: F811
+    monkeypatch.setattr(peer_memory, "PART_TIME", 60.0 if is_known else 0.2)
+    asked, ends = threading.Event(), threading.Event()
+
+    def hang(pieces: list[bytes]) -> list[bytes]:
+        asked.set()
+        ends.wait(60)
+        return pieces
+
+    with holder_and_other(make) as (a, b, first):
+        changing(a, hang)
+        answer = threading.Thread(target=lambda: results.append(b.ask(first.prompt, a)))
+        results: list[Answer] = []
+        answer.start()
+        assert asked.wait(60)
+        if is_known:
+            b.pulling.know({b.peer})
+        answer.join(60)
+        ends.set()
+        free = b.rig.engine.scheduler.tiers
+        until(lambda: not free.busy)
+    assert (results[0].account.cached_tokens, results[0].account.tier_outcome) == (0, TierOutcome.FAILED)
+    assert all(same_bits_as_without_a_cache(make, [first, *results]))
+
+
+@pytest.mark.parametrize(
+    "other", [{"fingerprint": Fingerprint.of({"probe": "another"})}, {"key": bytes(32)}], ids=["fingerprint", "key"]
+)
+def test_workers_of_another_fingerprint_or_key_are_never_mixed(make, other) -> None:
+    with holder_and_other(make, **other) as (a, b, first):
+        again = b.ask(first.prompt, a)
+        assert a.pulling._sending.sent_parts == 0
+    assert (again.account.cached_tokens, again.account.tier_outcome) == (0, TierOutcome.MISS)
+
+
+@pytest.mark.parametrize("namespace", ["tenant", "another", ""])
+def test_a_tenants_prefix_is_pulled_for_that_tenant_alone(make, namespace) -> None:
+    a, b = Worker(make), Worker(make)
+    with pool(a, b):
+        first = a.ask(words(PROMPT, "pull"), namespace="tenant")
+        again = b.ask(first.prompt, a, namespace=namespace)
+    assert again.account.loaded_tokens == (END if namespace == "tenant" else 0)
+
+
+def test_only_what_a_router_names_is_asked_and_only_one_incarnation_answers(make) -> None:
+    with holder_and_other(make) as (a, b, first):
+        assert b.ask(first.prompt).account.tier_outcome is None
+        memory = b.pulling._memory
+        memory.know({Peer(b"another", a.peer.contact)})
+        memory.ask([b"another", b"unknown"], "", key_of(first.prompt), PROMPT)
+        assert not memory._offered
+        memory.know({a.peer})
+        memory.ask([a.incarnation], "", key_of(first.prompt), PROMPT)
+        assert len(memory._offered) == 3
+
+
+def test_pages_are_not_evicted_while_they_are_sent(make) -> None:
+    a, prompt = Worker(make, pages=24), words(300, "pull")
+    with pool(a):
+        a.ask(prompt, max_tokens=1)
+        parts, key = a.pulling._sending._parts, key_of(prompt)
+        at, names = parts.find("", key, len(prompt))
+        assert at == 256
+        with parts.sealed("", key, at, names[0]) as pieces:
+            before = [bytes(piece) for piece in pieces]
+            for n in range(8):
+                a.ask(words(700, "other", n), max_tokens=1)
+            assert [bytes(piece) for piece in pieces] == before
+            assert parts.find("", key, len(prompt))[0] == at
+        for n in range(8):
+            a.ask(words(700, "more", n), max_tokens=1)
+        assert parts.find("", key, len(prompt)) == (0, [])
+        with parts.sealed("", key, at, names[0]) as pieces:
+            assert pieces is None
+
+
+def test_strangers_get_no_prefix(make, caplog) -> None:
+    """A key that no router named is refused; the control is a worker's."""
+    server, client = own_security()
+    a, own = Worker(make, security=(server, client)), KeyPair.new()
+    with pool(a):
+        first = a.ask(words(PROMPT, "pull"))
+        asked = encode(Find(a.incarnation, "", key_of(first.prompt), PROMPT))
+        for security in (CurveClient(own), PLAIN):
+            with opened(zmq.DEALER) as socket:
+                security.to(a.pulling.contact.key)(socket, a.pulling.contact.address)
+                socket.send(asked)
+                assert not socket.poll(300)
+        assert "was refused" in caplog.text
+        a.pulling.know({a.peer, Peer(b"b", Contact("", own.public))})
+        with opened(zmq.DEALER) as socket:
+            CurveClient(own).to(a.pulling.contact.key)(socket, a.pulling.contact.address)
+            socket.send(asked)
+            assert socket.poll(20_000)
+            assert found(socket.recv()).at == END
