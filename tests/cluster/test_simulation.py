@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from headwater.cluster.rivals import CHOICES
-from headwater.cluster.simulation import simulate
+from headwater.cluster.simulation import Simulation, simulate
 from headwater.errors import ConfigError
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import replay, timed
 from headwater.lab.row import Result, Routing
 from headwater.lab.serving import Engine
-from headwater.lab.setup import Cluster, Setup
+from headwater.lab.setup import Cluster, Network, Setup
 from headwater.lab.speculation import Law
 from headwater.lab.tiers import TierLaw
 from headwater.models.profiles import load_profile
@@ -162,3 +162,54 @@ def test_a_cluster_needs_a_clock_and_a_known_rule() -> None:
         simulate(traffic(), replace(SETUP, cluster=Cluster(2, "least_cost")), make_arrivals(traffic(), FAST))
     with pytest.raises(ConfigError, match="router 'best' is unknown; there are aibrix"):
         run(Cluster(2, "best"))
+
+
+# -- pulls
+
+FAST_NETWORK = Network(10**11)
+
+
+def test_hot_prefixes_are_pulled_and_save_computing() -> None:
+    without, pulled = (run(Cluster(4, "least_loaded", network=one)).row for one in (None, FAST_NETWORK))
+    assert pulled.cluster is not None
+    assert pulled.cluster.pulled > 10
+    assert pulled.loaded_tokens > 100_000
+    assert without.loaded_tokens == 0
+    assert pulled.token_hit_rate > without.token_hit_rate + 0.1
+    assert pulled.ttft_ms.mean < 0.8 * without.ttft_ms.mean
+
+
+def test_pulls_end_with_all_pages_given_back() -> None:
+    setup = replace(SETUP, memory=2 * 10**9, cluster=Cluster(3, "least_loaded", network=FAST_NETWORK))
+    simulation = Simulation(traffic(), setup, setup.cluster, make_arrivals(traffic(), FAST), ENGINE)
+    simulation.run()
+    assert sum(one.pulled for one in simulation._pulls) > 5
+    for worker, pulls in zip(simulation.workers, simulation._pulls, strict=True):
+        assert not worker.serving.cache._leases
+        assert not pulls._pulling
+        worker.serving.cache.check()
+
+
+def test_a_slow_network_and_one_worker_pull_nothing() -> None:
+    for cluster in (Cluster(3, "least_loaded", network=Network(10**6)), Cluster(1, "least_cost", network=FAST_NETWORK)):
+        result = run(cluster)
+        assert routing(result).pulled == result.row.loaded_tokens == 0
+        assert same(result) == same(run(replace(cluster, network=None)))
+
+
+@pytest.mark.parametrize("text", ["off", "10GB/s", "10GB/s@0.5ms"])
+def test_networks_are_spelled(text: str) -> None:
+    network = Network.read(text)
+    assert str(network or "off") == text
+
+
+@pytest.mark.parametrize("text", ["10GB", "0GB/s", "fast", "10GB/s@1s"])
+def test_what_is_no_network_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigError):
+        Network.read(text)
+
+
+def test_pulls_beside_a_tier_are_an_error() -> None:
+    setup = replace(SETUP, tier=TierLaw.read("100GB@2GB/s"))
+    with pytest.raises(ConfigError, match="not simulated together"):
+        run(Cluster(2, "least_cost", network=FAST_NETWORK), setup=setup)

@@ -29,8 +29,9 @@ from headwater.lab.replay import replay as one_server
 from headwater.lab.report import write_report
 from headwater.lab.row import Result
 from headwater.lab.serving import Engine, check_clock
-from headwater.lab.setup import OFF, Cluster, Setup, system
+from headwater.lab.setup import NETWORK_SPELLING, OFF, Cluster, Network, Setup, system
 from headwater.lab.speculation import OFF as OFF_DRAFTS
+from headwater.lab.speculation import OFF as OFF_PULLS
 from headwater.lab.speculation import Law
 from headwater.lab.tiers import OFF as OFF_TIER
 from headwater.lab.tiers import SPELLING as TIER_SPELLED
@@ -94,6 +95,10 @@ def replay(
         float | None,
         Option(min=0, help="With --workers: seconds until the router knows of a cache's changes. [default: 0]"),
     ] = None,
+    pulls: Annotated[
+        str | None,
+        Option(help=f"With --workers: pulls between workers: off, or {NETWORK_SPELLING}; with commas. [default: off]"),
+    ] = None,
     arrival: common.Arrival = None,
     limit: common.Limit = None,
     data: common.Data = None,
@@ -126,7 +131,7 @@ def replay(
     laws = common.choices(speculation, Law.read)
     tiers = common.choices(tier, TierLaw.read)
     given = common.choices(hints, Hints.read)
-    clusters = _clusters(workers, router, event_delay)
+    clusters = _clusters(workers, router, event_delay, pulls)
     if serve is None and any(tiers):
         raise ConfigError(f"--tier {tier} needs --serve: without a clock nothing is read")
     if serve is None and any(laws):
@@ -179,10 +184,15 @@ def _run(
     journal.end()
 
 
-def _clusters(workers: int | None, router: str | None, event_delay: float | None) -> list[Cluster | None]:
-    """Return a cluster for each rule of the router; [None] without workers. Raises ConfigError for an unknown rule."""
+def _clusters(
+    workers: int | None, router: str | None, event_delay: float | None, pulls: str | None
+) -> list[Cluster | None]:
+    """Return a cluster for each rule of the router and network; [None] without workers.
+
+    Raises ConfigError for an unknown rule or a network that is none.
+    """
     if workers is None:
-        for option, given in (("--router", router), ("--event-delay", event_delay)):
+        for option, given in (("--router", router), ("--event-delay", event_delay), ("--pulls", pulls)):
             if given is not None:
                 shown = f"{given:g}" if isinstance(given, float) else given
                 raise ConfigError(f"{option} {shown} needs --workers: one server has no router")
@@ -191,10 +201,10 @@ def _clusters(workers: int | None, router: str | None, event_delay: float | None
         from headwater.cluster.rivals import make_choice
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'headwater[cluster]'") from error
-    rules = common.choices(router or ROUTER, str)
+    rules, networks = common.choices(router or ROUTER, str), common.choices(pulls or OFF_PULLS, Network.read)
     for rule in rules:
         make_choice(rule)
-    return [Cluster(workers, rule, event_delay or 0.0) for rule in rules]
+    return [Cluster(workers, rule, event_delay or 0.0, network) for rule, network in product(rules, networks)]
 
 
 def _replay_of(setups: list[Setup]) -> Run:

@@ -9,6 +9,7 @@ from headwater.cli import common
 from headwater.lab.hints import OFF as OFF_HINTS
 from headwater.lab.row import Result, Routing, Row
 from headwater.lab.speculation import OFF as OFF_DRAFTS
+from headwater.lab.speculation import OFF as OFF_PULLS
 from headwater.lab.tiers import OFF as OFF_TIER
 from headwater.models.profiles import Profile
 from headwater.table import Table
@@ -90,6 +91,10 @@ def _share(name: str) -> Column:
     return Column(name, cell, _of_segments)
 
 
+def _pulls(rows: Sequence[Row]) -> bool:
+    return any(row.cluster is not None and row.cluster.network != OFF_PULLS for row in rows)
+
+
 LABELS = (
     Column("GB", lambda row: f"{row.memory / 1e9:,.4g}"),
     Column("pool", lambda row: row.pool, lambda rows: any(row.pool != "unified" for row in rows)),
@@ -99,13 +104,14 @@ LABELS = (
     Column("hints", lambda row: row.hints, lambda rows: any(row.hints != OFF_HINTS for row in rows)),
     Column("drafts", lambda row: row.speculation, lambda rows: any(row.speculation != OFF_DRAFTS for row in rows)),
     Column("router", lambda row: row.cluster.router if row.cluster else "", lambda rows: rows[0].cluster is not None),
+    Column("pulls", lambda row: row.cluster.network if row.cluster else "", _pulls),
 )
 FIGURES = (
     Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
     Column(
         "loaded",
         lambda row: f"{row.loaded_tokens / max(1, row.prompt_tokens):.1%}",
-        lambda rows: any(row.tier != OFF_TIER for row in rows),
+        lambda rows: any(row.tier != OFF_TIER for row in rows) or _pulls(rows),
     ),
     Column("of ideal", _of_ideal, lambda rows: not _of_segments(rows)),
     *map(_share, ("prefix", "composed", "seam", "made")),
@@ -125,6 +131,7 @@ FIGURES = (
 ROUTED = (
     Column("requests a worker", lambda row: _range(row, "requests", ",")),
     Column("hits a worker", lambda row: _range(row, "token_hit_rate", ".1%")),
+    Column("pulled", lambda row: f"{_cluster(row).pulled:,}", _pulls),
     Column("as predicted", lambda row: f"{as_predicted(_cluster(row)):.2%}"),
     Column("more", lambda row: f"{_cluster(row).more:,}"),
     Column("less", lambda row: f"{_cluster(row).less:,}"),

@@ -13,15 +13,17 @@ from dataclasses import replace
 from functools import partial
 
 from headwater.account import CacheAccount
-from headwater.cluster.choice import Outstanding, Prompt
+from headwater.cluster.choice import Outstanding, Prompt, holders, with_pulls
 from headwater.cluster.digests import Digests
 from headwater.cluster.rivals import make_choice
+from headwater.cluster.simulated_pulls import SimulatedPulls
 from headwater.cluster.simulated_worker import Inbox, Sent, SimulatedWorker
 from headwater.errors import ConfigError
 from headwater.lab.replay import result_of, timed
 from headwater.lab.row import Result, Routing
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Cluster, Setup, as_reused
+from headwater.lab.speculation import OFF
 from headwater.lab.tally import Ideal, SegmentWork, Tally
 from headwater.traces.arrivals import Arrivals
 from headwater.traces.request import Request, Trace
@@ -61,6 +63,12 @@ class Simulation:
             SimulatedWorker(f"w{n}", trace, setup, engine, self._digests, cluster.event_delay)
             for n in range(cluster.workers)
         ]
+        self._pulls: list[SimulatedPulls] = []
+        if cluster.network is not None:
+            if setup.tier is not None:
+                raise ConfigError(f"pulls and a tier are not simulated together: tier is {setup.tier}")
+            ends = ((n, worker, partial(self._may_evict, n)) for n, worker in enumerate(self.workers))
+            self._pulls = [SimulatedPulls(n, cluster.network, one.serving, wake) for n, one, wake in ends]
         ideal = Ideal(trace, layout.unit_tokens)
         self._total = Tally(layout.flops, len(arrivals), SegmentWork(layout.flops))
         for worker in self.workers:
@@ -89,11 +97,13 @@ class Simulation:
         """Send the request that arrives now to the worker that the rule chooses."""
         request = self._arrivals.take()
         prompt = self._prompt(request)
-        candidates = [worker.candidate(prompt, now) for worker in self.workers]
+        candidates = with_pulls([worker.candidate(prompt, now) for worker in self.workers])
         n = self._choice.choose(prompt, candidates)
         worker, predicted = self.workers[n], candidates[n].reusable
         matched = worker.match(request)
         self._counts["as_predicted" if matched == predicted else "less" if matched < predicted else "more"] += 1
+        if self._pulls:
+            self._pulls[n].name(request, [self._pulls[at] for at in holders(n, candidates)])
         worker.receive(request, Sent(Outstanding(prompt, candidates[n].uncached(prompt)), now, predicted, matched))
         if worker.serving.work is not None:
             heapq.heappush(self._events, (worker.serving.ends, END, n))  # it may end sooner now
@@ -107,6 +117,11 @@ class Simulation:
         blocks = self._digests.prefix(reused.namespace, key)
         session = request.session if self._turns[request.session] > 1 else ""
         return Prompt(request.prompt_tokens, blocks, self._block_tokens, session)
+
+    def _may_evict(self, n: int, now: float) -> None:
+        """Note that a worker, which may wait for memory, may evict a prefix that it has sent."""
+        if self.workers[n].serving.work is None:
+            self._wake(self.workers[n], n, now)
 
     def _wake(self, worker: SimulatedWorker, n: int, at: float) -> None:
         worker.wakes = at
@@ -166,6 +181,9 @@ class Simulation:
         return Routing(
             router=self._cluster.router,
             event_delay=self._cluster.event_delay,
+            network=OFF if self._cluster.network is None else str(self._cluster.network),
+            pulled=sum(one.pulled for one in self._pulls),
+            pulls_failed=sum(one.failed for one in self._pulls),
             workers=tuple(worker.share for worker in self.workers),
             **{name: self._counts[name] for name in names},
         )

@@ -75,6 +75,9 @@ class Routing:
     less: int
     lost_waiting: int  # less was cached when the prefill began than at the time of arrival
     gained_waiting: int
+    network: str = OFF  # over which prefixes are pulled, as it was asked for
+    pulled: int = 0  # prefixes
+    pulls_failed: int = 0  # since the prefix was evicted before it was sent
 
 
 @dataclass(frozen=True, slots=True)

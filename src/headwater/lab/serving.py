@@ -12,7 +12,7 @@ from headwater.lab.cost import Load, StepCost, load_of
 from headwater.lab.replayed import Counted, Replayed
 from headwater.lab.setup import Setup, as_reused
 from headwater.lab.tally import Ideal, SegmentWork, Tally
-from headwater.lab.tiers import LabTiers
+from headwater.lab.tiers import LabLoads, LabTiers
 from headwater.lab.tuner import TraceTuning
 from headwater.schedule.kinds.request import Request as Answered
 from headwater.schedule.limits import Limits
@@ -96,14 +96,20 @@ class Serving:
         placement = self.scheduler.placement
         self.tuning = TraceTuning(self.trace, self.cache, placement, self.setup.keeps_answers, self.workers)
         self.segment_work = SegmentWork(self.layout.flops)
-        self.tiers: LabTiers | None = None
+        self.tiers: LabLoads | None = None
         if self.setup.tier is not None:
-            page_bytes = self.setup.memory // self.layout.n_pages
-            clock, law = (lambda: self.now), self.setup.tier
-            self.tiers = LabTiers(law, self.scheduler, page_bytes, self._prefill_seconds, clock)
-            self.scheduler.tiers = self.tiers
+            law, page_bytes = self.setup.tier, self.page_bytes
+            self.use(LabTiers(law, self.scheduler, page_bytes, self.prefill_seconds, lambda: self.now))
 
-    def _prefill_seconds(self, tokens: int) -> float:
+    @property
+    def page_bytes(self) -> int:
+        return self.setup.memory // self.layout.n_pages
+
+    def use(self, tiers: LabLoads) -> None:
+        """Load what these tiers offer."""
+        self.tiers = self.scheduler.tiers = tiers
+
+    def prefill_seconds(self, tokens: int) -> float:
         load = Load(prefill_tokens=tokens, prefill_squares=tokens * tokens, legs=1, states=2, logits=1)
         return self.engine.cost.seconds(load) if tokens else 0.0
 

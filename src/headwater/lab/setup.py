@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,8 +12,9 @@ from headwater.cache.changes import IGNORED, Changes
 from headwater.cache.placement import make_placement
 from headwater.errors import ConfigError
 from headwater.lab.hints import Hints
+from headwater.lab.speculation import OFF as OFF_PULLS
 from headwater.lab.speculation import Law
-from headwater.lab.tiers import TierLaw
+from headwater.lab.tiers import LATENCY, TierLaw
 from headwater.models.profiles import Profile
 from headwater.plan import CacheLayout, Draft, Match, Plan
 from headwater.request import SegmentEviction
@@ -20,6 +22,7 @@ from headwater.schedule.kinds.segment import Composer
 from headwater.schedule.limits import Limits
 from headwater.schedule.planner import DecodeReuse, Planner
 from headwater.schedule.scheduler import Scheduler
+from headwater.setting import parse_bytes, show_bytes
 from headwater.traces.request import Request, Trace
 
 
@@ -65,6 +68,32 @@ SYSTEMS = {
 OFF = "none"  # in the place of an eviction policy: no cache at all
 
 
+NETWORK = re.compile(r"([\d.]+\w+)/s(?:@([\d.]+)ms)?")
+NETWORK_SPELLING = "BANDWIDTH/s, or BANDWIDTH/s@LATENCY, like 12.5GB/s@1ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Links of workers, each of which receives one prefix after the other, and sends likewise."""
+
+    bandwidth: int  # bytes a second
+    latency: float = LATENCY  # seconds of a pull beside its bytes
+
+    @classmethod
+    def read(cls, text: str) -> Network | None:
+        """Read off or NETWORK_SPELLING. Raises ConfigError for all else."""
+        if text == OFF_PULLS:
+            return None
+        found = NETWORK.fullmatch(text)
+        if found is None or not parse_bytes(found[1]):
+            raise ConfigError(f"pulls are {text!r}, must be off or {NETWORK_SPELLING}, and more than 0")
+        return cls(parse_bytes(found[1]), LATENCY if found[2] is None else float(found[2]) / 1e3)
+
+    def __str__(self) -> str:
+        latency = "" if self.latency == LATENCY else f"@{1e3 * self.latency:g}ms"
+        return f"{show_bytes(self.bandwidth)}/s{latency}"
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """Simulated workers behind a router."""
@@ -72,6 +101,7 @@ class Cluster:
     workers: int
     router: str  # rule, as it is spelled on the command line
     event_delay: float = 0.0  # seconds until the router knows of a change of a cache
+    network: Network | None = None  # by which workers pull prefixes; None: they do not
 
 
 @dataclass(frozen=True, slots=True)

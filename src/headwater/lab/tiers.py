@@ -55,41 +55,29 @@ class TierLaw:
         return f"{show_bytes(self.size)}@{show_bytes(self.bandwidth)}/s{rules}"
 
 
-class LabTiers(Tiers):
-    """One store of a simulated server."""
+class LabLoads(Tiers):
+    """Loads of a simulated server, one after the other, at the speed of `bandwidth` bytes a second."""
+
+    peak_bytes = written_bytes = 0  # of a store
 
     def __init__(
         self,
-        law: TierLaw,
+        bandwidth: float,
+        latency: float,
         scheduler: Scheduler,
         page_bytes: int,
         prefill_seconds: Callable[[int], float],
         now: Callable[[], float],
     ) -> None:
-        self._law, self._scheduler, self._page_bytes = law, scheduler, page_bytes
+        """`latency`: seconds of a load beside its bytes."""
+        self._bandwidth, self._latency = bandwidth, latency
+        self._scheduler, self._page_bytes = scheduler, page_bytes
         self._layout, self._now, self._prefill = scheduler.layout, now, prefill_seconds
         unit = self._layout.unit_tokens
         self.run_tokens = max(unit, RUN_TOKENS // unit * unit)
-        self._names = Names(NAMES_KEY, "", self._layout.unit_bytes)
-        self._catalog = Catalog()
         self._loads = Loads(scheduler.cache, self, scheduler.new_id)
         self._reading: deque[tuple[float, Load]] = deque()  # and when each is read
         self._asked: set[int] = set()
-        self.peak_bytes = self.written_bytes = 0
-
-    # -- requests
-
-    def arrived(self, seq: Request) -> None:
-        unit, entries = self._layout.unit_tokens, self._catalog.entries
-        digests = self._names.digests(seq.namespace, seq.key)
-        last = min(seq.last_resumable // unit, len(digests) - 1)
-        ends = [end for end in range(1, last + 1) if state_name(digests, end) in entries]
-        length = self.run_tokens // unit
-        runs = {run for end in ends for run in runs_of(end, length) if run_name(digests, *run) in entries}
-        self._loads.ask(seq.id)
-        self._asked.add(seq.id)
-        at = frozenset(end * unit for end in ends)
-        self._loads.answered(seq.id, [Offer(0, at, frozenset((start * unit, end * unit) for start, end in runs))])
 
     def holds_back(self, seq: Request) -> bool:
         return seq.id in self._asked and self._loads.holds_back(seq, self._scheduler.planner.match(seq))
@@ -102,8 +90,6 @@ class LabTiers(Tiers):
     def busy(self) -> bool:
         return bool(self._reading)
 
-    # -- loads
-
     def due(self) -> float | None:
         """Return when the next load is read."""
         return self._reading[0][0] if self._reading else None
@@ -114,29 +100,27 @@ class LabTiers(Tiers):
             _, load = self._reading.popleft()
             self._loads.finished(load)
             self._scheduler.room_was_made()
-            self._touch(load)
-            self.loaded_tokens += load.plan.end - load.before
+            self._was_read(load)
+            if load.failed is None:
+                self.loaded_tokens += load.plan.end - load.before
 
-    def _touch(self, load: Load) -> None:
-        """Note that the parts of a load were used now."""
-        unit, digests = self._layout.unit_tokens, self._names.digests(load.namespace, load.key)
-        names = [run_name(digests, run.start // unit, run.end // unit) for run in load.runs]
-        for name in (*names, state_name(digests, load.state.end // unit)):
-            if name in self._catalog.entries:
-                self._catalog.entries[name].used = self._now()
+    def _was_read(self, load: Load) -> None:
+        """Note that a load has ended."""
 
     def begin(self, load: Load) -> None:
         tokens = sum(run.end - run.start for run in load.runs)
-        begun = max(self._now(), self._reading[-1][0] if self._reading else 0.0)
-        load.seconds = LATENCY + self._bytes(True, tokens) / self._law.bandwidth
+        begun = max(self._now(), self._free_at(load))
+        load.seconds = self._latency + self._bytes(True, tokens) / self._bandwidth
         load.tiers = "tier"
         self._reading.append((begun + load.seconds, load))
 
+    def _free_at(self, load: Load) -> float:
+        """Return when a load can begin: after those before it."""
+        return self._reading[-1][0] if self._reading else 0.0
+
     def load_seconds(self, tier: int, state: bool, tokens: int) -> float:
-        if self._law.always:
-            return 0.0
         waiting = max(0.0, self._reading[-1][0] - self._now()) if self._reading else 0.0
-        return LATENCY + waiting + self._bytes(state, tokens) / self._law.bandwidth
+        return self._latency + waiting + self._bytes(state, tokens) / self._bandwidth
 
     def prefill_seconds(self, tokens: int) -> float | None:
         return self._prefill(tokens)
@@ -145,6 +129,54 @@ class LabTiers(Tiers):
         layout = self._layout
         pages = tokens // layout.page_size * layout.kv_pages_per_unit + state * layout.checkpoint_pages
         return pages * self._page_bytes
+
+    def _offer(self, seq: Request, offers: Sequence[Offer]) -> None:
+        """Say what there is of a request's prompt."""
+        self._loads.ask(seq.id)
+        self._asked.add(seq.id)
+        self._loads.answered(seq.id, offers)
+
+
+class LabTiers(LabLoads):
+    """One store of a simulated server."""
+
+    def __init__(
+        self,
+        law: TierLaw,
+        scheduler: Scheduler,
+        page_bytes: int,
+        prefill_seconds: Callable[[int], float],
+        now: Callable[[], float],
+    ) -> None:
+        super().__init__(law.bandwidth, LATENCY, scheduler, page_bytes, prefill_seconds, now)
+        self._law = law
+        self._names = Names(NAMES_KEY, "", self._layout.unit_bytes)
+        self._catalog = Catalog()
+
+    # -- requests
+
+    def arrived(self, seq: Request) -> None:
+        unit, entries = self._layout.unit_tokens, self._catalog.entries
+        digests = self._names.digests(seq.namespace, seq.key)
+        last = min(seq.last_resumable // unit, len(digests) - 1)
+        ends = [end for end in range(1, last + 1) if state_name(digests, end) in entries]
+        length = self.run_tokens // unit
+        runs = {run for end in ends for run in runs_of(end, length) if run_name(digests, *run) in entries}
+        at = frozenset(end * unit for end in ends)
+        self._offer(seq, [Offer(0, at, frozenset((start * unit, end * unit) for start, end in runs))])
+
+    # -- loads
+
+    def _was_read(self, load: Load) -> None:
+        """Note that the parts of a load were used now."""
+        unit, digests = self._layout.unit_tokens, self._names.digests(load.namespace, load.key)
+        names = [run_name(digests, run.start // unit, run.end // unit) for run in load.runs]
+        for name in (*names, state_name(digests, load.state.end // unit)):
+            if name in self._catalog.entries:
+                self._catalog.entries[name].used = self._now()
+
+    def load_seconds(self, tier: int, state: bool, tokens: int) -> float:
+        return 0.0 if self._law.always else super().load_seconds(tier, state, tokens)
 
     # -- copies
 
