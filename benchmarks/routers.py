@@ -1,6 +1,6 @@
 """Rules of a router side by side, over simulated workers: hit rates and times to the first token.
 
-    python -m benchmarks.routers [--workers 16,4] [--requests 1000] [--seeds 5] [--small] [--out FILE]
+    python -m benchmarks.routers [--workers 16,4] [--requests 1000] [--seeds 5] [--pulls] [--small] [--out FILE]
 
 All figures are simulated: the lab's servers under a clock, each an H20 by its roofline, behind a router with the real
 rules and real KV events, which reach it after a millisecond. Traffic is drawn: a seed draws other requests of the same
@@ -12,7 +12,11 @@ kind, and their arrivals. `--requests` are those of 16 workers, fewer workers ha
   load with the first seed. Only the largest number of workers has the grid.
 - One worker: with the memory, the speed and the slots of all.
 
-Prints a table for each cell and writes results/routers.json. Intervals are those of the mean, at 95%.
+With `--pulls`, `least_cost` alone is run, without pulls between workers and with pulls over each network of PULLS, with
+the same memory and with three times as much; rates are those that `least_loaded` sustains with that memory.
+
+Prints a table for each cell and writes results/routers.json, or results/pulls.json. Intervals are those of the mean,
+at 95%.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import replay
 from headwater.lab.row import Result
 from headwater.lab.serving import Engine
-from headwater.lab.setup import Cluster, Setup
+from headwater.lab.setup import Cluster, Network, Setup
 from headwater.models.profiles import load_profile
 from headwater.table import Table
 from headwater.traces.arrivals import Arrivals
@@ -45,7 +49,8 @@ from headwater.traces.loads import make_arrivals
 from headwater.traces.read import make_trace
 from headwater.traces.request import Trace
 
-OUT = Path(__file__).resolve().parent / "results" / "routers.json"
+RESULTS = Path(__file__).resolve().parent / "results"
+OUT, OUT_PULLS = RESULTS / "routers.json", RESULTS / "pulls.json"
 PROFILE, DEVICE = load_profile("qwen3.5-9b"), load_device("h20")
 TRAFFIC = {"documents": "generated(27, requests={})", "agents": "generated(39, requests={})"}
 THINK = {"documents": 5, "agents": 1}  # seconds on average between an answer and the next request
@@ -57,6 +62,7 @@ STEPS = 3  # of a search for a rate, each of which halves the interval
 EVENT_DELAY = 0.001
 MANY = 16  # workers that --requests are for
 OURS, TREE = "least_cost", "approximate_tree"
+PULLS = ("off", "1.25GB/s", "12.5GB/s")
 GRID = {
     TREE: (
         "approximate_tree(balance_abs_threshold=2)",
@@ -110,6 +116,7 @@ def figures(result: Result) -> dict[str, float]:
     if row.cluster is not None:
         shares = [share.requests for share in row.cluster.workers]
         found |= {"as_predicted": as_predicted(row.cluster), "least": min(shares), "most": max(shares)}
+        found |= {"pulled": row.cluster.pulled, "loaded": row.loaded_tokens / row.prompt_tokens}
     return found
 
 
@@ -121,18 +128,19 @@ class Place:
     kind: str
     requests: int
     steps: int = STEPS
+    smaller: int = SMALLER
 
     def __post_init__(self) -> None:
         trace = traffic(self.kind, self.requests, 0)
         endless = replay(trace, Setup(PROFILE, 10**13, eviction="headwater"), make_arrivals(trace, None))
         held = endless.held[-1]
         self.working_set = (held.kv + held.checkpoints) * endless.page_bytes
-        self.setup = Setup(PROFILE, self.working_set // (SMALLER * self.workers), eviction="headwater")
+        self.setup = Setup(PROFILE, self.working_set // (self.smaller * self.workers), eviction="headwater")
         self.rate = self._sustained()
 
-    def run(self, rule: str, rate: float, seed: int) -> dict[str, float]:
+    def run(self, rule: str, rate: float, seed: int, network: Network | None = None) -> dict[str, float]:
         trace = traffic(self.kind, self.requests, seed)
-        setup = replace(self.setup, cluster=Cluster(self.workers, rule, EVENT_DELAY))
+        setup = replace(self.setup, cluster=Cluster(self.workers, rule, EVENT_DELAY, network))
         return figures(simulate(trace, setup, self._arrivals(trace, rate, seed), Engine(StepCost(PROFILE, DEVICE))))
 
     def one_worker(self, rate: float, seed: int) -> dict[str, float]:
@@ -182,6 +190,23 @@ def tuned(place: Place) -> list[str]:
 def cell(place: Place, load: float, seeds: int, rules: Sequence[str]) -> dict[str, Any]:
     """Return the figures of all rules at one load, a list with one value a seed."""
     rate = load * place.rate
+    return about(place, load) | {
+        "rules": {rule: collected([place.run(rule, rate, seed) for seed in range(seeds)]) for rule in rules},
+        "one_worker": collected([place.one_worker(rate, seed) for seed in range(seeds)]),
+    }
+
+
+def cell_of_pulls(place: Place, load: float, seeds: int) -> dict[str, Any]:
+    """Return the figures of `least_cost` over each network, likewise."""
+    rate, networks = load * place.rate, {f"pulls: {text}": Network.read(text) for text in PULLS}
+    runs = {
+        label: collected([place.run(OURS, rate, seed, network) for seed in range(seeds)])
+        for label, network in networks.items()
+    }
+    return about(place, load) | {"rules": runs}
+
+
+def about(place: Place, load: float) -> dict[str, Any]:
     return {
         "workers": place.workers,
         "traffic": place.kind,
@@ -190,9 +215,7 @@ def cell(place: Place, load: float, seeds: int, rules: Sequence[str]) -> dict[st
         "working_set": place.working_set,
         "sustained_by_least_loaded": place.rate,
         "load": load,
-        "sessions_a_second": rate,
-        "rules": {rule: collected([place.run(rule, rate, seed) for seed in range(seeds)]) for rule in rules},
-        "one_worker": collected([place.one_worker(rate, seed) for seed in range(seeds)]),
+        "sessions_a_second": load * place.rate,
     }
 
 
@@ -209,16 +232,22 @@ def table(found: dict[str, Any]) -> Table:
         f"{found['workers']} simulated workers, {found['traffic']}, {found['load']:.0%} of "
         f"{found['sustained_by_least_loaded']:.1f} sessions a second, {found['memory_each'] / 1e9:.1f} GB each"
     )
-    shown = Table(title, ("rule",), ("hits, %", "p50, ms", "p95, ms", "predicted, %", "evicted unused, %"))
-    for label, values in (*found["rules"].items(), ("one worker with all of it", found["one_worker"])):
+    columns = "hits, %", "mean, ms", "p50, ms", "p95, ms", "predicted, %", "evicted unused, %", "pulled"
+    shown = Table(title, ("rule",), columns)
+    rows = dict(found["rules"])
+    if "one_worker" in found:
+        rows["one worker with all of it"] = found["one_worker"]
+    for label, values in rows.items():
         predicted = values.get("as_predicted")
         shown.add_row(
             label,
             scaled(values["hit_rate"], 100).show(1),
+            scaled(values["mean"], MS).show(0),
             scaled(values["p50"], MS).show(0),
             scaled(values["p95"], MS).show(0),
             "" if predicted is None else f"{100 * statistics.fmean(predicted):.2f}",
             f"{100 * statistics.fmean(values['evicted_before_reuse']):.0f}",
+            f"{statistics.fmean(values.get('pulled', [0])):.0f}",
         )
     return shown
 
@@ -239,19 +268,33 @@ def goals(found: dict[str, Any]) -> list[tuple[str, str, bool]]:
     ]
 
 
-def below(ours: dict[str, list[float]], others: dict[str, list[float]]) -> Interval:
-    """Return by how many per cent the p95 of one rule is below that of another."""
-    return scaled([1 - mine / theirs for mine, theirs in zip(ours["p95"], others["p95"], strict=True)], 100)
+def below(ours: dict[str, list[float]], others: dict[str, list[float]], name: str = "p95") -> Interval:
+    """Return by how many per cent the p95, or another figure, of one rule is below that of another."""
+    return scaled([1 - mine / theirs for mine, theirs in zip(ours[name], others[name], strict=True)], 100)
 
 
 def scaled(values: Sequence[float], factor: float) -> Interval:
     return Interval.of([factor * value for value in values])
 
 
+def gains(found: dict[str, Any]) -> list[str]:
+    """Return what pulls over each network change; seeds are compared one by one."""
+    without, *others = found["rules"].items()
+    lines = []
+    for label, values in others:
+        hits = [mine - theirs for mine, theirs in zip(values["hit_rate"], without[1]["hit_rate"], strict=True)]
+        mean, p95 = (below(values, without[1], name).show(0, "%") for name in ("mean", "p95"))
+        lines.append(f"{label}: {scaled(hits, 100).show(1)} points more hits, mean {mean} and p95 {p95} below")
+    return lines
+
+
 def show(found: dict[str, Any]) -> None:
     console().print(table(found))
-    for goal, figure, is_met in goals(found):
-        print(f"  {'met   ' if is_met else 'missed'} {goal}: {figure}")
+    if "one_worker" not in found:
+        print("  " + "\n  ".join(gains(found)))
+    else:
+        for goal, figure, is_met in goals(found):
+            print(f"  {'met   ' if is_met else 'missed'} {goal}: {figure}")
     print(flush=True)
 
 
@@ -260,22 +303,27 @@ def main() -> None:
     parser.add_argument("--workers", type=lambda text: [int(part) for part in text.split(",")], default=[MANY, 4])
     parser.add_argument("--requests", type=int, default=1000, help=f"of {MANY} workers")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--pulls", action="store_true", help="least_cost with and without pulls between workers")
     parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    prepare_outputs(given.out)
+    out = given.out or (OUT_PULLS if given.pulls else OUT)
+    prepare_outputs(out)
     counts, seeds = ([2], 2) if given.small else (given.workers, given.seeds)
     cells: list[dict[str, Any]] = []
     for workers in counts:
-        for kind in list(TRAFFIC)[: 1 if given.small else None]:
+        for kind, smaller in [(kind, smaller) for kind in TRAFFIC for smaller in (SMALLER, 1)[: 1 + given.pulls]]:
+            if given.small and (kind, smaller) != ("documents", SMALLER):
+                continue
             requests = 40 if given.small else max(workers * given.requests // MANY, 100)
-            place = Place(workers, kind, requests, steps=1 if given.small else STEPS)
-            options = tuned(place) if workers == max(counts) and not given.small else []
+            place = Place(workers, kind, requests, steps=1 if given.small else STEPS, smaller=smaller)
+            tunes = workers == max(counts) and not (given.small or given.pulls)
+            rules = [*CHOICES, *(tuned(place) if tunes else ())]
             for load in LOADS[: 1 if given.small else None]:
-                cells.append(cell(place, load, seeds, [*CHOICES, *options]))
+                cells.append(cell_of_pulls(place, load, seeds) if given.pulls else cell(place, load, seeds, rules))
                 show(cells[-1])
                 run = machine() | {"simulated": True, "seeds": seeds, "seconds": round(time.process_time())}
-                given.out.write_text(json.dumps({"run": run, "grid": GRID, "cells": cells}, indent=1) + "\n")
+                out.write_text(json.dumps({"run": run, "grid": GRID, "cells": cells}, indent=1) + "\n")
     print(f"{time.process_time():,.0f} seconds of a processor")
 
 
