@@ -56,7 +56,13 @@ class InstantEngine:
     def __init__(self) -> None:
         self._ids = count(1)
 
-    def submit(self, generation: Generation, on_event: Callable[[Event], None], output: Iterable[int] = ()) -> int:
+    def submit(
+        self,
+        generation: Generation,
+        on_event: Callable[[Event], None],
+        output: Iterable[int] = (),
+        peers: Iterable[bytes] = (),
+    ) -> int:
         on_event(TokenEvent(1, "a", -0.5))
         prompt = len(generation.prompt)
         on_event(FinishedEvent("length", "", CacheAccount(prompt, 0, 0, 0, Reason.COLD), 1))

@@ -209,11 +209,11 @@ def test_commands_arrive_again_after_the_mailbox_has_ended(running: Running) -> 
 
 
 def test_every_socket_of_a_worker_asks_for_curve(running: Running) -> None:
-    """Greetings of ZMTP name the mechanism. A worker has three sockets: requests, live events, replays."""
+    """Greetings of ZMTP name the mechanism. A worker has four sockets: requests, live events, replays, pulls."""
     until(lambda: running.ups())
     for name in running.ups():
         found = [mechanism_at(one) for one in listening(running.workers()[name]["process"])]
-        assert [one for one in found if one is not None] == [b"CURVE"] * 3
+        assert [one for one in found if one is not None] == [b"CURVE"] * 4
 
 
 def listening(process: int) -> set[tuple[str, int]]:

@@ -95,7 +95,7 @@ def test_a_pulled_prefix_changes_no_bit(make, same_bits_as_without_a_cache) -> N
         first = a.ask(words(PROMPT, "pull"))
         again = b.ask(first.prompt, a)
         turn = b.ask([*first.prompt, *words(40, "turn")])
-        assert a.pulling._sending.sent_parts == 3
+        assert a.pulling._sending._parts.sent == 3
     assert again.account.tier_outcome == TierOutcome.LOADED
     assert again.account.loaded_from == "peer"
     assert again.account.loaded_tokens == again.account.cached_tokens == END
@@ -175,7 +175,7 @@ def test_a_peer_that_ends_in_mid_pull_is_left(make, monkeypatch, same_bits_as_wi
 def test_workers_of_another_fingerprint_or_key_are_never_mixed(make, other) -> None:
     with holder_and_other(make, **other) as (a, b, first):
         again = b.ask(first.prompt, a)
-        assert a.pulling._sending.sent_parts == 0
+        assert a.pulling._sending._parts.sent == 0
     assert (again.account.cached_tokens, again.account.tier_outcome) == (0, TierOutcome.MISS)
 
 

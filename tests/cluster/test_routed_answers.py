@@ -213,6 +213,9 @@ def test_an_answer_after_a_pull_has_the_same_bits(model, kind: str) -> None:
             settle(router)
         assert router.counts["pulled"] == router.counts["told_of_peers"] == 1, router.counts
         assert router.counts["cached_as_predicted"] == 3, router.counts
+        until(lambda: router.stats().loaded_tokens == 640)
+        (pulls,) = router.stats().tiers
+        assert (pulls.kind, pulls.read, pulls.sent, pulls.corrupt) == ("peer", 2, 2, 0)
     first, pulled, other = answers
     assert pulled.comparable == first.comparable
     account = pulled.finished.account

@@ -41,7 +41,6 @@ class PartServer:
             self._socket.close()
             raise
         self.contact = Contact(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"), server.public)
-        self.sent_parts = self.sent_bytes = 0
         self._closing = False
         self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="headwater-parts", daemon=True)
@@ -95,6 +94,3 @@ class PartServer:
     def _send(self, peer: bytes, asked: Get) -> None:
         with self._parts.sealed(asked.namespace, asked.key, asked.at, asked.name) as pieces:
             self._socket.send_multipart((peer, *(pieces or (b"",))), copy=True)  # then pages may be evicted
-        if pieces:
-            self.sent_parts += 1
-            self.sent_bytes += sum(map(len, pieces))

@@ -19,7 +19,7 @@ from headwater.cluster.sockets import Client, opened
 from headwater.cluster.wire import Peer, WireError
 from headwater.tiers.catalog import Catalog
 from headwater.tiers.part import Buffer
-from headwater.tiers.store import Usage, spread
+from headwater.tiers.store import PEER, Usage, spread
 
 FIND_TIME = 0.5  # seconds for the answer to a question
 PART_TIME = 5.0  # seconds for a part
@@ -103,7 +103,7 @@ class Offered:
 class PeerMemory:
     """Parts of cached prefixes in other workers' memory."""
 
-    kind, shown = "peer", "memory of other workers"
+    kind, shown = PEER, "memory of other workers"
     limit: int | None = None
 
     def __init__(self, own: bytes, client: Client) -> None:

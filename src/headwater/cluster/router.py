@@ -17,9 +17,9 @@ import time
 import uuid
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 import zmq
 from tokenizers import Tokenizer
@@ -29,6 +29,7 @@ from headwater.cluster.choice import Choice, LeastCost, Outstanding, Prompt, hol
 from headwater.cluster.digests import TOKEN_BYTES, Digests
 from headwater.cluster.link import Link, Routed
 from headwater.cluster.sockets import PLAIN, Client, Contact, Waker
+from headwater.cluster.sums import pulls_of, summed, zero
 from headwater.cluster.wire import (
     Cancel,
     FailedMessage,
@@ -47,6 +48,7 @@ from headwater.events import Event, FailedEvent, FinishedEvent
 from headwater.request import Generation
 from headwater.schedule.sequence import key_of
 from headwater.spec import ModelSpec
+from headwater.tiers.store import PEER
 
 PING = 0.2  # seconds between heartbeats
 HEARTBEAT_TIMEOUT = 0.8  # seconds of a worker's silence
@@ -56,8 +58,6 @@ MOST_ACTIONS = 64  # between two looks at workers and heartbeats, which a burst 
 MOST_ATTEMPTS = 4  # workers that a request is given to, one after the other
 
 log = logging.getLogger("headwater.cluster")
-
-Summed = TypeVar("Summed")
 
 
 class NoWorker(EngineStopped):
@@ -210,7 +210,9 @@ class Router:
     def stats(self) -> EngineStats:
         """Return the sums of all workers' gauges and counters."""
         found = [link.stats for link in tuple(self._links.values()) if link.stats is not None]
-        return summed(found) if found else zero(EngineStats, cache=zero(CacheStats), tiers=())
+        if not found:
+            return zero(EngineStats, cache=zero(CacheStats), tiers=())
+        return replace(summed(found), tiers=pulls_of(found))
 
     def view(self) -> CacheView:
         """Return an empty tree: workers have their own."""
@@ -278,6 +280,10 @@ class Router:
                 self._remove(link.name, f"said nothing for {silence:.1f} s")
             else:
                 link.send(Ping())
+        self._tell_members()
+
+    def _tell_members(self) -> None:
+        """Tell workers of which others they may pull, where that has changed."""
         pools: defaultdict[str, list[Peer]] = defaultdict(list)
         for link in self._links.values():
             if link.info is not None and (peer := link.as_peer) is not None:
@@ -446,7 +452,7 @@ class Router:
         """Count whether the worker had as much of the prompt as its picture said."""
         account = event.account
         had = account.resumed_at - account.loaded_tokens  # but for what it loaded or pulled
-        self.counts["pulled"] += "peer" in (account.loaded_from or "").split(",")
+        self.counts["pulled"] += PEER in (account.loaded_from or "").split(",")
         kind = "as_predicted" if had == request.predicted else "less" if had < request.predicted else "more"
         self.counts[f"cached_{kind}"] += 1
 
@@ -470,21 +476,3 @@ class Router:
         except Exception:
             log.exception("request %d: its listener failed", request.id)
             self._cancel(request.id)
-
-
-def summed(found: Sequence[Summed]) -> Summed:
-    """Return the sum of dataclasses of one type, number by number; tuples are left out."""
-    first = found[0]
-    sums: dict[str, Any] = {}
-    for one in fields(first):  # type: ignore[arg-type]
-        values = [getattr(each, one.name) for each in found]
-        sums[one.name] = (
-            () if isinstance(values[0], tuple) else summed(values) if is_dataclass(values[0]) else sum(values)
-        )
-    return type(first)(**sums)
-
-
-def zero(kind: type[Summed], **others: Any) -> Summed:
-    """Return a dataclass of numbers, all of them 0 but `others`."""
-    numbers = {one.name: 0 for one in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{**numbers, **others})

@@ -12,6 +12,7 @@ from headwater.lab.tiers import LabLoads
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.tier_load import Load, Offer, PullSpeed
 from headwater.tiers.names import runs_of
+from headwater.tiers.store import PEER
 
 
 class SimulatedPulls(LabLoads):
@@ -58,7 +59,7 @@ class SimulatedPulls(LabLoads):
         else:
             self._pulling[load.id] = sender, lease
         super().begin(load)
-        load.tiers = "peer"
+        load.tiers = PEER
         if load.failed is None:
             sender._sends_until = self._reading[-1][0]
 

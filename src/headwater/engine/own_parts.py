@@ -34,6 +34,7 @@ class OwnParts:
         names = Names(key, fingerprint.digest, scheduler.layout.unit_bytes)
         self._prefixes = PrefixParts(names, scheduler.layout, runner, prefill_seconds)
         self.reading = 0  # prefixes whose pages are kept from eviction now
+        self.sent = 0  # parts
 
     def find(self, namespace: str, key: bytes, tokens: int) -> tuple[int, list[str]]:
         """Return the deepest position at which a prompt of `tokens` tokens can resume, and the names of its parts.
@@ -57,6 +58,7 @@ class OwnParts:
         """
         with self._held(namespace, key, at) as parts:
             make = parts.get(name)
+            self.sent += make is not None
             yield None if make is None else self._sealer.seal(name, make())
 
     @contextmanager

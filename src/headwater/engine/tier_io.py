@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from headwater.account import TierOutcome
@@ -73,6 +73,10 @@ class Peers:
     tier: Tier
     store: PeerStore
     own: OwnParts
+
+    @property
+    def stats(self) -> TierStats:
+        return replace(self.tier.stats, sent=self.own.sent)
 
 
 class TierIO(Tiers):
@@ -439,4 +443,5 @@ class TierIO(Tiers):
             yield partial(self._copy, *checkpoint)
 
     def stats(self) -> tuple[TierStats, ...]:
-        return tuple(tier.stats for tier in self.tiers)
+        stores = tuple(tier.stats for tier in self._stores)
+        return stores if self._peers is None else (*stores, self._peers.stats)

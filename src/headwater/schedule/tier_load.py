@@ -82,9 +82,10 @@ class TierStats:
     usable: bool  # whether it is asked now
     states: int = 0  # of all fingerprints
     other_states: int = 0  # of fingerprints other than this server's: it cannot use them
+    sent: int = 0  # parts of this server's memory that other workers of a cluster read
 
     def parts_by_work(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("read", "written", "evicted", "corrupt")}
+        return {name: getattr(self, name) for name in ("read", "written", "evicted", "corrupt", "sent")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from headwater.errors import HeadwaterError
 from headwater.tiers.catalog import Catalog
 from headwater.tiers.part import Buffer
 
+PEER = "peer"  # kind of the memory of other workers
+
 
 class StoreError(HeadwaterError):
     """A store cannot be read or written. What it holds counts as missing."""
