@@ -235,3 +235,24 @@ def test_a_pulled_answer_whose_worker_is_lost_has_the_same_bits(model) -> None:
         again = lost_after(20, router, workers, asked)
         assert router.counts["resumed"] == router.counts["told_of_peers"] == 1, router.counts
     assert again.comparable == alone.comparable
+
+
+def test_a_hot_prefix_spreads_when_its_holder_is_busy(model) -> None:
+    prompt, goes_on = words(700, "hot"), threading.Event()
+    with cluster(model, a="one", b="one") as (router, workers):
+        first = ask(router, generation("greedy", prompt)).wait()
+        for worker in workers.values():
+            worker.engine.drain(60)
+        settle(router)
+        same = ask(router, generation("greedy", prompt)).wait()
+        (holder,) = (one for one in workers.values() if one.engine.scheduler.cache.stats().checkpoints)
+        run = holder.engine.runner.run
+        holder.engine.runner.run = lambda step: (goes_on.wait(60), run(step))[1]
+        holder.engine.submit(generation("greedy", words(5000, "busy")), lambda event: None)
+        until(lambda: max(link.backlog.queued_tokens for link in router._links.values()) > 4000)
+        spread = ask(router, generation("greedy", prompt)).wait()
+        goes_on.set()
+        assert router.counts["told_of_peers"] == router.counts["pulled"] == 1, router.counts
+    assert same.comparable == spread.comparable == first.comparable
+    assert spread.finished.account.loaded_from == "peer"
+    assert same.finished.account.loaded_from is None
