@@ -23,6 +23,7 @@ from headwater.tiers.fingerprint import Fingerprint
 from tests.cluster.fake import until
 from tests.exactness.conftest import load, same_bits_as_without_a_cache  # noqa: F401  fixtures
 from tests.exactness.rig import Answer, Make, words
+from tests.exactness.test_matrix import FAMILIES
 
 ANYWHERE = "tcp://127.0.0.1:*"
 KEY = bytes(range(32))
@@ -42,9 +43,10 @@ class Worker:
         fingerprint: Fingerprint = OWN,
         security=(PLAIN, PLAIN),
         pages: int = AMPLE,
+        **settings,
     ) -> None:
         self.incarnation = uuid.uuid4().bytes
-        self.rig = make(pages + 12 * make.checkpoint_pages)
+        self.rig = make(pages + 12 * make.checkpoint_pages, **settings)
         config = ServeConfig(tier_timeout=60.0)
         self.pulling = Pulling(self.rig.engine, key, fingerprint, config, self.incarnation, ANYWHERE, security)
         self.tiers = self.rig.engine.scheduler.tiers
@@ -239,3 +241,16 @@ def test_strangers_get_no_prefix(make, caplog) -> None:
             socket.send(asked)
             assert socket.poll(20_000)
             assert found(socket.recv()).at == END
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pulled_prefixes_of_every_family(load, same_bits_as_without_a_cache, family, dtype) -> None:  # noqa: F811
+    make = Make(*load(family, dtype, 2))
+    with holder_and_other(make) as (a, b, first):
+        again = b.ask(first.prompt, a)
+        turn = b.ask([*first.everything, *words(40, "turn")])
+    assert again.account.loaded_tokens == again.account.cached_tokens == END
+    assert turn.account.cached_tokens >= END
+    assert all(same_bits_as_without_a_cache(make, [first, again, turn]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from headwater.request import Drafting
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.store import Store
+from tests.cluster.test_pulls import Worker, pool
 from tests.engine.test_tier_io import Broken
 from tests.exactness.rig import Answer, Make, Rig, words
 from tests.exactness.test_tiers import copied, server
@@ -153,3 +155,17 @@ def test_a_store_that_fails_while_entries_are_read_costs_no_hit(make, monkeypatc
         again, _ = ask(monkeypatch, rig)
     assert again.account.loaded_tokens == END
     assert again.same_bits(first)
+
+
+def test_entries_are_pulled_with_a_prefix(make, monkeypatch) -> None:  # noqa: F811
+    made = make("qwen3_5")
+    a, b = (Worker(made, speculation="mtp") for _ in "ab")
+    with pool(a, b):
+        ask(monkeypatch, a.rig)
+        memory, in_memory = ask(monkeypatch, a.rig)
+        b.rig.engine.submit = partial(b.rig.engine.submit, peers=[a.incarnation])
+        pulled, from_peer = ask(monkeypatch, b.rig)
+    assert pulled.account.loaded_tokens == memory.account.cached_tokens == END
+    assert pulled.same_bits(memory)
+    assert in_memory
+    assert same(from_peer, in_memory)
