@@ -1,6 +1,6 @@
 """Rules of a router side by side, over simulated workers: hit rates and times to the first token.
 
-    python -m benchmarks.routers [--workers 16,4] [--requests 1000] [--seeds 5] [--pulls] [--small] [--out FILE]
+    python -m benchmarks.routers [--workers 16,4] [--requests 1000] [--seeds 5] [--pulls NETWORKS] [--small] [--out FILE]
 
 All figures are simulated: the lab's servers under a clock, each an H20 by its roofline, behind a router with the real
 rules and real KV events, which reach it after a millisecond. Traffic is drawn: a seed draws other requests of the same
@@ -12,7 +12,7 @@ kind, and their arrivals. `--requests` are those of 16 workers, fewer workers ha
   load with the first seed. Only the largest number of workers has the grid.
 - One worker: with the memory, the speed and the slots of all.
 
-With `--pulls`, `least_cost` alone is run, without pulls between workers and with pulls over each network of PULLS, with
+With `--pulls off,1.25GB/s,12.5GB/s`, `least_cost` alone is run, over each network that workers pull prefixes over, with
 the same memory and with three times as much; rates are those that `least_loaded` sustains with that memory.
 
 Prints a table for each cell and writes results/routers.json, or results/pulls.json. Intervals are those of the mean,
@@ -62,7 +62,6 @@ STEPS = 3  # of a search for a rate, each of which halves the interval
 EVENT_DELAY = 0.001
 MANY = 16  # workers that --requests are for
 OURS, TREE = "least_cost", "approximate_tree"
-PULLS = ("off", "1.25GB/s", "12.5GB/s")
 GRID = {
     TREE: (
         "approximate_tree(balance_abs_threshold=2)",
@@ -196,14 +195,13 @@ def cell(place: Place, load: float, seeds: int, rules: Sequence[str]) -> dict[st
     }
 
 
-def cell_of_pulls(place: Place, load: float, seeds: int) -> dict[str, Any]:
+def cell_of_pulls(place: Place, load: float, seeds: int, networks: Sequence[str]) -> dict[str, Any]:
     """Return the figures of `least_cost` over each network, likewise."""
-    rate, networks = load * place.rate, {f"pulls: {text}": Network.read(text) for text in PULLS}
     runs = {
-        label: collected([place.run(OURS, rate, seed, network) for seed in range(seeds)])
-        for label, network in networks.items()
+        f"pulls: {text}": [place.run(OURS, load * place.rate, seed, Network.read(text)) for seed in range(seeds)]
+        for text in networks
     }
-    return about(place, load) | {"rules": runs}
+    return about(place, load) | {"rules": {label: collected(run) for label, run in runs.items()}}
 
 
 def about(place: Place, load: float) -> dict[str, Any]:
@@ -303,7 +301,9 @@ def main() -> None:
     parser.add_argument("--workers", type=lambda text: [int(part) for part in text.split(",")], default=[MANY, 4])
     parser.add_argument("--requests", type=int, default=1000, help=f"of {MANY} workers")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--pulls", action="store_true", help="least_cost with and without pulls between workers")
+    parser.add_argument(
+        "--pulls", help="networks of pulls between workers, with commas, for least_cost; off is without"
+    )
     parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -312,7 +312,7 @@ def main() -> None:
     counts, seeds = ([2], 2) if given.small else (given.workers, given.seeds)
     cells: list[dict[str, Any]] = []
     for workers in counts:
-        for kind, smaller in [(kind, smaller) for kind in TRAFFIC for smaller in (SMALLER, 1)[: 1 + given.pulls]]:
+        for kind, smaller in [(kind, smaller) for kind in TRAFFIC for smaller in (SMALLER, 1)[: 1 + bool(given.pulls)]]:
             if given.small and (kind, smaller) != ("documents", SMALLER):
                 continue
             requests = 40 if given.small else max(workers * given.requests // MANY, 100)
@@ -320,10 +320,15 @@ def main() -> None:
             tunes = workers == max(counts) and not (given.small or given.pulls)
             rules = [*CHOICES, *(tuned(place) if tunes else ())]
             for load in LOADS[: 1 if given.small else None]:
-                cells.append(cell_of_pulls(place, load, seeds) if given.pulls else cell(place, load, seeds, rules))
+                if given.pulls:
+                    cells.append(cell_of_pulls(place, load, seeds, given.pulls.split(",")))
+                else:
+                    cells.append(cell(place, load, seeds, rules))
                 show(cells[-1])
                 run = machine() | {"simulated": True, "seeds": seeds, "seconds": round(time.process_time())}
-                out.write_text(json.dumps({"run": run, "grid": GRID, "cells": cells}, indent=1) + "\n")
+                out.write_text(
+                    json.dumps({"run": run, "grid": {} if given.pulls else GRID, "cells": cells}, indent=1) + "\n"
+                )
     print(f"{time.process_time():,.0f} seconds of a processor")
 
 

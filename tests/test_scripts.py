@@ -32,6 +32,7 @@ SMALLEST = {
     "benchmarks.policy_map": ["--small", "--jobs", "1", "--out", "OUT/map.json", "--image", "OUT/map.png"],
     "benchmarks.speculation": [*SMALL_ON_DATA, "--out", "OUT/speculation.json"],
     "benchmarks.routers": ["--small", "--out", "OUT/routers.json"],
+    "benchmarks.pulls": ["--megabytes", "20", "--repeats", "1", "--out", "OUT/pull_cost.json"],
     "benchmarks.run": ["--small", "index"],
     "benchmarks.segment_choices": ["--prompts", "1"],
     "benchmarks.segment_quality": ["--every", "40", "--out", "OUT"],

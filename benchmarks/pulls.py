@@ -1,0 +1,107 @@
+"""Cost of a pull between two workers: seconds of a processor a gigabyte, and bandwidth, with CURVE and without.
+
+    python -m benchmarks.pulls [--megabytes 400] [--repeats 5] [--out FILE]
+
+One worker's parts are sealed, sent over loopback, received and checked, by the code of workers, two at a time; both
+ends are in this process. A part has the bytes of 1,024 tokens of Qwen3.5-0.8B. Plain and CURVE run in turns. Processor time
+is that of all threads of both ends; bandwidth depends on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.measure import console, machine
+from headwater.cli.common import prepare_outputs
+from headwater.cluster.part_server import PartServer
+from headwater.cluster.peer_memory import PeerMemory
+from headwater.cluster.pulling import own_security
+from headwater.cluster.sockets import PLAIN
+from headwater.cluster.wire import Peer
+from headwater.table import Table
+from headwater.tiers.names import RUN
+from headwater.tiers.part import HEADER, SEAL_BYTES, Buffer, Part, Sealer
+
+OUT = Path(__file__).resolve().parent / "results" / "pull_cost.json"
+PAGE_BYTES, PAGES = 64 * 12_288, 16
+KEY, INCARNATION = bytes(range(32)), b"sender"
+PROMPT = bytes(4 * 64 * PAGES)  # the index key of a part's tokens
+READERS = 2
+
+
+class SyntheticParts:
+    """Parts of one prefix, which have the same content."""
+
+    def __init__(self, count: int) -> None:
+        self._page, self._sealer = bytes(PAGE_BYTES), Sealer(KEY)
+        self.names = [f"{RUN}{number}" for number in range(count)]
+
+    def find(self, namespace: str, key: bytes, tokens: int) -> tuple[int, list[str]]:
+        return tokens, self.names
+
+    @contextmanager
+    def sealed(self, namespace: str, key: bytes, at: int, name: str) -> Iterator[list[Buffer] | None]:
+        yield self._sealer.seal(name, Part(RUN, 0, PAGES, PROMPT, [self._page] * PAGES))
+
+
+def pulled(parts: SyntheticParts, is_plain: bool) -> tuple[float, float]:
+    """Pull all parts; return seconds on the clock, and of a processor."""
+    server, client = (PLAIN, PLAIN) if is_plain else own_security()
+    sender = PartServer(parts, INCARNATION, "tcp://127.0.0.1:*", server)
+    memory, sealer = PeerMemory(b"receiver", client), Sealer(KEY)
+    peer = Peer(INCARNATION, sender.contact)
+    server.accept([sender.contact.key])
+    sender.start()
+    memory.know([peer])
+
+    def read(name: str) -> None:
+        pieces = [memoryview(bytearray(n)) for n in (HEADER.size, len(PROMPT), *[PAGE_BYTES] * PAGES, SEAL_BYTES)]
+        assert memory.read_into(name, pieces), f"{name} was not sent"
+        sealer.check(name, pieces[0], pieces[1], pieces[2:-1], pieces[-1])
+
+    with ThreadPoolExecutor(READERS) as readers:
+        memory.ask([INCARNATION], "", PROMPT, 64 * PAGES)
+        begun, used = time.perf_counter(), time.process_time()
+        list(readers.map(read, parts.names))
+        seconds = time.perf_counter() - begun, time.process_time() - used
+    memory.close()
+    sender.close()
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=400)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=OUT)
+    given = parser.parse_args()
+    prepare_outputs(given.out)
+    parts = SyntheticParts(max(1, given.megabytes * 10**6 // (PAGE_BYTES * PAGES)))
+    gigabytes = len(parts.names) * PAGE_BYTES * PAGES / 1e9
+    found: dict[str, list[tuple[float, float]]] = {"plain": [], "CURVE": []}
+    for _ in range(given.repeats):
+        for name, runs in found.items():
+            runs.append(pulled(parts, name == "plain"))
+    shown = Table(f"{gigabytes:.2f} GB in {len(parts.names)} parts", ("sockets",), ("processor, s/GB", "GB/s"))
+    for name, runs in found.items():
+        processor = [used / gigabytes for _, used in runs]
+        bandwidth = [gigabytes / seconds for seconds, _ in runs]
+        shown.add_row(name, spread(processor), spread(bandwidth))
+    console().print(shown)
+    given.out.write_text(json.dumps({"run": machine(), "gigabytes": gigabytes, "seconds": found}, indent=1) + "\n")
+
+
+def spread(values: list[float]) -> str:
+    """Format the median, the least and the most."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+if __name__ == "__main__":
+    main()
