@@ -3,8 +3,8 @@
     python -m benchmarks.pulls [--megabytes 400] [--repeats 5] [--out FILE]
 
 One worker's parts are sealed, sent over loopback, received and checked, by the code of workers, two at a time; both
-ends are in this process. A part has the bytes of 1,024 tokens of Qwen3.5-0.8B. Plain and CURVE run in turns. Processor time
-is that of all threads of both ends; bandwidth depends on what else the machine does.
+ends are in this process. A part has the bytes of 1,024 tokens of Qwen3.5-0.8B. Plain and CURVE run in turns. Processor
+time is that of all threads of both ends; bandwidth depends on what else the machine does.
 """
 
 from __future__ import annotations

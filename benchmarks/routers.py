@@ -1,6 +1,7 @@
 """Rules of a router side by side, over simulated workers: hit rates and times to the first token.
 
-    python -m benchmarks.routers [--workers 16,4] [--requests 1000] [--seeds 5] [--pulls NETWORKS] [--small] [--out FILE]
+    python -m benchmarks.routers [--workers 16,4] [--requests 1000] [--seeds 5] [--pulls NETWORKS] [--small]
+        [--out FILE]
 
 All figures are simulated: the lab's servers under a clock, each an H20 by its roofline, behind a router with the real
 rules and real KV events, which reach it after a millisecond. Traffic is drawn: a seed draws other requests of the same
