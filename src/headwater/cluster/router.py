@@ -451,7 +451,8 @@ class Router:
     def _note_prediction(self, request: Routed, event: FinishedEvent) -> None:
         """Count whether the worker had as much of the prompt as its picture said."""
         account = event.account
-        had = account.resumed_at - account.loaded_tokens  # but for what it loaded or pulled
+        loaded = 0 if account.loaded_segments else account.loaded_tokens  # of the prefix
+        had = account.resumed_at - loaded
         self.counts["pulled"] += PEER in (account.loaded_from or "").split(",")
         kind = "as_predicted" if had == request.predicted else "less" if had < request.predicted else "more"
         self.counts[f"cached_{kind}"] += 1
