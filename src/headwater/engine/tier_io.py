@@ -208,11 +208,8 @@ class TierIO(Tiers):
         try:
             unit = self._layout.unit_tokens
             ends = range(asked.have // unit + 1, asked.last // unit + 1)
-            digests: dict[Names, list[str]] = {}
             for tier in self._asked(asked):
-                if tier.names not in digests:
-                    digests[tier.names] = tier.names.digests(asked.namespace, asked.key)
-                offers.append(self._offer(tier, digests[tier.names], ends))
+                offers.append(self._offer(tier, tier.names.digests(asked.namespace, asked.key), ends))
             if not any(offer.states for offer in offers):
                 offers += self._elsewhere(asked.namespace, asked.key, ends)
         except Exception:
