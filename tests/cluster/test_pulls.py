@@ -171,6 +171,24 @@ def test_a_peer_that_ends_in_mid_pull_is_left(make, monkeypatch, same_bits_as_wi
     assert all(same_bits_as_without_a_cache(make, [first, *results]))
 
 
+def test_a_sender_that_fails_at_one_part_answers_others(make, monkeypatch, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    monkeypatch.setattr(peer_memory, "PART_TIME", 0.2)
+
+    def fail(pieces: list[bytes]) -> list[bytes]:
+        raise ValueError("of the test")
+
+    with holder_and_other(make) as (a, b, first):
+        parts, sealed = a.pulling._sending._parts, a.pulling._sending._parts.sealed
+        changing(a, fail)
+        again = b.ask(first.prompt, a)
+        parts.sealed = sealed
+        b.pulling._memory._channels[a.incarnation].failed_until = 0.0
+        later = b.ask(a.ask(words(PROMPT, "later")).prompt, a)
+    assert again.account.tier_outcome == TierOutcome.FAILED
+    assert later.account.loaded_tokens == END
+    assert all(same_bits_as_without_a_cache(make, [first, again, later]))
+
+
 @pytest.mark.parametrize(
     "other", [{"fingerprint": Fingerprint.of({"probe": "another"})}, {"key": bytes(32)}], ids=["fingerprint", "key"]
 )

@@ -200,7 +200,7 @@ def test_no_other_fingerprint_goes_on_with_an_answer(model) -> None:
     assert "no worker with the same fingerprint" in str(received.error)
 
 
-@pytest.mark.parametrize("kind", ["greedy", "drawn"])
+@pytest.mark.parametrize("kind", ["drawn", pytest.param("greedy", marks=pytest.mark.full)])
 def test_an_answer_after_a_pull_has_the_same_bits(model, kind: str) -> None:
     prompt = words(700, "pulled")
     with cluster(model, a="one", b="one", c="another") as (router, workers):

@@ -192,9 +192,9 @@ def test_pulls_end_with_all_pages_given_back() -> None:
 
 def test_a_slow_network_and_one_worker_pull_nothing() -> None:
     for cluster in (Cluster(3, "least_loaded", network=Network(10**6)), Cluster(1, "least_cost", network=FAST_NETWORK)):
-        result = run(cluster)
+        result = run(cluster, trace=traffic(17, 60))
         assert routing(result).pulled == result.row.loaded_tokens == 0
-        assert same(result) == same(run(replace(cluster, network=None)))
+        assert same(result) == same(run(replace(cluster, network=None), trace=traffic(17, 60)))
 
 
 @pytest.mark.parametrize("text", ["off", "10GB/s", "10GB/s@0.5ms"])

@@ -65,9 +65,10 @@ class PartServer:
             while not self._closing:
                 poller.poll()
                 self._waker.clear()
-                self._answer()
-        except Exception:
-            log.exception("prefixes are not sent to other workers any more")
+                try:
+                    self._answer()
+                except Exception:  # the worker that asked computes, and others are answered
+                    log.exception("a question of another worker is not answered")
         finally:
             self._socket.close()
             self._waker.close()
