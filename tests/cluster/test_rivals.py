@@ -17,7 +17,7 @@ from headwater.cluster.choice import (
     Prompt,
     holders,
     preferred,
-    with_pulls,
+    price_pulls,
 )
 from headwater.cluster.rivals import (
     Aibrix,
@@ -134,6 +134,13 @@ LONG = prompt(*range(100))
 
 def pulling(name: str, pull: PullSpeed | None = FAST, pool: str = "one", **others: float) -> Candidate:
     return replace(worker(name, **others), pull=pull, pool=pool)
+
+
+def with_pulls(given: list[Candidate]) -> list[Candidate]:
+    """Return copies with what each would pull."""
+    workers = [replace(one) for one in given]
+    price_pulls(workers)
+    return workers
 
 
 def test_a_busy_holders_prefix_is_pulled_by_another_worker() -> None:

@@ -10,7 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -62,9 +62,9 @@ class Found(NamedTuple):
 NOTHING = Found(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
-    """A worker, as a choice sees it."""
+    """A worker, as a choice sees it, made for one route. `price_pulls` adds what it would pull."""
 
     running: int  # requests that compute
     waiting: int
@@ -180,24 +180,20 @@ class Known:
         )
 
 
-def with_pulls(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Return the workers, each with what it would pull of a prompt: all that its pool has, if that is faster."""
+def price_pulls(candidates: Sequence[Candidate]) -> None:
+    """Note in each worker what it would pull of a prompt: all that its pool has, if that is faster than computing."""
     if all(one.pull is None for one in candidates):
-        return candidates
+        return
     deepest: dict[str, int] = {}
     for one in candidates:
         deepest[one.pool] = max(deepest.get(one.pool, 0), one.reusable)
-    return [
-        _pulling(one, deepest[one.pool], speed)
-        for one, speed in zip(candidates, token_seconds(candidates), strict=True)
-    ]
-
-
-def _pulling(one: Candidate, end: int, a_token: float) -> Candidate:
-    if one.pull is None or end <= one.own:
-        return one
-    seconds = one.pull.seconds(end - min(end, one.cached))
-    return replace(one, pulled=end, pull_seconds=seconds) if seconds < (end - one.own) * a_token else one
+    for one, a_token in zip(candidates, token_seconds(candidates), strict=True):
+        end, own = deepest[one.pool], one.own
+        if one.pull is None or end <= own:
+            continue
+        seconds = one.pull.seconds(end - min(end, one.cached))
+        if seconds < (end - own) * a_token:
+            one.pulled, one.pull_seconds = end, seconds
 
 
 def holders(chosen: int, candidates: Sequence[Candidate], most: int = MOST_HOLDERS) -> list[int]:

@@ -25,7 +25,7 @@ import zmq
 from tokenizers import Tokenizer
 
 from headwater.cache.view import CacheStats, CacheView
-from headwater.cluster.choice import Choice, LeastCost, Outstanding, Prompt, holders, with_pulls
+from headwater.cluster.choice import Choice, LeastCost, Outstanding, Prompt, holders, price_pulls
 from headwater.cluster.digests import TOKEN_BYTES, Digests
 from headwater.cluster.link import Link, Routed
 from headwater.cluster.sockets import PLAIN, Client, Contact, Waker
@@ -347,7 +347,8 @@ class Router:
             self._unassigned.append(request)
             return
         prompt = self._prompt(request, links)
-        candidates = with_pulls([link.candidate(prompt) for link in links])
+        candidates = [link.candidate(prompt) for link in links]
+        price_pulls(candidates)
         chosen = self._choice.choose(prompt, candidates)
         request.peers = tuple(links[at].incarnation or b"" for at in holders(chosen, candidates))
         request.outstanding = Outstanding(prompt, candidates[chosen].uncached(prompt), bool(request.sent))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from headwater.account import CacheAccount
-from headwater.cluster.choice import Outstanding, Prompt, holders, with_pulls
+from headwater.cluster.choice import Outstanding, Prompt, holders, price_pulls
 from headwater.cluster.digests import Digests
 from headwater.cluster.rivals import make_choice
 from headwater.cluster.simulated_pulls import SimulatedPulls
@@ -97,7 +97,8 @@ class Simulation:
         """Send the request that arrives now to the worker that the rule chooses."""
         request = self._arrivals.take()
         prompt = self._prompt(request)
-        candidates = with_pulls([worker.candidate(prompt, now) for worker in self.workers])
+        candidates = [worker.candidate(prompt, now) for worker in self.workers]
+        price_pulls(candidates)
         n = self._choice.choose(prompt, candidates)
         worker, predicted = self.workers[n], candidates[n].reusable
         matched = worker.match(request)
