@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from headwater.cache.order.rates import BUCKETS, EDGES, MIDDLES, WIDTHS, ReuseRates, bucket, buckets
+from headwater.cache.order.rows import view
 
 PRIOR = np.tile(1 / (2 * MIDDLES), (2, 1))  # two groups
 GROUP = 3
@@ -47,8 +48,8 @@ def test_the_index_is_the_best_rate_of_reuse_until_any_later_age(seed: int) -> N
         learned.watched(kind, 0, age)
         if rng.random() < 0.5:
             learned.reused(kind, age)
-    learned.watched_all(*np.array(learned._spans).T)
-    learned._spans.clear()
+    learned.watched_all(*view(learned._spans).reshape(-1, 3).T)
+    del learned._spans[:]
     rate = learned._rates()[1]
     learned.renew()
     for kind in range(6):

@@ -7,8 +7,10 @@ import numpy as np
 from headwater.cache.node import Node
 from headwater.cache.order import is_free_leaf
 from headwater.cache.order.candidates import Candidates
+from headwater.cache.order.heap import is_bare_leaf
 from headwater.cache.order.ranked import BareFirst
 from headwater.cache.order.rates import MIDDLES, ReuseRates
+from headwater.cache.order.rows import WORD
 from headwater.cache.order.worth import Worth, base_node, next_below
 from headwater.plan import CacheLayout
 
@@ -46,13 +48,11 @@ class Headwater(BareFirst):
         self._rates = ReuseRates((places * uses)[:, None] / (8 * MIDDLES), group=DEPTHS)
         self._kept = Candidates(self._rates)
         self._most_retained, self._checkpoint_pages = int(retained * layout.n_pages), layout.checkpoint_pages
-        self._seen: dict[Node, tuple[int, ...]] = {}  # what class and worth were last computed from
         self._now = self._noted = 0  # noted: checkpoints taken and used since the rates were computed
 
     def toggled(self, node: Node) -> None:
         for below in next_below(node):
-            self._seen.pop(below, None)  # its worth depends on this node
-            self.place(below)
+            self._place(below, self._kept.row[below], ranked=False)  # its worth depends on this node
         if (above := base_node(node)) is not None:
             self.place(above)
 
@@ -63,43 +63,54 @@ class Headwater(BareFirst):
         if self._pages([node]) > self._most_retained:
             return
         now, kept = self.clock(), self._kept
-        row = kept.row[node]
-        kept.until[row] = max(kept.until[row], now + seconds)
+        kept.retain(node, now + seconds)
         retained = kept.retained(node, now)
         while self._pages(retained) > self._most_retained:
-            kept.until[kept.row[retained.pop(0)]] = -np.inf
+            kept.release(kept.row[retained.pop(0)])
 
     def _pages(self, nodes: list[Node]) -> int:
         """Return the pages that these checkpoints keep in memory: their own, and the KV before them."""
         path = {part for node in nodes for part in node.climb()}
         return len(nodes) * self._checkpoint_pages + sum(len(part.pages) for part in path)
 
-    def place(self, node: Node) -> None:
-        self._now = max(self._now, node.kv_time, node.checkpoint_time)
-        if node.checkpoint is not None:
-            leaf = is_free_leaf(node)
-            seen = node.checkpoint_time, node.live, node.holds, node.speculative, leaf
-            if self._seen.get(node) != seen:
-                self._seen[node] = seen
-                self._keep(node, leaf)
-        elif node in self._seen:
-            del self._seen[node]
-            self._kept.remove(node, self._now)
+    def changed(self, node: Node) -> None:
+        if is_bare_leaf(node):
+            self._bare.add(node)
+        row = self._kept.row[node]
+        self._place(node, row)
+        if (row >= 0) != (node.checkpoint is not None):
+            self.toggled(node)
 
-    def _keep(self, node: Node, leaf: bool) -> None:
+    def place(self, node: Node) -> None:
+        self._place(node, self._kept.row[node])
+
+    def _place(self, node: Node, row: int, ranked: bool = True) -> None:
+        """Put a node in its place. row: its row, -1 if it has none. ranked: its rank holds if the node is the same."""
         kept = self._kept
-        if (row := kept.row.get(node)) is None:
+        if self._now < node.kv_time or self._now < node.checkpoint_time:
+            self._now = max(node.kv_time, node.checkpoint_time)
+        if node.checkpoint is not None:
+            traits = _traits(node)
+            known = ranked and row >= 0 and kept.traits[row] == traits and kept.time[row] == node.checkpoint_time
+            if not known:
+                self._keep(node, row, traits)
+        elif row >= 0:
+            kept.remove(node, row, self._now)
+
+    def _keep(self, node: Node, row: int, traits: int) -> None:
+        kept = self._kept
+        if row < 0:
             row = kept.take(node, self._kind(node, node.hits), node.checkpoint_time, node.hits)
             self._noted += 1
         elif kept.time[row] != node.checkpoint_time:
-            kept.use(row, self._kind(node, int(kept.uses[row]) + 1), node.checkpoint_time)
+            kept.use(row, self._kind(node, kept.uses[row] + 1), node.checkpoint_time)
             self._noted += 1
-        elif kept.kind[row] != (kind := self._kind(node, int(kept.uses[row]))):
+        elif kept.kind[row] != (kind := self._kind(node, kept.uses[row])):
             kept.change(row, kind, self._now)
         if node.speculative:
-            kept.until[row] = -np.inf  # what is not expected to be used again is not retained
+            kept.release(row)  # what is not expected to be used again is not retained
         worth = np.inf if node.holds else 0.0 if node.speculative else self._worth.of(node)
-        kept.rank(row, worth, leaf, self._now)
+        kept.rank(row, worth, traits, self._now)
         if self._noted >= RENEWED:
             self._noted = 0
             kept.renew(self._now)
@@ -110,3 +121,8 @@ class Headwater(BareFirst):
         pages = (node.end * self._unit) >> 6
         depth = min(DEPTHS - 1, max(0, pages.bit_length() - 1) // 2)
         return (branches * USES + min(USES - 1, uses.bit_length())) * DEPTHS + depth
+
+
+def _traits(node: Node) -> int:
+    """Return, as one number, what class and worth are computed from beside times; odd for a leaf whose KV may go."""
+    return (node.live << 3 | (node.holds > 0) << 2 | node.speculative << 1 | is_free_leaf(node)) & WORD

@@ -75,6 +75,16 @@ class LazyHeap(Generic[Key]):
         self._sweep_at = 2 * len(self._heap) + 64
 
 
+def is_bare_leaf(node: Node) -> bool:
+    """Return whether KV may go from the node now."""
+    return node.checkpoint is None and is_free_leaf(node)
+
+
+def bare_leaves() -> LazyHeap[int]:
+    """Return a heap of the unpinned leaves without checkpoint, by the time of their KV's last use."""
+    return LazyHeap[int](is_bare_leaf, attrgetter("kv_time"))
+
+
 class Leaves:
     """Unpinned leaves by the time of their KV's last use: KV goes from the leaves to the root.
 
@@ -83,7 +93,7 @@ class Leaves:
 
     def __init__(self) -> None:
         by_time = attrgetter("kv_time")
-        self._bare = LazyHeap[int](lambda node: node.checkpoint is None and is_free_leaf(node), by_time)
+        self._bare = bare_leaves()
         self._kept = LazyHeap[int](lambda node: node.checkpoint is not None and is_free_leaf(node), by_time)
 
     def changed(self, node: Node) -> None:

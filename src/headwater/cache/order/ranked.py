@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from headwater.cache.node import Node
 from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
-from headwater.cache.order.heap import LazyHeap, Leaves, Rank
+from headwater.cache.order.heap import LazyHeap, Rank, bare_leaves, is_bare_leaf
 from headwater.cache.order.worth import Bases, next_below
 
 
@@ -18,11 +18,12 @@ class BareFirst(Eviction):
     """
 
     def __init__(self) -> None:
-        self._leaves = Leaves()
+        self._bare = bare_leaves()
         self._bases = Bases()
 
     def changed(self, node: Node) -> None:
-        self._leaves.changed(node)
+        if is_bare_leaf(node):
+            self._bare.add(node)
         self.place(node)
         if self._bases.toggles(node):
             self.toggled(node)
@@ -31,7 +32,7 @@ class BareFirst(Eviction):
         self.place(node)
 
     def victim(self, room: Room, now: int) -> Victim | None:
-        if room is not Room.STATE and (bare := self._leaves.bare()) is not None:
+        if room is not Room.STATE and (bare := self._bare.lowest()) is not None:
             return bare, Kind.TAIL
         node = self.lowest(room is Room.KV, now)
         return None if node is None else (node, Kind.CHECKPOINT)

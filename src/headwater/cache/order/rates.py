@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 
-from headwater.cache.order.table import Column
+from headwater.cache.order.rows import Column, view
 
 BUCKETS = 40  # of age: 1, 1.5, 2, 3, 4, 6 and so on; the last one has no end
 EDGES = np.array([0.0, *(2.0 ** (b // 2) * (1 + b % 2 / 2) for b in range(1, BUCKETS)), np.inf])
@@ -46,7 +48,7 @@ class ReuseRates:
         """prior: reuses a tick, of each group (rows) in each bucket. group: number of classes in each."""
         self._prior, self._group, self._trust, self._decay = prior, group, trust, decay
         self._reuses, self._time = (np.zeros((len(prior) * group, BUCKETS)) for _ in range(2))
-        self._spans: list[tuple[int, int, int]] = []
+        self._spans = array("q")  # class, start and end, one span after the other
         self.renew()
 
     def reused(self, kind: int, age: int) -> None:
@@ -56,7 +58,7 @@ class ReuseRates:
     def watched(self, kind: int, start: int, end: int) -> None:
         """Note that one was of a class between two ages."""
         if end > start:
-            self._spans.append((kind, start, end))
+            self._spans.extend((kind, start, end))
 
     def watched_all(self, kinds: Column, starts: Column, ends: Column) -> None:
         """Note spans of many, as `watched` does of one."""
@@ -71,13 +73,13 @@ class ReuseRates:
     def renew(self) -> None:
         """Compute the index from what was noted, and let all counts decay."""
         if self._spans:
-            self.watched_all(*np.array(self._spans, dtype=np.int64).T)
-            self._spans.clear()
+            self.watched_all(*view(self._spans).reshape(-1, 3).T)
+            self._spans = array("q")
         groups, classes = self._rates()
         self.index = np.repeat(_index(groups), self._group, axis=0)
         known = self._time.any(axis=1)  # the others have their group's rates
         self.index[known] = _index(classes[known])
-        self.index_of = self.index.tolist()
+        self.index_of = self.index.ravel().data  # of class * BUCKETS + bucket
         self._reuses *= self._decay
         self._time *= self._decay
 

@@ -13,7 +13,8 @@ import numpy as np
 from headwater.cache.node import Node
 from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
 from headwater.cache.order.heap import LazyHeap
-from headwater.cache.order.table import NOTHING, Bounds, Column, Columns
+from headwater.cache.order.rows import Column
+from headwater.cache.order.table import NOTHING, Bounds, Columns
 from headwater.cache.order.worth import Bases, measured_from
 
 MAX_UNSETTLED = 4096

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from headwater.cache.node import Node
-
-Column = np.ndarray[Any, np.dtype[Any]]
+from headwater.cache.order.rows import Column, Numbers, Rows, view
 
 
 class Bounds(NamedTuple):
@@ -44,69 +43,29 @@ Lowest = tuple[float, int, Node | None]
 NOTHING: Lowest = (np.inf, 0, None)
 
 
-class Rows:
-    """Nodes in rows of columns, without gaps: the last row fills a gap."""
-
-    def __init__(self, **columns: type) -> None:
-        """columns: names of the columns, which become attributes, and types of their numbers."""
-        self.nodes: list[Node] = []
-        self.row: dict[Node, int] = {}
-        self._names = tuple(columns)
-        for name, kind in columns.items():
-            setattr(self, name, np.zeros(64, dtype=kind))
-
-    def __len__(self) -> int:
-        return len(self.nodes)
-
-    def add(self, node: Node) -> int:
-        """Add a row, whose numbers are undefined; returns it."""
-        row = self.row[node] = len(self.nodes)
-        self.nodes.append(node)
-        for name in self._names:
-            column: Column = getattr(self, name)
-            if row == len(column):
-                setattr(self, name, np.concatenate((column, column)))
-        return row
-
-    def discard(self, node: Node) -> None:
-        """Remove the node's row, if it has one."""
-        row = self.row.pop(node, None)
-        if row is None:
-            return
-        last = self.nodes.pop()
-        if last is not node:
-            self.nodes[row] = last
-            self.row[last] = row
-            for name in self._names:
-                column = getattr(self, name)
-                column[row] = column[len(self.nodes)]
-
-
 class Columns(Rows):
     """Value, time and a mark (whether KV may go, too) of each candidate."""
 
-    value: Column
-    time: Column
-    leaf: Column
-    score: Column  # of the last question
-    scratch: Column
+    value: Numbers
+    time: Numbers
+    leaf: Numbers
 
     def __init__(self) -> None:
-        super().__init__(value=float, time=float, leaf=bool, score=float, scratch=float)
+        super().__init__(value="d", time="d", leaf="B")
+        self._score, self._scratch = np.empty(0), np.empty(0)
 
     def put(self, node: Node, value: float, time: int, leaf: bool) -> None:
         """Add the node, or replace its numbers. leaf: KV may go from it."""
-        row = self.row.get(node)
-        if row is None:
+        row = self.row[node]
+        if row < 0:
             row = self.add(node)
         self.value[row], self.time[row], self.leaf[row] = value, time, leaf
 
     def bounds(self, leaves: bool) -> Bounds | None:
         """Return the bounds of all rows, or of the leaves among them; None if there are none."""
-        count = len(self.nodes)
-        value, time = self.value[:count], self.time[:count]
+        value, time = view(self.value), view(self.time)
         if leaves:
-            mask = self.leaf[:count]
+            mask = view(self.leaf) > 0
             value, time = value[mask], time[mask]
         if not len(value):
             return None
@@ -121,10 +80,12 @@ class Columns(Rows):
         count = len(self.nodes)
         if not count:
             return NOTHING
-        score = self.score[:count]
-        by.into(score, self.value[:count], self.time[:count], self.scratch[:count])
+        if count > len(self._score):
+            self._score, self._scratch = np.empty(2 * count), np.empty(2 * count)
+        score = self._score[:count]
+        by.into(score, view(self.value), view(self.time), self._scratch[:count])
         if leaves:
-            score[~self.leaf[:count]] = np.inf
+            score[view(self.leaf) == 0] = np.inf
         least = score[score.argmin()]
         if least == np.inf:
             return NOTHING
