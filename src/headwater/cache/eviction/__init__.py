@@ -24,6 +24,7 @@ EVICTION: dict[str, Callable[..., Eviction]] = classes(
         "last_n": "LastN",
         "clairvoyant": "Clairvoyant",
         "headwater": "Headwater",
+        "guard": "Guard",
     },
 )
 

@@ -122,6 +122,10 @@ class Candidates(Rows):
         mask: Column = (view(self.traits) & 1).astype(bool)
         return mask
 
+    def lowest_allowed(self, now: int, allowed: Column) -> Node | None:
+        """Return the node with the lowest score of the rows that are allowed; of equals the older one."""
+        return self._first(self.scores(now, allowed))
+
     def _first(self, scores: Column) -> Node | None:
         lowest = self.lowest_of(scores, 1)
         return lowest[-1][-1] if lowest else None

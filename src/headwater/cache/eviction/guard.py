@@ -1,0 +1,104 @@
+"""Guard: follows whichever of several policies has had the most hits of late, as their shadow caches show."""
+
+from __future__ import annotations
+
+from array import array
+
+from headwater.cache.eviction.headwater import Headwater
+from headwater.cache.index import Index
+from headwater.cache.node import Node, Root
+from headwater.cache.order.rows import view
+from headwater.cache.order.worth import base_node
+from headwater.cache.shadows import Shadows, prefix_ids
+from headwater.plan import CacheLayout
+
+EXPERTS = "headwater, gdsf, flop_aware(2.0)"
+UNFIT = "guard", "clairvoyant"  # one has shadows of its own, the other has to know the future
+MOST = 8  # policies: bits of a row
+
+
+class Guard(Headwater):
+    """A checkpoint goes that the best policy's shadow cache lacks, of those the lowest by `headwater`.
+
+    Nothing goes at a switch: the memory becomes what the other policy would hold as room is needed ("lazy"; Blum and
+    Burch 2000). If the shadow lacks nothing, the lowest goes. The best policy has the most hit tokens; a request counts
+    1/e after `window` more. With one in the lead, it is followed until another is ahead.
+
+    experts: the policies, the first one at the beginning. Without checkpoints there are no shadows.
+    """
+
+    def __init__(self, layout: CacheLayout, experts: str = EXPERTS, window: float = 200.0) -> None:
+        if window < 1:
+            raise ValueError(f"window is {window}, must be at least 1 request")
+        super().__init__(layout)
+        named = split_experts(experts)
+        if len(named) > MOST:
+            raise ValueError(f"{len(named)} policies are to be followed; at most {MOST} can be")
+        if unfit := [name for name in named if name.startswith(UNFIT)]:
+            raise ValueError(f"{unfit[0]} cannot be followed")
+        self.experts = () if layout.every_page else named
+        self.window = window
+        self._shadows: Shadows | None = None
+        self._unit_bytes = layout.unit_bytes
+        self._prefix, self._holders = array("q"), array("B")  # columns: the prefix's id; shadows that have it, as bits
+        self._kept.begin(self._prefix, self._holders)
+        self._nodes: dict[int, Node] = {}  # with a checkpoint, by the prefix's id
+
+    def follow(self, shadows: Shadows) -> None:
+        """Follow these shadows, which are those of `experts`."""
+        self._shadows = shadows
+        shadows.holders.listener = self._hold
+
+    def _hold(self, prefix: int, bits: int) -> None:
+        if (node := self._nodes.get(prefix)) is not None:
+            self._holders[self._kept.row[node]] = bits
+
+    def changed(self, node: Node) -> None:
+        row = self._kept.row[node]
+        if row >= 0 and node.checkpoint is None:
+            del self._nodes[self._prefix[row]]
+        super().changed(node)
+
+    def _keep(self, node: Node, row: int, traits: int) -> None:
+        super()._keep(node, row, traits)
+        if row < 0 and self._shadows is not None:
+            row = self._kept.row[node]
+            prefix = self._prefix_of(node)
+            self._prefix[row], self._holders[row] = prefix, self._shadows.holders.of.get(prefix, 0)
+            self._nodes[prefix] = node
+
+    def _prefix_of(self, node: Node) -> int:
+        """Return the id of the prefix that ends at the node, from that of the nearest checkpoint above."""
+        above = base_node(node)
+        row = -1 if above is None else self._kept.row[above]
+        if row < 0:
+            *_, above = node.climb()
+            assert isinstance(above, Root), f"{node} is not in the tree"
+            before = hash(above.namespace)
+        else:
+            before = self._prefix[row]
+        key = b"".join(part.edge for part in Index.path(node, above))
+        return prefix_ids(key, self._unit_bytes, before)[-1]
+
+    def lowest(self, leaves: bool, now: int) -> Node | None:
+        if self._shadows is None:
+            return super().lowest(leaves, now)
+        kept = self._kept
+        lacking = view(self._holders) >> self._shadows.best & 1 == 0
+        if leaves:
+            lacking &= view(kept.traits) & 1 == 1
+        if kept.until:
+            lacking &= view(kept.until) <= self.clock()
+        return kept.lowest_allowed(now, lacking) or super().lowest(leaves, now)
+
+
+def split_experts(text: str) -> tuple[str, ...]:
+    """Read spellings of policies, joined by commas; those within brackets do not count."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return tuple(part.strip() for part in parts)
