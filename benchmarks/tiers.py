@@ -14,6 +14,7 @@ more, as `kill -9` ends a server, or stores all, as SIGTERM does, and a new one 
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -49,6 +50,7 @@ Opened = Callable[[], list[Store]]
 @contextmanager
 def tiered(model: Model, memory: int, stores: list[Store], through: bool = True) -> Iterator[Engine]:
     """A started engine with these stores, whose costs of prefill it learns as it goes."""
+    gc.collect()  # of an earlier engine, whose memory is reused, as after a restart
     config = ServeConfig(memory=memory, tier=("disk:unused",), tier_store="through" if through else "selective")
     with model.engines(one=ServeConfig(memory=memory)) as (engine,):
         if stores:

@@ -102,6 +102,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(make: Make, store, first
         tiers = rig.engine.scheduler.tiers
         tiers._segments._timeout = tiers._timeout = 0.1
         tiers._segments.segment_seconds = lambda tier, key: 1e-3
+        tiers.prefill_seconds = lambda tokens: 1e-4 * tokens
         begun = time.monotonic()
         again = ask(rig)
         assert time.monotonic() - begun < 20

@@ -116,6 +116,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(make, call) -> None:
         tiers = rig.engine.scheduler.tiers
         tiers._timeout = 0.1
         tiers.load_seconds = lambda tier, state, tokens: 1e-3
+        tiers.prefill_seconds = lambda tokens: 1e-4 * tokens
         begun = time.monotonic()
         again = rig.ask(prompt)
         assert time.monotonic() - begun < 20
@@ -127,6 +128,21 @@ def test_a_store_that_does_not_answer_is_not_waited_for(make, call) -> None:
     assert third.account.cached_tokens == (PROMPT - 1) // 64 * 64
 
 
+@pytest.mark.parametrize(("seconds", "outcome"), [(1e-3, TierOutcome.SLOW), (1.0, TierOutcome.LOADED)])
+def test_a_load_that_is_late_is_waited_for_while_computing_takes_four_times_as_long(make, seconds, outcome) -> None:
+    store, prompt = holding(make, words(PROMPT, "late"))
+    store.waits["get"] = threading.Event()
+    with server(make, [store]) as rig:
+        tiers = rig.engine.scheduler.tiers
+        tiers._timeout = 0.1
+        tiers.load_seconds = lambda tier, state, tokens: 1e-3
+        tiers.prefill_seconds = lambda tokens: seconds * tokens
+        asked = rig.submit(prompt, 4)
+        time.sleep(1.5)  # a quarter of 1,280 tokens' 1.28 seconds has gone by; of 1,280 seconds, it has not
+        store.waits["get"].set()
+        assert rig.wait(asked).account.tier_outcome == outcome
+
+
 @pytest.mark.parametrize("call", ["has", "get", "put", "close"])
 def test_a_store_that_never_answers_does_not_keep_the_end_waiting(make, monkeypatch, caplog, call) -> None:
     monkeypatch.setattr("headwater.engine.tier_io.ENDING", 0.5)
@@ -135,8 +151,8 @@ def test_a_store_that_never_answers_does_not_keep_the_end_waiting(make, monkeypa
     rig = make(AMPLE + 12 * make.checkpoint_pages)
     config = ServeConfig(tier=("disk:unused",), tier_store="through", tier_timeout=0.1)
     rig.engine.use_tiers([store], KEY, OWN, config)
-    rig.engine.scheduler.tiers.prefill_seconds = float
-    rig.engine.scheduler.tiers.load_seconds = lambda tier, state, tokens: 1e-3
+    rig.engine.scheduler.tiers.prefill_seconds = lambda tokens: 1e-4 * tokens
+    rig.engine.scheduler.tiers.load_seconds = lambda tier, state, tokens: 1e-5
     rig.engine.start()
     answers = [rig.ask(prompt), rig.ask(words(PROMPT, "other"))]
     begun = time.monotonic()
@@ -170,6 +186,7 @@ def test_requests_that_wait_for_a_free_load_are_not_held_for_ever(make) -> None:
     with server(make, [store]) as rig:
         rig.engine.scheduler.tiers._timeout = 0.1
         rig.engine.scheduler.tiers.load_seconds = lambda tier, state, tokens: 1e-3
+        rig.engine.scheduler.tiers.prefill_seconds = lambda tokens: 1e-4 * tokens
         begun = time.monotonic()
         answers = [rig.wait(answer) for answer in [rig.submit(prompt, 8) for prompt in prompts]]
         assert time.monotonic() - begun < 20

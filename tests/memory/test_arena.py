@@ -1,8 +1,10 @@
 """Pages of KV: what is written comes back, and nothing else does."""
 
 import ctypes
+import resource
 import runpy
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,6 +108,18 @@ def test_memory_that_is_not_touched_is_not_resident() -> None:
     arena = Arena(spec, n_pages=4_000_000_000 // spec.page_bytes)
     arena.pages[-1].fill_(1)
     assert resident() - before < 100_000_000
+
+
+def test_first_use_of_an_arena_takes_a_page_fault_for_2_mb_not_for_4_kb() -> None:
+    """What a load reads lands in fresh memory: faults of 4 KB took twice the time of reading and checking it."""
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not enabled.is_file() or "[never]" in enabled.read_text():
+        pytest.skip("the system has no huge pages")
+    spec = read_config(CONFIG, "float32")
+    arena = Arena(spec, n_pages=32_000_000 // spec.page_bytes)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    arena.pages.fill_(1)
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 32_000_000 / 4096 / 4
 
 
 def test_without_madvise_discarded_memory_reads_as_zeros(monkeypatch: pytest.MonkeyPatch) -> None:

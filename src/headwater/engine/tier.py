@@ -31,6 +31,14 @@ NamedPart = tuple[str, Callable[[], Part]]  # a part that is made when it is to 
 log = logging.getLogger("headwater.engine")
 
 
+def patience(expected: float, computing: float | None) -> float:
+    """Return the seconds for which a load is waited for that was expected to take `expected` seconds.
+
+    A quarter of `computing`, the seconds that computing the same takes, if that is longer: giving up costs all of them.
+    """
+    return max(LATE * expected, (computing or 0.0) / LATE)
+
+
 def open_stores(config: ServeConfig) -> list[Store]:
     """Open the stores of the settings. Raises SettingError."""
     stores: list[Store] = []

@@ -22,7 +22,7 @@ from headwater.config import ServeConfig
 from headwater.engine.meter import Ratio
 from headwater.engine.own_parts import OwnParts
 from headwater.engine.runner import Runner
-from headwater.engine.tier import LATE, READERS, NamedPart, Tier
+from headwater.engine.tier import READERS, NamedPart, Tier, patience
 from headwater.engine.tier_fingerprints import TierFingerprints
 from headwater.engine.tier_prefix import PrefixParts
 from headwater.engine.tier_segments import SegmentIO
@@ -167,7 +167,9 @@ class TierIO(Tiers):
         had = seq.load
         holds = self._loads.holds_back(seq, match)
         if seq.load is not had and seq.load is not None:
-            self._waiting[seq.id] = seq, time.monotonic() + self._timeout + LATE * seq.load.expected
+            computing = self.prefill_seconds(seq.load.plan.end - match.checkpoint_tokens)
+            until = time.monotonic() + self._timeout + patience(seq.load.expected, computing)
+            self._waiting[seq.id] = seq, until
         return holds
 
     def prefetch(self, seqs: Sequence[Request]) -> None:

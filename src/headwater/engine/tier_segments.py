@@ -13,7 +13,7 @@ import numpy as np
 from headwater.account import TierOutcome
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.engine.runner import Runner
-from headwater.engine.tier import LATE, READERS, NamedPart, Tier
+from headwater.engine.tier import READERS, NamedPart, Tier, patience
 from headwater.engine.workers import Workers
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited, SegmentLoad, SegmentLoads
@@ -120,7 +120,8 @@ class SegmentIO:
 
     def begin_segment(self, load: SegmentLoad) -> None:
         self._tiers[load.tier].waiting += self._bytes(load.key)
-        self._until[load.key] = time.monotonic() + self._timeout + LATE * load.expected
+        late = self._timeout + patience(load.expected, self.prefill_seconds(load.key.tokens))
+        self._until[load.key] = time.monotonic() + late
         self._readers.submit(self._load, load, time.perf_counter())
 
     def _load(self, load: SegmentLoad, begun: float) -> None:

@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 
 import torch
 
@@ -18,6 +19,7 @@ from headwater.spec import KEY_BLOCK, ModelSpec
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # Linux returns the pages at once, and they read as zeros; other systems take MADV_DONTNEED as a hint, or lack it.
 _MADVISE = getattr(_LIBC, "madvise", None) if sys.platform == "linux" else None
+_HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 class LazyBytes:
@@ -26,13 +28,17 @@ class LazyBytes:
     Off the CPU it is plain memory. There, and on systems other than Linux, `discard` only zeroes.
     """
 
-    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, size: int, device: torch.device | str = "cpu", huge: bool = False) -> None:
+        """Reserve them; with `huge`, in pages of 2 MB, if the system has them, of which first use takes a fifth."""
         self._map: mmap.mmap | None = None
         if torch.device(device).type != "cpu":
             self.tensor = torch.zeros(size, dtype=torch.uint8, device=device)
             return
         # Private, because pages of a shared mapping would keep their content when they are given back.
         self._map = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if huge and _HUGE is not None:
+            with suppress(OSError):  # the kernel has none
+                self._map.madvise(_HUGE)
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)[:size]
 
     def discard(self, start: int, size: int) -> None:
@@ -57,7 +63,7 @@ class Arena:
     def __init__(self, spec: ModelSpec, n_pages: int, device: str | torch.device = "cpu") -> None:
         self.n_pages = n_pages
         self.page_size = spec.page_size
-        self._memory = LazyBytes(n_pages * spec.page_bytes, device)
+        self._memory = LazyBytes(n_pages * spec.page_bytes, device, huge=True)
         self.pages = self._memory.tensor.view(n_pages, spec.page_bytes)
         flat = self.pages.view(-1).view(getattr(torch, spec.dtype_name))
         stride = spec.page_bytes // spec.element_bytes
@@ -73,7 +79,7 @@ class Arena:
                 views.append(flat.as_strided((n_pages, size), (stride, 1), offset))
                 offset += size
             self._layers[layer] = tuple(views)
-            new = Scratch([flat.new_empty(0, width) for width in widths], spec.page_size)
+            new = Scratch(flat[:0], widths, spec.page_size)
             self._scratch[layer] = shared.setdefault(widths, new)
 
     def write(self, layer: int, page_W: torch.Tensor, offset_W: torch.Tensor, *rows_WX: torch.Tensor) -> None:
@@ -120,8 +126,9 @@ class Arena:
 class Scratch:
     """Scratch memory for gathered pages; it grows with the longest sequence."""
 
-    def __init__(self, empty: list[torch.Tensor], page_size: int) -> None:
-        self._rows, self._page_size = empty, page_size
+    def __init__(self, like: torch.Tensor, widths: Iterable[int], page_size: int) -> None:
+        """Make rows of these widths, of the type and device of the tensor `like`."""
+        self._rows, self._page_size = [like.new_empty(0, width) for width in widths], page_size
         self._dirty = 0  # rows from here on are zeros
 
     def gather(self, pages: tuple[torch.Tensor, ...], table_P: torch.Tensor, length: int) -> tuple[torch.Tensor, ...]:
@@ -157,5 +164,11 @@ class Scratch:
         have = self._rows[0].shape[0]
         if have < n_tokens:
             n = max(n_tokens, 2 * have)
-            self._rows = [rows.new_zeros(n, rows.shape[1]) for rows in self._rows]
+            self._rows = [_zeros(n, rows) for rows in self._rows]
             self._dirty = 0
+
+
+def _zeros(n: int, rows: torch.Tensor) -> torch.Tensor:
+    """Return n rows of zeros of the width and type of `rows`; on the CPU, memory that is provided on first touch."""
+    size = n * rows.shape[1] * rows.element_size()
+    return LazyBytes(size, rows.device, huge=True).tensor.view(rows.dtype).view(n, rows.shape[1])
