@@ -111,7 +111,7 @@ def test_memory_that_is_not_touched_is_not_resident() -> None:
 
 
 def test_first_use_of_an_arena_takes_a_page_fault_for_2_mb_not_for_4_kb() -> None:
-    """What a load reads lands in fresh memory: faults of 4 KB took twice the time of reading and checking it."""
+    """Loads fill fresh memory: faults of 4 KB took twice the time of reading and checking what they read."""
     enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not enabled.is_file() or "[never]" in enabled.read_text():
         pytest.skip("the system has no huge pages")

@@ -42,13 +42,15 @@ redis.call('INCRBY', KEYS[4], ARGV[5])
 if ARGV[8] ~= '' then redis.call('HINCRBY', KEYS[5], ARGV[8], 1) end
 return 1
 """
-# Remove a part if it is still of that upload. KEYS likewise; ARGV: name, manifest, size, tag.
+# Remove a part if it is still of that upload. KEYS likewise; ARGV: name, manifest, tag. The entry has the size.
 REMOVE = """
 if redis.call('GET', KEYS[1]) ~= ARGV[2] then return 0 end
 redis.call('DEL', KEYS[1])
-if redis.call('HDEL', KEYS[2], ARGV[1]) == 1 then
-  redis.call('DECRBY', KEYS[4], ARGV[3])
-  if ARGV[4] ~= '' then redis.call('HINCRBY', KEYS[5], ARGV[4], -1) end
+local entry = redis.call('HGET', KEYS[2], ARGV[1])
+if entry then
+  redis.call('HDEL', KEYS[2], ARGV[1])
+  redis.call('DECRBY', KEYS[4], string.match(entry, '^%d+'))
+  if ARGV[3] ~= '' then redis.call('HINCRBY', KEYS[5], ARGV[3], -1) end
 end
 redis.call('ZREM', KEYS[3], ARGV[1])
 return 1
@@ -104,11 +106,24 @@ class RedisStore:
         return found
 
     def get(self, name: str) -> Buffer | None:
+        return self._get(name, None)
+
+    def read_into(self, name: str, pieces: Sequence[memoryview]) -> bool:
+        return filled(self._get(name, sum(map(len, pieces))), pieces)
+
+    def _get(self, name: str, expected: int | None) -> Buffer | None:
+        """Return the bytes of a part; None if there is none, or it has not the `expected` size."""
         with self._errors("cannot be read"):
             manifest = self._client.get(self._manifest(name))
             if manifest is None:
                 return None
-            upload, pieces, size = _read_manifest(manifest)
+            found = _read_manifest(manifest)
+            if found is None:
+                self._delete(name)
+                return None
+            upload, pieces, size = found
+            if size != (size if expected is None else expected):
+                return None
             content, at = bytearray(size), 0
             for first in range(0, pieces, AT_ONCE):
                 pipe = self._client.pipeline(transaction=False)
@@ -123,9 +138,6 @@ class RedisStore:
             with suppress(self._redis.RedisError):  # a server that takes no writes serves
                 self._client.zadd(self._shared[1], {name: self._clock()}, xx=True)
             return memoryview(content)[:at]
-
-    def read_into(self, name: str, pieces: Sequence[memoryview]) -> bool:
-        return filled(self.get(name), pieces)
 
     def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:
         size = sum(map(len, pieces))
@@ -238,9 +250,9 @@ class RedisStore:
         manifest = self._client.get(self._manifest(name))
         if manifest is None:
             return
-        upload, pieces, size = _read_manifest(manifest)
-        keys = [self._manifest(name), *self._shared]
-        if self._remove(keys=keys, args=(name, manifest, size, _counted_tag(name))) and pieces:
+        removed = self._remove(keys=[self._manifest(name), *self._shared], args=(name, manifest, _counted_tag(name)))
+        upload, pieces, _ = _read_manifest(manifest) or ("", 0, 0)
+        if removed and pieces:
             self._client.delete(*(self._piece(upload, number) for number in range(pieces)))
 
     def _manifest(self, name: str) -> str:
@@ -266,10 +278,14 @@ def _counted_tag(name: str) -> str:
     return tag_of(name) if name.startswith(STATE) else ""
 
 
-def _read_manifest(manifest: bytes) -> tuple[str, int, int]:
-    """Return upload, number of pieces and size. Raises ValueError."""
-    upload, pieces, size = manifest.decode("ascii").split(" ")
-    return upload, int(pieces), int(size)
+def _read_manifest(manifest: bytes) -> tuple[str, int, int] | None:
+    """Return upload, number of pieces and size; None if it is no manifest."""
+    try:
+        upload, pieces, size = manifest.decode("ascii").split(" ")
+        found = upload, int(pieces), int(size)
+    except ValueError:
+        return None
+    return found if found[1] == -(-found[2] // PIECE) else None
 
 
 def _cut(pieces: Sequence[Buffer]) -> Iterator[bytes]:
