@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from headwater.account import TierOutcome
+from headwater.cache.segments.compose import LARGEST_ID
+from headwater.engine.tier_prefix import PrefixParts
 from headwater.request import Fidelity, Span
 from headwater.schedule.sequence import Purpose
 from headwater.tiers.fingerprint import Fingerprint
+from headwater.tiers.names import Names
+from headwater.tiers.redis import RedisStore
 from tests.exactness.rig import Answer, Make, Rig, words
 from tests.exactness.test_matrix import FAMILIES
 from tests.exactness.test_tiers import OTHER, OWN, copied, disk, files_of, server
+from tests.redis_server import redis_server
 
 LEAD = words(150, "lead")
 DOCUMENTS = [words(n, "document", n) for n in (200, 90, 333)]
@@ -85,6 +91,19 @@ def test_a_restarted_server_composes_of_segments_from_disk(load, tmp_path: Path,
     assert turned.account.loaded_segments == 0, "they are in memory"
     assert again.same_bits(first)
     assert turned.same_bits(other)
+
+
+def test_segments_come_back_from_redis(make: Make, tmp_path: Path) -> None:
+    with redis_server(tmp_path) as redis:
+        with server(make, [RedisStore(redis.url, None)]) as rig:
+            first, stored = ask(rig), contents(rig)
+        with server(make, [RedisStore(redis.url, None)]) as rig:
+            again, loaded = ask(rig), contents(rig)
+            assert built(rig) == 0
+    assert (again.account.loaded_segments, again.account.loaded_from) == (3, "redis")
+    assert stored.keys() == loaded.keys()
+    assert all(stored[key].equal(loaded[key]) for key in stored)
+    assert again.same_bits(first)
 
 
 def test_another_namespace_fingerprint_or_width_is_built(make: Make, tmp_path: Path) -> None:
@@ -160,3 +179,32 @@ def test_an_exact_request_takes_nothing_of_loaded_segments(
         exact = rig.ask(first.prompt)
     assert exact.account.loaded_segments == exact.account.segments == 0
     assert same_bits_as_without_a_cache(make, [exact]) == [True]
+
+
+@pytest.mark.parametrize("guards", ["both", "names alone", "none"])
+def test_a_composed_session_is_never_served_to_an_exact_request(
+    make: Make, same_bits_as_without_a_cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guards: str
+) -> None:
+    """A composed prefix is not stored, and its marks give other names. With names of token ids alone it is served."""
+    if guards != "both":
+        monkeypatch.setattr("headwater.engine.tier_io.is_marked", lambda key: False)
+    if guards == "none":
+        digests, prefix_parts = Names.digests, PrefixParts.parts
+        monkeypatch.setattr(Names, "digests", lambda names, space, key: digests(names, space, unmarked(key)))
+        monkeypatch.setattr(
+            PrefixParts, "parts", lambda parts, space, key, *given: prefix_parts(parts, space, unmarked(key), *given)
+        )
+    with server(make, disk(tmp_path)) as rig:
+        composed = ask(rig)
+        copied(rig)
+    assert bool(files_of(tmp_path, "s")) == (guards != "both")
+    with server(make, disk(tmp_path)) as rig:
+        exact = rig.ask(composed.prompt)
+    served = exact.account.cached_tokens > len(LEAD)
+    assert served == (guards == "none")
+    assert same_bits_as_without_a_cache(make, [exact]) == [guards != "none"]
+
+
+def unmarked(key: bytes) -> bytes:
+    """Return the token ids of a key without their marks."""
+    return (np.frombuffer(key, np.uint32) & LARGEST_ID).tobytes()
