@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import threading
@@ -26,7 +27,7 @@ from headwater.tiers.names import (
     tag_of,
 )
 from headwater.tiers.part import HEADER, CorruptPart, Part, Sealer
-from headwater.tiers.store import Store, StoreFull
+from headwater.tiers.store import Store, StoreError, StoreFull
 from tests.redis_server import redis_server
 
 KEY = bytes(range(32))
@@ -231,6 +232,74 @@ def test_several_threads_may_use_it(make: Make) -> None:
     for thread in threads:
         thread.join()
     assert [error for error in errors if not isinstance(error, StoreFull)] == []
+
+
+def test_a_clock_that_goes_back_costs_no_part_its_place(make: Make) -> None:
+    """Parts are used in what is the future then: the store keeps to its limit, whole sets and what saves most."""
+    store = make(LIMIT)
+    dear = put(store, session(key_of("dear", 8), (8,), seconds=1e6))
+    for back in (0.0, 1e8, 5e8):
+        store._clock.now -= back
+        for number in range(12):
+            names = put(store, session(key_of(f"{back} {number}", 8), (8,)))
+            assert store.has(names) == [True] * len(names)
+            assert store.usage().bytes <= LIMIT
+            for name in names:
+                SEALER.unseal(name, store.get(name))
+        assert store.catalog().stranded() == []
+    assert store.usage().evicted > 0
+    assert store.has(dear) == [True] * len(dear)
+
+
+def test_of_two_writers_of_one_name_one_wins_whole(make: Make) -> None:
+    """Readers beside them see nothing, or all that one of them wrote."""
+    one, other = make(), make()
+    stores, wrong = (one, one) if one.kind == "memory" else (one, other), []
+    for number in range(20):
+        name, contents = f"s{number:02}", [bytes([writer + 1]) * 300_000 for writer in range(2)]
+        gate = threading.Barrier(3)
+
+        def write(store: Store, content: bytes, name: str = name, gate: threading.Barrier = gate) -> None:
+            gate.wait()
+            store.put(name, [content])
+
+        threads = [threading.Thread(target=write, args=pair) for pair in zip(stores, contents, strict=True)]
+        for thread in threads:
+            thread.start()
+        gate.wait()
+        while any(thread.is_alive() for thread in threads):
+            seen = one.get(name)
+            if seen is not None and bytes(seen) not in contents:
+                wrong.append(name)
+        for thread in threads:
+            thread.join()
+        assert bytes(one.get(name)) in contents
+    assert not wrong
+    assert (one.catalog().bytes, len(one.catalog().entries)) == (20 * 300_000, 20)
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_cannot_be_written_is_opened_and_read(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headwater.tiers.disk import DiskStore
+
+    names = put(DiskStore(tmp_path, None), session(key_of("read only", 8), (8,)))
+    (tmp_path / ".lock").unlink()
+    opens = os.open
+
+    def refuses(path: object, flags: int, *mode: int, **more: object) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(error, os.strerror(error))
+        return opens(path, flags, *mode, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", refuses)
+    store = DiskStore(tmp_path, LIMIT)
+    assert store.usage().parts == len(names)
+    assert all(SEALER.unseal(name, store.get(name)).bytes for name in names)
+    with pytest.raises(StoreError, match="cannot be written"):
+        put(store, session(key_of("other", 8), (8,)))
+    store.close()
 
 
 def test_files_of_no_bytes_are_evicted_as_others_are(tmp_path: Path) -> None:

@@ -16,17 +16,14 @@ import pytest
 
 from headwater.account import TierOutcome
 from headwater.config import ServeConfig
-from headwater.schedule.sequence import key_of
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.names import RUN, Names, run_name, runs_of, state_name
 from headwater.tiers.part import Sealer
-from headwater.tiers.redis import RedisStore
 from headwater.tiers.store import StoreError
 from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import Make, Rig, words
 from tests.exactness.test_tiers import AMPLE, KEY, OWN, PROMPT, copied, disk, server
-from tests.redis_server import redis_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -310,94 +307,6 @@ def test_a_disk_that_cannot_be_written_serves_what_it_has(make, tmp_path, monkey
     assert again.account.tier_outcome == TierOutcome.LOADED, "what cannot be written can still be read"
     assert alike(make, [words(PROMPT, "other"), prompt], [other, again])
     assert not [path for path in tmp_path.rglob(".tmp-*")], "nothing unfinished is left"
-
-
-# -- Redis
-
-
-def test_redis_may_be_killed_at_any_time(make, tmp_path) -> None:
-    prompts = [words(PROMPT, i) for i in range(3)]
-    with redis_server(tmp_path) as redis:
-        store = RedisStore(redis.url, None)
-        with server(make, [store]) as rig:
-            answers = [rig.ask(prompts[0])]
-            copied(rig)
-            store._client.connection_pool.disconnect()
-            submitted = rig.submit(prompts[1], 8)
-            redis.kill()
-            answers += [rig.wait(submitted), rig.ask(prompts[2])]
-        with server(make, [RedisStore(redis.url, None)]) as rig:  # before it starts
-            answers.append(rig.ask(prompts[0]))
-            assert outcomes(rig)["errors"] >= 1
-            with redis_server(tmp_path, port=redis.port):
-                mended(rig)
-                written = outcomes(rig).get("written", 0)
-                answers.append(rig.ask(words(PROMPT, "again")))
-                copied(rig)
-                assert outcomes(rig)["written"] > written
-    assert alike(make, [*prompts, prompts[0], words(PROMPT, "again")], answers)
-
-
-def test_redis_that_pauses_is_not_waited_for(make, tmp_path) -> None:
-    prompt = words(PROMPT, "paused")
-    with redis_server(tmp_path) as redis:
-        with server(make, [RedisStore(redis.url, None)]) as rig:
-            first = rig.ask(prompt)
-        store = RedisStore(redis.url, None)
-        with server(make, [store]) as rig:
-            rig.engine.scheduler.tiers._timeout = 0.2
-            store._client.execute_command("CLIENT", "PAUSE", 2000, "ALL")
-            begun = time.monotonic()
-            again = rig.ask(prompt)
-            assert time.monotonic() - begun < 1.9
-            assert again.account.tier_outcome == TierOutcome.SLOW
-    assert alike(make, [prompt] * 2, [first, again])
-
-
-def test_a_part_that_redis_has_evicted_in_part_is_gone(make, tmp_path) -> None:
-    """One piece of the states of six prompts is gone, as where Redis evicts keys by itself."""
-    prompts = [words(PROMPT, i) for i in range(12)]
-    with redis_server(tmp_path) as redis:
-        store = RedisStore(redis.url, None)
-        with server(make, [store]) as rig:
-            answers = [rig.ask(prompt) for prompt in prompts]
-            names = rig.engine.scheduler.tiers._names
-        store = RedisStore(redis.url, None)
-        for prompt in prompts[:6]:
-            name = state_name(names.digests("", key_of(prompt)), (PROMPT - 1) // 64)
-            upload = store._client.get(store._manifest(name)).split()[0].decode()
-            assert store._client.delete(store._piece(upload, 0)) == 1
-        with server(make, [store]) as rig:
-            again = [rig.ask(prompt) for prompt in prompts]
-    assert [answer.account.loaded_tokens > 0 for answer in again] == [False] * 6 + [True] * 6
-    assert alike(make, prompts * 2, answers + again)
-
-
-def test_redis_that_evicts_keys_by_itself_changes_no_answer(make, tmp_path) -> None:
-    prompts, answers = [words(PROMPT, i) for i in range(12)], []
-    with redis_server(tmp_path, "--maxmemory-policy", "allkeys-random", "--maxmemory", "11mb") as redis:
-        for _ in range(2):
-            store = RedisStore(redis.url, None)
-            with server(make, [store]) as rig:
-                answers += [rig.ask(prompt) for prompt in prompts]
-                copied(rig)
-            assert store._client.info("stats")["evicted_keys"] > 0
-    assert alike(make, prompts * 2, answers)
-
-
-def test_a_password_is_read_from_a_file_and_never_shown(tmp_path, caplog) -> None:
-    file = tmp_path / "password"
-    file.write_text("hidden\n")
-    with redis_server(tmp_path, "--requirepass", "hidden") as redis:
-        store = RedisStore(redis.url, None, file)
-        store.put("sabc", [b"content"])
-        assert bytes(store.get("sabc") or b"") == b"content"
-        wrong = RedisStore(redis.url.replace("//", "//:other@"), None)
-        assert "other" not in wrong.shown
-        with pytest.raises(StoreError) as error:
-            wrong.has(["sabc"])
-        assert "other" not in str(error.value)
-    assert "hidden" not in caplog.text
 
 
 # -- killed while it stores

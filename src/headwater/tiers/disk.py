@@ -7,6 +7,7 @@ is read.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -35,7 +36,7 @@ class DiskStore:
     kind = "disk"
 
     def __init__(self, folder: Path, limit: int | None, clock: Callable[[], float] = time.time) -> None:
-        """Raises StoreError if the folder cannot be made or written to."""
+        """Raises StoreError if the folder cannot be made or read; one that cannot be written is read."""
         self.folder, self.limit, self.shown = folder, limit, str(folder)
         self._clock = clock
         self._catalog = Catalog()
@@ -44,7 +45,7 @@ class DiskStore:
         self._changing = threading.Lock()
         with self._errors("cannot be used"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = _open_lock(folder)
         self._scan: threading.Thread | None = threading.Thread(target=self._read_names, daemon=True)
         self._scan.start()
 
@@ -222,6 +223,16 @@ class DiskStore:
             yield
         except OSError as error:
             raise StoreError(f"{self.shown} {what}: {error}") from error
+
+
+def _open_lock(folder: Path) -> int:
+    """Return a handle that servers of this folder lock; of the folder itself, if no file can be written to it."""
+    try:
+        return os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES):
+            raise
+        return os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _entry(name: str, size: int, used: float, head: bytes) -> Entry:

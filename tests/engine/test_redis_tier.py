@@ -1,0 +1,193 @@
+"""Redis as a tier: killed, paused, evicting by itself, with a password, over TLS."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+from headwater.account import TierOutcome
+from headwater.schedule.sequence import key_of
+from headwater.tiers.names import state_name
+from headwater.tiers.place import TierPlace
+from headwater.tiers.redis import RedisStore
+from headwater.tiers.store import StoreError
+from tests.engine.test_tier_io import alike, mended, outcomes
+from tests.exactness.conftest import load  # noqa: F401  a fixture
+from tests.exactness.rig import Make, words
+from tests.exactness.test_tiers import PROMPT, copied, server
+from tests.redis_server import RedisServer, redis_server
+
+
+@pytest.fixture
+def make(load) -> Make:  # noqa: F811
+    return Make(*load("qwen3_5", "float32", 2))
+
+
+def test_redis_may_be_killed_at_any_time(make, tmp_path) -> None:
+    prompts = [words(PROMPT, i) for i in range(3)]
+    with redis_server(tmp_path) as redis:
+        store = RedisStore(redis.url, None)
+        with server(make, [store]) as rig:
+            answers = [rig.ask(prompts[0])]
+            copied(rig)
+            store._client.connection_pool.disconnect()
+            submitted = rig.submit(prompts[1], 8)
+            redis.kill()
+            answers += [rig.wait(submitted), rig.ask(prompts[2])]
+        with server(make, [RedisStore(redis.url, None)]) as rig:  # before it starts
+            answers.append(rig.ask(prompts[0]))
+            assert outcomes(rig)["errors"] >= 1
+            with redis_server(tmp_path, port=redis.port):
+                mended(rig)
+                written = outcomes(rig).get("written", 0)
+                answers.append(rig.ask(words(PROMPT, "again")))
+                copied(rig)
+                assert outcomes(rig)["written"] > written
+    assert alike(make, [*prompts, prompts[0], words(PROMPT, "again")], answers)
+
+
+def test_redis_that_pauses_is_not_waited_for(make, tmp_path) -> None:
+    prompt = words(PROMPT, "paused")
+    with redis_server(tmp_path) as redis:
+        with server(make, [RedisStore(redis.url, None)]) as rig:
+            first = rig.ask(prompt)
+        store = RedisStore(redis.url, None)
+        with server(make, [store]) as rig:
+            rig.engine.scheduler.tiers._timeout = 0.2
+            store._client.execute_command("CLIENT", "PAUSE", 2000, "ALL")
+            begun = time.monotonic()
+            again = rig.ask(prompt)
+            assert time.monotonic() - begun < 1.9
+            assert again.account.tier_outcome == TierOutcome.SLOW
+    assert alike(make, [prompt] * 2, [first, again])
+
+
+def test_a_part_that_redis_has_evicted_in_part_is_gone(make, tmp_path) -> None:
+    """One piece of the states of six prompts is gone, as where Redis evicts keys by itself."""
+    prompts = [words(PROMPT, i) for i in range(12)]
+    with redis_server(tmp_path) as redis:
+        store = RedisStore(redis.url, None)
+        with server(make, [store]) as rig:
+            answers = [rig.ask(prompt) for prompt in prompts]
+            names = rig.engine.scheduler.tiers._names
+        store = RedisStore(redis.url, None)
+        for prompt in prompts[:6]:
+            name = state_name(names.digests("", key_of(prompt)), (PROMPT - 1) // 64)
+            upload = store._client.get(store._manifest(name)).split()[0].decode()
+            assert store._client.delete(store._piece(upload, 0)) == 1
+        with server(make, [store]) as rig:
+            again = [rig.ask(prompt) for prompt in prompts]
+    assert [answer.account.loaded_tokens > 0 for answer in again] == [False] * 6 + [True] * 6
+    assert alike(make, prompts * 2, answers + again)
+
+
+def test_redis_that_evicts_keys_by_itself_changes_no_answer(make, tmp_path) -> None:
+    prompts, answers = [words(PROMPT, i) for i in range(12)], []
+    with redis_server(tmp_path, "--maxmemory-policy", "allkeys-random", "--maxmemory", "11mb") as redis:
+        for _ in range(2):
+            store = RedisStore(redis.url, None)
+            with server(make, [store]) as rig:
+                answers += [rig.ask(prompt) for prompt in prompts]
+                copied(rig)
+            assert store._client.info("stats")["evicted_keys"] > 0
+    assert alike(make, prompts * 2, answers)
+
+
+def test_a_password_is_read_from_a_file_and_never_shown(tmp_path, caplog) -> None:
+    file = tmp_path / "password"
+    file.write_text("hidden\n")
+    with redis_server(tmp_path, "--requirepass", "hidden") as redis:
+        store = RedisStore(redis.url, None, file)
+        store.put("sabc", [b"content"])
+        assert bytes(store.get("sabc") or b"") == b"content"
+        wrong = RedisStore(redis.url.replace("//", "//:other@"), None)
+        assert "other" not in wrong.shown
+        with pytest.raises(StoreError) as error:
+            wrong.has(["sabc"])
+        assert "other" not in str(error.value)
+    assert "hidden" not in caplog.text
+
+
+class Dying(RedisStore):
+    """A store whose server is killed before, within or after the pipelines of a call."""
+
+    def __init__(self, server: RedisServer, call: str, pipelines: int) -> None:
+        """`pipelines`: of that call, that are answered; -1: all, and the server is killed when the call ends."""
+        super().__init__(server.url, None)
+        self._server, self._call, self._left = server, call, pipelines
+        self._inside = False
+        make_pipeline = self._client.pipeline
+
+        def pipeline(*given, **more):
+            pipe = make_pipeline(*given, **more)
+            execute = pipe.execute
+            pipe.execute = lambda *given, **more: self._counted(execute, *given, **more)
+            return pipe
+
+        self._client.pipeline = pipeline
+
+    def _counted(self, execute: Callable, *given, **more):
+        if self._inside:
+            if self._left == 0:
+                self._server.kill()
+            self._left -= 1
+        return execute(*given, **more)
+
+    def _within(self, call: Callable, *given):
+        self._inside = True
+        try:
+            return call(*given)
+        finally:
+            self._inside = False
+            if self._left < 0:
+                self._server.kill()
+
+    def read_into(self, *given):
+        return self._within(super().read_into, *given) if self._call == "read" else super().read_into(*given)
+
+    def put(self, *given):
+        return self._within(super().put, *given) if self._call == "write" else super().put(*given)
+
+
+@pytest.mark.parametrize("pipelines", [0, 1, 2, -1], ids=["before", "after one", "after two", "after"])
+@pytest.mark.parametrize("call", ["read", "write"])
+def test_redis_that_ends_in_a_call_costs_no_request(make, tmp_path, monkeypatch, call, pipelines) -> None:
+    monkeypatch.setattr("headwater.tiers.redis.PIECE", 10_000)
+    monkeypatch.setattr("headwater.tiers.redis.AT_ONCE", 2)
+    prompt, other = words(PROMPT, "dying"), words(PROMPT, "other")
+    with redis_server(tmp_path) as redis:
+        with server(make, [RedisStore(redis.url, None)] if call == "read" else []) as rig:
+            first = rig.ask(prompt)
+        with server(make, [Dying(redis, call, pipelines)]) as rig:
+            answers = [rig.submit(prompt, 8), rig.submit(other, 8)]
+            answers = [rig.wait(answer) for answer in answers]
+            copied(rig)
+            assert redis.process.poll() is not None, "it was killed"
+            assert outcomes(rig)["errors"] >= 1
+    assert alike(make, [prompt, prompt, other], [first, *answers])
+
+
+def test_a_store_over_tls_needs_the_servers_certificate(tmp_path) -> None:
+    """`rediss://` as a place of --tier; a server whose certificate is not known is not used."""
+    key, certificate = tmp_path / "server.key", tmp_path / "server.crt"
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    tls = "--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key)
+    with redis_server(tmp_path, *tls, "--tls-ca-cert-file", str(certificate), "--tls-auth-clients", "no"):
+        place = f"rediss://127.0.0.1:{port}/0"
+        store = TierPlace.parse(f"{place}?ssl_ca_certs={certificate}").open()
+        store.put("sabc", [b"content"])
+        assert bytes(store.get("sabc") or b"") == b"content"
+        with pytest.raises(StoreError, match=r"(?i)certificate"):
+            TierPlace.parse(place).open().has(["sabc"])
