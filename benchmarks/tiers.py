@@ -8,6 +8,11 @@ memory has all but its last tokens.
 
 Working set: sessions take turns, each turn appends to its session; memory holds a fifth of them.
 
+Start: a folder with 100,000 states is opened, asked, and listed.
+
+Cost without hits: prompts that share nothing, at once; wall time until all are answered, CPU time until all copies are
+made, too, and the slowest steps.
+
 Loss: half of the sessions have one prompt, half of them several turns; then the engine ends without storing anything
 more, as `kill -9` ends a server, or stores all, as SIGTERM does, and a new one answers each session's next prompt.
 """
@@ -33,15 +38,19 @@ from benchmarks.measure import Row, ratios
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.percentile import percentile
+from headwater.schedule.step import Step
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.fingerprint import Fingerprint
+from headwater.tiers.names import DIGEST_BYTES, STATE, TAG_BYTES, state_name
+from headwater.tiers.part import Part, Sealer
 from headwater.tiers.redis import RedisStore
 from headwater.tiers.store import Store
 
 KEY = bytes(32)
 SESSIONS, TURNS, GROWS = 10, 4, 256  # sessions; turns of each; tokens that a turn appends
 BEGIN = 1024  # tokens of a session's first prompt
-COLD = 8  # prompts that share nothing
+COLD, ANSWER = 8, 32  # prompts that share nothing; tokens of each answer
+STATES = 100_000  # in a folder
 SMALL_LENGTH = 512
 
 Opened = Callable[[], list[Store]]
@@ -172,6 +181,46 @@ def lost(model: Model, root: Path, rng: random.Random, count: int, begin: int, g
             yield Row(f"after {name}: what is found of sessions of {kind}", "%", shares)
 
 
+def timed_steps(engine: Engine) -> list[float]:
+    """Note the seconds of each step from now on, its planning included."""
+    run, seconds = engine._run, list[float]()
+
+    def noted(step: Step, planning: float) -> None:
+        begun = perf_counter()
+        run(step, planning)
+        seconds.append(planning + perf_counter() - begun)
+
+    engine._run = noted  # type: ignore[method-assign]
+    return seconds
+
+
+def start_up(folder: Path, states: int, repeats: int, rng: random.Random) -> Iterator[Row]:
+    """Yield rows of a folder with so many states, small ones: their content is not read."""
+    names = [state_name([rng.randbytes(DIGEST_BYTES + TAG_BYTES).hex()], 0) for _ in range(states)]
+    sealer, store = Sealer(KEY), DiskStore(folder, None)
+    for name in names:
+        store.put(name, sealer.seal(name, Part(STATE, 0, 1, bytes(4), [b"state"], 1.0)))
+    store.close()
+    opened, asked, listed, read = (list[float]() for _ in range(4))
+    for _ in range(repeats):
+        some, begun = rng.sample(names, min(512, states)), perf_counter()
+        store = DiskStore(folder, None)
+        opened.append(1e3 * (perf_counter() - begun))
+        begun = perf_counter()
+        assert all(store.has(some))
+        asked.append(1e3 * (perf_counter() - begun))
+        assert store.usage().parts == states
+        listed.append(1e3 * (perf_counter() - begun))
+        begun = perf_counter()
+        store.catalog()
+        read.append(1e3 * (perf_counter() - begun))
+        store.close()
+    yield Row(f"a folder with {states:,} states: opened", "ms", opened, "<= 1000")
+    yield Row("512 lookups meanwhile", "ms", asked)
+    yield Row("its files listed, beside the start", "ms", listed)
+    yield Row("its headers read, at the first eviction", "ms", read)
+
+
 def without_hits(model: Model, memory: int, root: Path, repeats: int, length: int, rng: random.Random) -> Iterator[Row]:
     """Yield rows of prompts that share nothing, with a tier that gets each of their checkpoints and without."""
     with ExitStack() as stack:
@@ -181,19 +230,31 @@ def without_hits(model: Model, memory: int, root: Path, repeats: int, length: in
             "through": stack.enter_context(tiered(model, memory, [DiskStore(root / "t", None)])),
         }
 
-        def seconds(engine: Engine) -> float:
-            prompts = [model.prompt(rng, length) for _ in range(COLD)]
-            begun = perf_counter()
-            for asked in [submit(engine, prompt, 16) for prompt in prompts]:
+        spent, slowest = ({name: list[float]() for name in engines} for _ in range(2))  # CPU seconds; milliseconds
+        steps = {name: timed_steps(engine) for name, engine in engines.items()}
+
+        def seconds(name: str) -> float:
+            engine, prompts = engines[name], [model.prompt(rng, length) for _ in range(COLD)]
+            steps[name].clear()
+            begun, computing = perf_counter(), time.process_time()
+            for asked in [submit(engine, prompt, ANSWER) for prompt in prompts]:
                 finished(asked)
             settle(engine)
-            return perf_counter() - begun
+            wall = perf_counter() - begun
+            copied(engine)
+            spent[name].append(time.process_time() - computing)
+            slowest[name].append(1e3 * percentile(steps[name], 99))
+            return wall
 
-        work: dict[str, Callable[[], float]] = {name: partial(seconds, engine) for name, engine in engines.items()}
+        work: dict[str, Callable[[], float]] = {name: partial(seconds, name) for name in engines}
         figures = measure.in_turns(work, repeats)
     yield Row(f"{COLD} cold prompts of {length:,} tokens, no tier", "s", figures["no tier"])
     for name in ("selective", "through"):
         yield Row(f"the same, disk, {name} / no tier", "x", ratios(figures[name], figures["no tier"]), "<= 1.02")
+        cpu = ratios(spent[name][-repeats:], spent["no tier"][-repeats:])
+        yield Row(f"its CPU time with all copies, {name} / no tier", "x", cpu, "<= 1.02")
+    for name in engines:
+        yield Row(f"a step beside copies, p99, {name}", "ms", slowest[name][-repeats:])
 
 
 @contextmanager
@@ -243,6 +304,7 @@ def main() -> None:
             opened["redis"] = lambda: [RedisStore(url, None)]
         rows += working_set(model, opened, memory, rng)
         rows += lost(model, root, rng, *((2, 128, 64) if given.small else (SESSIONS, BEGIN, GROWS)))
+        rows += start_up(root / "many", 300 if given.small else STATES, given.repeats, rng)
         rows += without_hits(model, 1_000_000_000, root, given.repeats, turn, rng)
     measure.report(given, rows, model=given.model.name if given.model else "random", dtype=given.dtype)
 
