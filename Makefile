@@ -125,9 +125,12 @@ train: $(VENV)/.dev
 screenshot: $(VENV)/.dev
 	$(BIN)/python examples/screenshot.py
 
-# random clients against one server: make soak [SOAK=30m] [DTYPE=bfloat16] [WEIGHTS=int4] [THREADS=3] [SPECULATION=ngram]
+# random clients against one server, then against two with a tier, one after the other; TIER=1: those two alone
+# make soak [SOAK=30m] [DTYPE=bfloat16] [WEIGHTS=int4] [THREADS=3] [SPECULATION=ngram] [TIER=1]
+SOAKING = $(BIN)/python -m stress.soak --for $(or $(SOAK),3m)$(if $(DTYPE), --dtype $(DTYPE))$(if $(WEIGHTS), --weights $(WEIGHTS))$(if $(THREADS), --threads $(THREADS))$(if $(SPECULATION), --speculation $(SPECULATION))
 soak: $(VENV)/.dev
-	$(BIN)/python -m stress.soak --for $(or $(SOAK),3m)$(if $(DTYPE), --dtype $(DTYPE))$(if $(WEIGHTS), --weights $(WEIGHTS))$(if $(THREADS), --threads $(THREADS))$(if $(SPECULATION), --speculation $(SPECULATION))$(if $(TIER), --tier)
+	$(if $(TIER),,$(SOAKING))
+	$(SOAKING) --tier
 
 # 10,000 random requests to four engines, with and without drafts and a cache: make four-ways [REQUESTS=500] [FAMILY=nemotron_h]
 four-ways: $(VENV)/.dev

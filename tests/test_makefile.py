@@ -101,4 +101,10 @@ def test_the_soak_gets_its_settings():
     settings = ["SOAK=1m", "DTYPE=bfloat16", "WEIGHTS=int4", "THREADS=3", "SPECULATION=ngram", "TIER=1"]
     done = subprocess.run(["make", "-n", "soak", *settings], cwd=ROOT, capture_output=True, text=True, timeout=60)
     expected = "-m stress.soak --for 1m --dtype bfloat16 --weights int4 --threads 3 --speculation ngram --tier"
-    assert f"{expected}\n" in done.stdout, done.stdout + done.stderr
+    assert re.findall(r"-m stress\.soak.*", done.stdout) == [expected], done.stdout + done.stderr
+
+
+def test_a_soak_has_a_part_with_tiers():
+    done = subprocess.run(["make", "-n", "soak"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    both = ["-m stress.soak --for 3m", "-m stress.soak --for 3m --tier"]
+    assert re.findall(r"-m stress\.soak.*", done.stdout) == both, done.stdout + done.stderr
