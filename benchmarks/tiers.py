@@ -1,6 +1,7 @@
 """Tiers: a long session after a restart, a working set of several times the memory, and the cost where nothing hits.
 
     python -m benchmarks.tiers [--model FOLDER] [--dtype bfloat16] [--length 32768] [--folder /tmp] [--small]
+        [--parts restart working_set loss start cost]
 
 Restart: a prompt is computed and stored (write-through), then a new engine over the same folder answers it with one
 token more, with its files out of the page cache and in it. Beside it: reading the same files whole, and the prompt if
@@ -39,6 +40,7 @@ from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.percentile import percentile
 from headwater.schedule.step import Step
+from headwater.spec import ModelSpec
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import DIGEST_BYTES, STATE, TAG_BYTES, state_name
@@ -51,6 +53,7 @@ SESSIONS, TURNS, GROWS = 10, 4, 256  # sessions; turns of each; tokens that a tu
 BEGIN = 1024  # tokens of a session's first prompt
 COLD, ANSWER = 8, 32  # prompts that share nothing; tokens of each answer
 STATES = 100_000  # in a folder
+PARTS = "restart", "working_set", "loss", "start", "cost"
 SMALL_LENGTH = 512
 
 Opened = Callable[[], list[Store]]
@@ -127,6 +130,12 @@ def restart(model: Model, length: int, root: Path, repeats: int, rng: random.Ran
         yield Row(f"reading the files, {place}", "ms", reads)
         least = [read + percentile(suffix, 50) for read in reads]
         yield Row(f"after a restart / (reading and suffix), {place}", "x", ratios(times, least), "<= 1.2")
+
+
+def memory_of_a_fifth(spec: ModelSpec) -> int:
+    """Return the bytes of memory for a fifth of the working set, and for what runs."""
+    of_a_session = (BEGIN + TURNS * GROWS) // 64 + 2 * TURNS * spec.checkpoint_pages
+    return (SESSIONS * of_a_session // 5 + 26 * spec.checkpoint_pages // 25 + 64) * spec.page_bytes
 
 
 def working_set(model: Model, opened: dict[str, Opened], memory: int, rng: random.Random) -> Iterator[Row]:
@@ -283,29 +292,26 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="where the disk tier is; without it, the system's for temporary files"
     )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="questions to answer; all of them")
     given = measure.prepared(parser)
-    rng, rows = random.Random(given.seed), list[Row]()
+    rng, repeats = random.Random(given.seed), given.repeats
     length, turn = (SMALL_LENGTH, 128) if given.small else (given.length, 2048)
+    sessions = (2, 128, 64) if given.small else (SESSIONS, BEGIN, GROWS)
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=given.folder)))
-        folder = given.model or stack.enter_context(bench_checkpoint())
-        model = Model(folder, given.dtype)
+        model = Model(given.model or stack.enter_context(bench_checkpoint()), given.dtype)
         url = stack.enter_context(redis(root))
-        rows += restart(model, length, root, given.repeats, rng)
-        spec = model.loaded.spec
-        states = 2 * TURNS * spec.checkpoint_pages
-        memory = SESSIONS * ((BEGIN + TURNS * GROWS) // 64 + states) * spec.page_bytes // 5
-        memory += 26 * spec.checkpoint_pages * spec.page_bytes // 25 + 64 * spec.page_bytes
-        opened: dict[str, Opened] = {
-            "no tier": list,
-            "disk": lambda: [DiskStore(root / "set", None)],
-        }
+        opened: dict[str, Opened] = {"no tier": list, "disk": lambda: [DiskStore(root / "set", None)]}
         if url is not None:
             opened["redis"] = lambda: [RedisStore(url, None)]
-        rows += working_set(model, opened, memory, rng)
-        rows += lost(model, root, rng, *((2, 128, 64) if given.small else (SESSIONS, BEGIN, GROWS)))
-        rows += start_up(root / "many", 300 if given.small else STATES, given.repeats, rng)
-        rows += without_hits(model, 1_000_000_000, root, given.repeats, turn, rng)
+        parts = (
+            lambda: restart(model, length, root, repeats, rng),
+            lambda: working_set(model, opened, memory_of_a_fifth(model.loaded.spec), rng),
+            lambda: lost(model, root, rng, *sessions),
+            lambda: start_up(root / "many", 300 if given.small else STATES, repeats, rng),
+            lambda: without_hits(model, 1_000_000_000, root, repeats, turn, rng),
+        )
+        rows = [row for name, part in zip(PARTS, parts, strict=True) if name in given.parts for row in part()]
     measure.report(given, rows, model=given.model.name if given.model else "random", dtype=given.dtype)
 
 
