@@ -1,11 +1,14 @@
 """Tiers: a long session after a restart, a working set of several times the memory, and the cost where nothing hits.
 
     python -m benchmarks.tiers [--model FOLDER] [--dtype bfloat16] [--length 32768] [--folder /tmp] [--small]
-        [--parts restart working_set loss start cost]
+        [--parts restart choice working_set loss start cost]
 
 Restart: a prompt is computed and stored (write-through), then a new engine over the same folder answers it with one
 token more, with its files out of the page cache and in it. Beside it: reading the same files whole, and the prompt if
 memory has all but its last tokens.
+
+Choice: short prompts that are stored are answered by a new engine that loads them if reading is expected to take less
+time than computing, one that always loads, and one that never does.
 
 Working set: sessions take turns, each turn appends to its session; memory holds a fifth of them.
 
@@ -27,7 +30,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -53,10 +56,12 @@ SESSIONS, TURNS, GROWS = 10, 4, 256  # sessions; turns of each; tokens that a tu
 BEGIN = 1024  # tokens of a session's first prompt
 COLD, ANSWER = 8, 32  # prompts that share nothing; tokens of each answer
 STATES = 100_000  # in a folder
-PARTS = "restart", "working_set", "loss", "start", "cost"
+PARTS = "restart", "choice", "working_set", "loss", "start", "cost"
+RULES = "by time", "always", "never"  # when a stored prompt is loaded
 SMALL_LENGTH = 512
 
 Opened = Callable[[], list[Store]]
+Rows = Iterator[Row]
 
 
 @contextmanager
@@ -98,7 +103,7 @@ def read_all(folder: Path) -> tuple[int, float]:
     return size, perf_counter() - begun
 
 
-def restart(model: Model, length: int, root: Path, repeats: int, rng: random.Random) -> Iterator[Row]:
+def restart(model: Model, length: int, root: Path, repeats: int, rng: random.Random) -> Rows:
     """Yield rows of a long prompt after a restart."""
     prompt, tail = model.prompt(rng, length), model.prompt(rng, 1)
     page_bytes = model.loaded.spec.page_bytes
@@ -132,13 +137,40 @@ def restart(model: Model, length: int, root: Path, repeats: int, rng: random.Ran
         yield Row(f"after a restart / (reading and suffix), {place}", "x", ratios(times, least), "<= 1.2")
 
 
+def choices(model: Model, memory: int, root: Path, repeats: int, lengths: Sequence[int], rng: random.Random) -> Rows:
+    """Yield rows of stored prompts after a restart: loaded if that is expected to win, always, and never."""
+    tail, prompts = model.prompt(rng, 1), {length: model.prompt(rng, length) for length in lengths}
+    with tiered(model, memory, [DiskStore(root / "choice", None)]) as engine:
+        for prompt in prompts.values():
+            ask(engine, prompt)
+    for length, prompt in prompts.items():
+        ttft = {rule: list[float]() for rule in RULES}
+        loaded = list[float]()
+        for repeat in range(repeats):
+            for rule in (*RULES[repeat % 3 :], *RULES[: repeat % 3]):
+                with tiered(model, memory, [DiskStore(root / "choice", None)], through=False) as engine:
+                    ask(engine, model.prompt(rng, length))  # what computing takes is known then
+                    if rule != "by time":
+                        per_token = 1.0 if rule == "always" else 0.0
+                        engine.scheduler.tiers.prefill_seconds = lambda n, per_token=per_token: n * per_token  # type: ignore[attr-defined]
+                    asked = ask(engine, [*prompt, *tail])
+                ttft[rule].append(1e3 * asked.ttft)
+                if rule == "by time" and asked.account is not None:
+                    loaded.append(100 * asked.account.loaded_tokens / length)
+        for rule, times in ttft.items():
+            yield Row(f"{length:,} stored tokens, loaded {rule}: TTFT", "ms", times)
+        better = [min(pair) for pair in zip(ttft["always"], ttft["never"], strict=True)]
+        yield Row(f"{length:,} stored tokens, by time / the better one", "x", ratios(ttft["by time"], better), "<= 1.2")
+        yield Row(f"{length:,} stored tokens, by time: loaded", "%", loaded)
+
+
 def memory_of_a_fifth(spec: ModelSpec) -> int:
     """Return the bytes of memory for a fifth of the working set, and for what runs."""
     of_a_session = (BEGIN + TURNS * GROWS) // 64 + 2 * TURNS * spec.checkpoint_pages
     return (SESSIONS * of_a_session // 5 + 26 * spec.checkpoint_pages // 25 + 64) * spec.page_bytes
 
 
-def working_set(model: Model, opened: dict[str, Opened], memory: int, rng: random.Random) -> Iterator[Row]:
+def working_set(model: Model, opened: dict[str, Opened], memory: int, rng: random.Random) -> Rows:
     """Yield rows of sessions that memory holds a part of."""
     sessions = [model.prompt(rng, BEGIN) for _ in range(SESSIONS)]
     turns = [[model.prompt(rng, GROWS) for _ in range(SESSIONS)] for _ in range(TURNS)]
@@ -159,7 +191,7 @@ def working_set(model: Model, opened: dict[str, Opened], memory: int, rng: rando
             yield Row(f"working set of 5 x memory, {name}: TTFT, p{percent}", "ms", [percentile(ttft, percent)])
 
 
-def lost(model: Model, root: Path, rng: random.Random, count: int, begin: int, grows: int) -> Iterator[Row]:
+def lost(model: Model, root: Path, rng: random.Random, count: int, begin: int, grows: int) -> Rows:
     """Yield rows of what a new engine finds of `count` sessions after the end of another; memory holds all of them."""
     ends = {
         "selective, kill -9": (False, False),
@@ -203,7 +235,7 @@ def timed_steps(engine: Engine) -> list[float]:
     return seconds
 
 
-def start_up(folder: Path, states: int, repeats: int, rng: random.Random) -> Iterator[Row]:
+def start_up(folder: Path, states: int, repeats: int, rng: random.Random) -> Rows:
     """Yield rows of a folder with so many states, small ones: their content is not read."""
     names = [state_name([rng.randbytes(DIGEST_BYTES + TAG_BYTES).hex()], 0) for _ in range(states)]
     sealer, store = Sealer(KEY), DiskStore(folder, None)
@@ -230,7 +262,7 @@ def start_up(folder: Path, states: int, repeats: int, rng: random.Random) -> Ite
     yield Row("its headers read, at the first eviction", "ms", read)
 
 
-def without_hits(model: Model, memory: int, root: Path, repeats: int, length: int, rng: random.Random) -> Iterator[Row]:
+def without_hits(model: Model, memory: int, root: Path, repeats: int, length: int, rng: random.Random) -> Rows:
     """Yield rows of prompts that share nothing, with a tier that gets each of their checkpoints and without."""
     with ExitStack() as stack:
         engines = {
@@ -306,6 +338,7 @@ def main() -> None:
             opened["redis"] = lambda: [RedisStore(url, None)]
         parts = (
             lambda: restart(model, length, root, repeats, rng),
+            lambda: choices(model, 1_000_000_000, root, repeats, (128,) if given.small else (128, 512, 2048), rng),
             lambda: working_set(model, opened, memory_of_a_fifth(model.loaded.spec), rng),
             lambda: lost(model, root, rng, *sessions),
             lambda: start_up(root / "many", 300 if given.small else STATES, repeats, rng),
