@@ -164,16 +164,19 @@ def choices(model: Model, memory: int, root: Path, repeats: int, lengths: Sequen
         yield Row(f"{length:,} stored tokens, by time: loaded", "%", loaded)
 
 
-def memory_of_a_fifth(spec: ModelSpec) -> int:
-    """Return the bytes of memory for a fifth of the working set, and for what runs."""
-    of_a_session = (BEGIN + TURNS * GROWS) // 64 + 2 * TURNS * spec.checkpoint_pages
-    return (SESSIONS * of_a_session // 5 + 26 * spec.checkpoint_pages // 25 + 64) * spec.page_bytes
+def memory_of_a_fifth(spec: ModelSpec, count: int, tokens: int) -> int:
+    """Return the bytes of memory for a fifth of `count` sessions of `tokens` tokens, and for what runs."""
+    of_a_session = tokens // 64 + 2 * TURNS * spec.checkpoint_pages
+    return (count * of_a_session // 5 + 26 * spec.checkpoint_pages // 25 + 64) * spec.page_bytes
 
 
-def working_set(model: Model, opened: dict[str, Opened], memory: int, rng: random.Random) -> Rows:
-    """Yield rows of sessions that memory holds a part of."""
-    sessions = [model.prompt(rng, BEGIN) for _ in range(SESSIONS)]
-    turns = [[model.prompt(rng, GROWS) for _ in range(SESSIONS)] for _ in range(TURNS)]
+def working_set(
+    model: Model, opened: dict[str, Opened], rng: random.Random, count: int, begin: int, grows: int
+) -> Rows:
+    """Yield rows of `count` sessions that memory holds a fifth of."""
+    memory = memory_of_a_fifth(model.loaded.spec, count, begin + TURNS * grows)
+    sessions = [model.prompt(rng, begin) for _ in range(count)]
+    turns = [[model.prompt(rng, grows) for _ in range(count)] for _ in range(TURNS)]
     for name, open_stores in opened.items():
         with tiered(model, memory, open_stores()) as engine:
             prompts = [list(session) for session in sessions]
@@ -182,7 +185,7 @@ def working_set(model: Model, opened: dict[str, Opened], memory: int, rng: rando
                 for prompt, more in zip(prompts, turn, strict=True):
                     prompt += more
                     asked.append(ask(engine, prompt))
-        later = [one for one in asked[SESSIONS:] if one.account is not None]
+        later = [one for one in asked[count:] if one.account is not None]
         tokens = sum(one.account.prompt_tokens for one in later if one.account)
         hits = sum(one.account.cached_tokens for one in later if one.account)
         ttft = [1e3 * one.ttft for one in later]
@@ -328,7 +331,7 @@ def main() -> None:
     given = measure.prepared(parser)
     rng, repeats = random.Random(given.seed), given.repeats
     length, turn = (SMALL_LENGTH, 128) if given.small else (given.length, 2048)
-    sessions = (2, 128, 64) if given.small else (SESSIONS, BEGIN, GROWS)
+    sessions = (5, 128, 64) if given.small else (SESSIONS, BEGIN, GROWS)
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=given.folder)))
         model = Model(given.model or stack.enter_context(bench_checkpoint()), given.dtype)
@@ -339,7 +342,7 @@ def main() -> None:
         parts = (
             lambda: restart(model, length, root, repeats, rng),
             lambda: choices(model, 1_000_000_000, root, repeats, (128,) if given.small else (128, 512, 2048), rng),
-            lambda: working_set(model, opened, memory_of_a_fifth(model.loaded.spec), rng),
+            lambda: working_set(model, opened, rng, *sessions),
             lambda: lost(model, root, rng, *sessions),
             lambda: start_up(root / "many", 300 if given.small else STATES, repeats, rng),
             lambda: without_hits(model, 1_000_000_000, root, repeats, turn, rng),
