@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from headwater.account import TierOutcome
+from headwater.config import ServeConfig
 from headwater.request import Fidelity, Span
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.store import Store
@@ -17,7 +18,7 @@ from tests.engine.test_tier_io import Broken, outcomes
 from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import Make, Rig, words
 from tests.exactness.test_tier_segments import DOCUMENTS, INTERIORS, LEAD, OFF, QUESTION, ask, built, submit
-from tests.exactness.test_tiers import copied, server
+from tests.exactness.test_tiers import AMPLE, KEY, OWN, copied, server
 
 MADE = sum(len(document) - 8 for document in DOCUMENTS)
 
@@ -117,6 +118,25 @@ def test_a_store_that_does_not_answer_is_not_waited_for(make: Make, store, first
         )
     assert again.account.tier_outcome == TierOutcome.SLOW
     assert again.same_bits(first)
+
+
+def test_what_is_stored_of_a_segment_depends_on_nothing_that_its_pages_held_before(make: Make) -> None:
+    """Its last page of KV is not full: the rest may be of another tenant, and must not get into a store."""
+    contents = []
+    for before in (0x00, 0xFF):
+        store = SegmentsAlone()
+        rig = make(AMPLE + 12 * make.checkpoint_pages)
+        rig.engine.use_tiers([store], KEY, OWN, ServeConfig(tier=("disk:unused",), tier_store="through"))
+        rig.engine.scheduler.tiers.prefill_seconds = lambda tokens: 1.0 * tokens
+        rig.engine.runner.arena.pages.fill_(before)
+        with rig:
+            answer = ask(rig)
+            copied(rig)
+        contents.append((store._content, answer))
+    (zeroed, one), (poisoned, other) = contents
+    assert len(zeroed) == 3
+    assert zeroed == poisoned
+    assert one.same_bits(other)
 
 
 def test_requests_for_one_segment_wait_for_one_load(make: Make, store, first) -> None:

@@ -40,6 +40,8 @@ class SegmentRunner:
             if leg.plan.build is not None and leg.plan.start == 0:
                 self.model.identities(self.transitions, leg.slot)
                 self.states.zero(self.slots + leg.slot)
+                for page in leg.plan.table[-1:]:  # it is not filled, and segments are stored with whole pages
+                    self.arena.pages[page].zero_()
             for part in leg.plan.composed:
                 tables = self._table(part.table), self._table(leg.plan.table)
                 self.model.place(self.arena, *tables, part.start, part.end, part.at)
