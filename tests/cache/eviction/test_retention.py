@@ -178,7 +178,7 @@ def test_a_namespace_gives_up_no_checkpoint_for_what_another_retains(seed: int, 
             assert victim == without
 
 
-@pytest.mark.parametrize("name", sorted(set(EVICTION) - {"headwater", "clairvoyant"}))
+@pytest.mark.parametrize("name", sorted(set(EVICTION) - {"headwater", "guard", "clairvoyant"}))
 def test_other_policies_ignore_a_time_to_live(name: str) -> None:
     dumps = []
     for hints in ((), (Retention(8, 300.0),)):

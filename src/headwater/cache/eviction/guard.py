@@ -87,9 +87,10 @@ class Guard(Headwater):
         lacking = view(self._holders) >> self._shadows.best & 1 == 0
         if leaves:
             lacking &= view(kept.traits) & 1 == 1
-        if kept.until:
-            lacking &= view(kept.until) <= self.clock()
-        return kept.lowest_allowed(now, lacking) or super().lowest(leaves, now)
+        lowest = kept.lowest_allowed(now, lacking)
+        if lowest is None:
+            return super().lowest(leaves, now)
+        return kept.unless_retained(lowest, now, leaves, self.clock())
 
 
 def split_experts(text: str) -> tuple[str, ...]:

@@ -113,7 +113,11 @@ class Candidates(Rows):
             lowest = self._first(self.scores(now, self._leaves() if leaves else None))
         else:
             lowest = min((self._ranked[-1], *self._changed[:1]))[-1]
-        if lowest is None or not self.until or self.until[self.row[lowest]] <= second:
+        return None if lowest is None else self.unless_retained(lowest, now, leaves, second)
+
+    def unless_retained(self, lowest: Node, now: int, leaves: bool, second: float) -> Node:
+        """Return the node, or if it is retained the lowest of its namespace that is not, if there is one."""
+        if not self.until or self.until[self.row[lowest]] <= second:
             return lowest
         others = (view(self.root) == self.root[self.row[lowest]]) & (view(self.until) <= second)
         return self._first(self.scores(now, others & self._leaves() if leaves else others)) or lowest
