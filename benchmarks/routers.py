@@ -308,8 +308,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    out = given.out or (OUT_PULLS if given.pulls else OUT)
-    prepare_outputs(out)
+    prepare_outputs(out := given.out or (OUT_PULLS if given.pulls else OUT))
     counts, seeds = ([2], 2) if given.small else (given.workers, given.seeds)
     cells: list[dict[str, Any]] = []
     for workers in counts:

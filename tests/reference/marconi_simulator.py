@@ -98,8 +98,8 @@ class Published(FlopAware):
             self.settle()
             if not nodes:
                 return
-            recency = minmax(1 / (now - self._kept.time[: len(nodes)]))
-            score = self.alpha * minmax(self._kept.value[: len(nodes)]) + recency
+            recency = minmax(1 / (now - np.asarray(self._kept.time)))
+            score = self.alpha * minmax(np.asarray(self._kept.value)) + recency
             yield min((nodes[row] for row in np.flatnonzero(score == score.min())), key=place)
 
 
