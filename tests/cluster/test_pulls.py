@@ -14,6 +14,7 @@ from headwater.account import TierOutcome
 from headwater.cluster import peer_memory
 from headwater.cluster.curve import CurveClient, KeyPair
 from headwater.cluster.part_messages import Find, encode, found
+from headwater.cluster.peer_memory import Offered, PeerMemory
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.sockets import PLAIN, Contact, opened
 from headwater.cluster.wire import Peer
@@ -272,3 +273,22 @@ def test_pulled_prefixes_of_every_family(load, same_bits_as_without_a_cache, fam
     assert again.account.loaded_tokens == again.account.cached_tokens == END
     assert turn.account.cached_tokens >= END
     assert all(same_bits_as_without_a_cache(make, [first, again, turn]))
+
+
+def test_an_answer_takes_the_place_of_an_earlier_one_to_the_same_prompt() -> None:
+    memory = PeerMemory(b"own", PLAIN)
+    memory.know([Peer(b"other", Contact("tcp://other", b""))])
+    channel = memory._channels[b"other"]
+    for names in (["state at 2", "run"], ["state at 1", "run"]):
+        memory._note(Offered(channel, "", b"prompt", 2), names)
+    memory._note(Offered(channel, "", b"prompt, longer", 2), ["run"])
+    assert memory.has(["state at 2", "state at 1", "run"]) == [False, True, True]
+    assert len(memory._offered) == 2
+
+
+def test_a_closed_memory_takes_no_worker_any_more() -> None:
+    memory = PeerMemory(b"own", PLAIN)
+    memory.know([Peer(b"other", Contact("tcp://other", b""))])
+    memory.close()
+    memory.know([Peer(b"late", Contact("tcp://late", b""))])
+    assert not memory._channels

@@ -282,10 +282,13 @@ def test_of_two_writers_of_one_name_one_wins_whole(make: Make) -> None:
 def test_a_folder_that_cannot_be_written_is_opened_and_read(
     error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headwater.tiers.disk import DiskStore
+    from headwater.tiers.disk import UNFINISHED, DiskStore
 
     names = put(DiskStore(tmp_path, None), session(key_of("read only", 8), (8,)))
     (tmp_path / ".lock").unlink()
+    for folder in (path for path in tmp_path.iterdir() if path.is_dir()):
+        (folder / f"{UNFINISHED}old").touch()
+        os.utime(folder / f"{UNFINISHED}old", (0, 0))
     opens = os.open
 
     def refuses(path: object, flags: int, *mode: int, **more: object) -> int:
@@ -293,7 +296,11 @@ def test_a_folder_that_cannot_be_written_is_opened_and_read(
             raise OSError(error, os.strerror(error))
         return opens(path, flags, *mode, **more)  # type: ignore[arg-type]
 
+    def keeps(path: object) -> None:
+        raise OSError(error, os.strerror(error))
+
     monkeypatch.setattr(os, "open", refuses)
+    monkeypatch.setattr(os, "unlink", keeps)
     store = DiskStore(tmp_path, LIMIT)
     assert store.usage().parts == len(names)
     assert all(SEALER.unseal(name, store.get(name)).bytes for name in names)

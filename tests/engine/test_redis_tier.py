@@ -6,6 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 
@@ -83,6 +84,18 @@ def test_a_part_that_redis_has_evicted_in_part_is_gone(make, tmp_path) -> None:
             again = [rig.ask(prompt) for prompt in prompts]
     assert [answer.account.loaded_tokens > 0 for answer in again] == [False] * 6 + [True] * 6
     assert alike(make, prompts * 2, answers + again)
+
+
+def test_a_manifest_that_is_none_costs_its_part_where_redis_takes_no_writes(tmp_path, monkeypatch) -> None:
+    with redis_server(tmp_path) as redis:
+        store = RedisStore(redis.url, None)
+        store.put("sabc", [b"content"])
+        store._client.set(store._manifest("sdef"), b"none")
+        refuse = Mock(side_effect=store._redis.ReadOnlyError("You can't write against a read only replica."))
+        monkeypatch.setattr(store, "_delete", refuse)
+        assert store.get("sdef") is None
+        assert bytes(store.get("sabc") or b"") == b"content"
+        refuse.assert_called_once()
 
 
 def test_redis_that_evicts_keys_by_itself_changes_no_answer(make, tmp_path) -> None:

@@ -112,11 +112,17 @@ class PeerMemory:
         self._channels: dict[bytes, Channel] = {}
         self._offered: dict[str, Offered] = {}  # by name of the part
         self._prompts: dict[tuple[str, bytes], list[str]] = {}  # names, by namespace and key, in order of questions
-        self._lock = threading.Lock()
+        self._closed = False
+        self._lock = threading.Lock()  # of all of these
 
     def know(self, peers: Iterable[Peer]) -> None:
-        """Take these workers for the pool; others have left."""
+        """Take these workers for the pool; others have left. Once closed, there are none."""
         wanted = {peer.incarnation: peer for peer in peers if peer.incarnation != self._own}
+        with self._lock:
+            if not self._closed:
+                self._take(wanted)
+
+    def _take(self, wanted: dict[bytes, Peer]) -> None:
         for incarnation in [known for known in self._channels if known not in wanted]:
             self._channels.pop(incarnation).close()
         for incarnation, peer in wanted.items():
@@ -143,16 +149,19 @@ class PeerMemory:
 
     def _note(self, offered: Offered, names: list[str]) -> None:
         """Note parts; those of the oldest prompts are forgotten."""
+        prompt = offered.namespace, offered.key
         with self._lock:
-            self._prompts.pop((offered.namespace, offered.key), None)
-            self._prompts[offered.namespace, offered.key] = names
+            self._forget_prompt(prompt)
+            self._prompts[prompt] = names
             self._offered |= dict.fromkeys(names, offered)
             while len(self._prompts) > MOST_PROMPTS:
-                prompt = next(iter(self._prompts))
-                for name in self._prompts.pop(prompt):
-                    one = self._offered.get(name)
-                    if one is not None and (one.namespace, one.key) == prompt:
-                        del self._offered[name]
+                self._forget_prompt(next(iter(self._prompts)))
+
+    def _forget_prompt(self, prompt: tuple[str, bytes]) -> None:
+        for name in self._prompts.pop(prompt, ()):
+            one = self._offered.get(name)
+            if one is not None and (one.namespace, one.key) == prompt:
+                del self._offered[name]
 
     def has(self, names: Sequence[str]) -> list[bool]:
         return [self._of(name) is not None for name in names]
@@ -212,4 +221,6 @@ class PeerMemory:
 
     def close(self) -> None:
         """Leave all peers."""
-        self.know(())
+        with self._lock:
+            self._closed = True
+            self._take({})

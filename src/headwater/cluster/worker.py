@@ -182,7 +182,7 @@ class Worker:
                 self._cancel(Task(router, message.request, message.attempt))
             elif isinstance(message, Members):
                 self._members[router] = message.peers
-                self._know({peer for peers in self._members.values() for peer in peers})
+                self._tell_known()
             else:
                 assert isinstance(message, Ping)
 
@@ -223,8 +223,16 @@ class Worker:
     def _forget_silent(self, now: float) -> None:
         for router in [router for router, heard in self._heard.items() if now - heard > self._router_timeout]:
             del self._heard[router]
-            self._members.pop(router, None)
+            if self._members.pop(router, None) is not None:
+                self._tell_known()
             self._cancel_all(router)
+
+    def _tell_known(self) -> None:
+        """Say which workers the routers name; what is wrong with one of them does not end this thread."""
+        try:
+            self._know({peer for peers in self._members.values() for peer in peers})
+        except Exception:
+            log.exception("workers that a router named cannot be taken for the pool")
 
     def _cancel_all(self, router: bytes) -> None:
         for task in [task for task in self._tasks if task.router == router]:

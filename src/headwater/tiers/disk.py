@@ -181,7 +181,8 @@ class DiskStore:
                     found = file.stat()
                     if file.name.startswith(UNFINISHED):
                         if now - found.st_mtime > OLD:
-                            os.unlink(file.path)
+                            with suppress(OSError):  # not in a folder that is only read
+                                os.unlink(file.path)
                         continue
                     known = self._catalog.entries.get(file.name)
                     entry = Entry(found.st_size, found.st_mtime, -1.0, "")

@@ -119,7 +119,7 @@ class RedisStore:
                 return None
             found = _read_manifest(manifest)
             if found is None:
-                self._delete(name)
+                self._drop(name)
                 return None
             upload, pieces, size = found
             if size != (size if expected is None else expected):
@@ -131,13 +131,18 @@ class RedisStore:
                     pipe.get(self._piece(upload, number))
                 for piece in pipe.execute():
                     if piece is None or at + len(piece) > size:
-                        self._delete(name)
+                        self._drop(name)
                         return None
                     content[at : at + len(piece)] = piece
                     at += len(piece)
             with suppress(self._redis.RedisError):  # a server that takes no writes serves
                 self._client.zadd(self._shared[1], {name: self._clock()}, xx=True)
             return memoryview(content)[:at]
+
+    def _drop(self, name: str) -> None:
+        """Delete a part that is not whole, if the server takes writes."""
+        with suppress(self._redis.RedisError):
+            self._delete(name)
 
     def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:
         size = sum(map(len, pieces))
