@@ -20,7 +20,8 @@ from statistics import mean
 from benchmarks import measure
 from benchmarks.cells import Cell, read_cells
 from benchmarks.grid import SIZED_BY, SMALL, seeds_of
-from headwater.cache.eviction.guard import EXPERTS, split_experts
+from headwater.cache.eviction.guard import EXPERTS
+from headwater.cache.spelling import split
 from headwater.cli.common import prepare_outputs
 from headwater.lab.replay import replay
 from headwater.lab.size import Sizing
@@ -53,7 +54,7 @@ def rates(cell: Cell, windows: Sequence[int], data: Path) -> Rates:
         return [outcome.resumed_at for outcome in result.outcomes]
 
     percent = 100 / sum(request.prompt_tokens for request in trace.requests)
-    policies = [run(policy) for policy in split_experts(EXPERTS)]
+    policies = [run(policy) for policy in split(EXPERTS)]
     ours = percent * sum(policies[0])
     found = {"headwater": ours, "best in hindsight": percent * max(map(sum, policies)) - ours}
     found["guard"] = percent * sum(run("guard")) - ours

@@ -19,6 +19,18 @@ def classes(package: str, names: Mapping[str, str]) -> dict[str, Any]:
     return {file: getattr(import_module(f"{package}.{file}"), name) for file, name in names.items()}
 
 
+def split(spellings: str) -> tuple[str, ...]:
+    """Split a list at its commas outside brackets: `lru, seglen(w=0.5, single_child=False)`."""
+    parts, depth = [""], 0
+    for letter in spellings:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return tuple(part.strip() for part in parts)
+
+
 def build(kind: str, spelling: str, table: Mapping[str, Callable[..., T]]) -> T:
     """Build the policy of `table` that `spelling` names. Raises ConfigError for an unknown name or a wrong option."""
     name, bracket, rest = spelling.strip().partition("(")

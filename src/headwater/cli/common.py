@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from typer import Option
 
 from headwater import machine
+from headwater.cache.spelling import split
 from headwater.cache_folder import write_whole
 from headwater.config import SETTINGS
 from headwater.errors import ConfigError
@@ -97,17 +98,11 @@ def policies_for(placement: str | None, eviction: str | None, recorded: Served |
 
 
 def choices(text: str, of: Callable[[str], T]) -> list[T]:
-    """Split a list at its commas outside brackets: `lru,seglen(w=0.5, single_child=False)`."""
-    items, depth = [""], 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and not depth:
-            items.append("")
-        else:
-            items[-1] += letter
-    if not all(item.strip() for item in items):
+    """Read a list of choices with commas between them; those within brackets do not count."""
+    items = split(text)
+    if not all(items):
         raise ConfigError(f"{text!r} is no list of choices: one of them is empty")
-    return [of(item.strip()) for item in items]
+    return [of(item) for item in items]
 
 
 def formats(costs: ModelCosts) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Protocol
 import zmq
 
 from headwater.cluster.part_messages import Find, Found, Get, encode, question
-from headwater.cluster.sockets import Contact, Server, Waker, opened
+from headwater.cluster.sockets import Server, Waker, bound
 from headwater.cluster.wire import WireError
 from headwater.tiers.part import Buffer
 
@@ -34,13 +34,7 @@ class PartServer:
     def __init__(self, parts: Parts, incarnation: bytes, address: str, server: Server) -> None:
         """Bind to an address such as tcp://127.0.0.1:*. `server`: security of the socket. Raises zmq.ZMQError."""
         self._parts, self._incarnation = parts, incarnation
-        self._socket = opened(zmq.ROUTER)
-        try:
-            server.bind(self._socket, address)
-        except zmq.ZMQError:
-            self._socket.close()
-            raise
-        self.contact = Contact(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"), server.public)
+        self._socket, self.contact = bound(server, address)
         self._closing = False
         self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="headwater-parts", daemon=True)

@@ -86,6 +86,17 @@ def opened(kind: int, sends: int = 0, receives: int = 0) -> zmq.Socket[bytes]:
     return socket
 
 
+def bound(server: Server, address: str) -> tuple[zmq.Socket[bytes], Contact]:
+    """Return a socket that answers at an address such as tcp://127.0.0.1:*, and its contact. Raises zmq.ZMQError."""
+    socket = opened(zmq.ROUTER)
+    try:
+        server.bind(socket, address)
+    except zmq.ZMQError:
+        socket.close()
+        raise
+    return socket, Contact(socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"), server.public)
+
+
 class Waker:
     """Pair of sockets by which other threads wake one that polls. `fileno` is for the poller."""
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import zmq
 
-from headwater.cluster.sockets import PLAIN, Contact, Server, Waker, opened
+from headwater.cluster.sockets import PLAIN, Server, Waker, bound
 from headwater.cluster.wire import (
     Answered,
     Batch,
@@ -100,14 +100,8 @@ class Worker:
         self._engine, self._info, self._incarnation = engine, info, incarnation
         self._router_timeout, self._know = router_timeout, know
         self._members: dict[bytes, tuple[Peer, ...]] = {}  # as each router says
-        self._socket = opened(zmq.ROUTER)
+        self._socket, self.contact = bound(server, address)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a router that connects again is the same router
-        try:
-            server.bind(self._socket, address)
-        except zmq.ZMQError:
-            self._socket.close()
-            raise
-        self.contact = Contact(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"), server.public)
         self._heard: dict[bytes, float] = {}  # routers, and when each was heard last
         self._tasks: dict[Task, int | None] = {}  # the engine's ids of open requests; None: it is being submitted
         self._lock = threading.Lock()  # of `_tasks`

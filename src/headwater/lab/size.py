@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +18,7 @@ from headwater.lab.replay import run_grid
 from headwater.lab.replayed import OneByOne
 from headwater.lab.sample import Estimate, Sampled, estimate, groups, parts
 from headwater.lab.setup import Setup
-from headwater.traces.arrivals import Arrivals, in_order
+from headwater.traces.arrivals import Arrivals, TimedArrivals, in_order
 from headwater.traces.request import Request, Trace
 
 BOUND = 0.01  # of the hit rate: how far off an estimate may be
@@ -272,28 +271,9 @@ class Sizing:
             requests = tuple(request for _, request in order)
             self.replayed_tokens += len(todo) * sum(request.prompt_tokens for request in requests)
             trace, setups = replace(self.trace, requests=requests), [replace(self.setup, memory=size) for size in todo]
-            for number, result in run_grid(trace, setups, lambda _: Played(order), jobs=self.sampling.jobs):
+            for number, result in run_grid(trace, setups, lambda _: TimedArrivals(order), jobs=self.sampling.jobs):
                 self._journal.add(f"{part}, {todo[number]}", result.row.hit_tokens)
         return [self._journal[f"{part}, {memory}"] for memory in memories]
-
-
-class Played:
-    """Arrivals at fixed times, whatever the answers' times."""
-
-    def __init__(self, order: Order) -> None:
-        self._coming = deque(order)
-
-    def __len__(self) -> int:
-        return len(self._coming)
-
-    def due(self) -> float | None:
-        return self._coming[0][0] if self._coming else None
-
-    def take(self) -> Request:
-        return self._coming.popleft()[1]
-
-    def answered(self, request: Request, now: float) -> None:
-        """Ignore the answer: no later arrival depends on it."""
 
 
 # -- advice --------------------------------------------------------------------

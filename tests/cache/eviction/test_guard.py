@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from headwater.cache import PrefixCache
-from headwater.cache.eviction.guard import Guard, split_experts
+from headwater.cache.eviction.guard import Guard
 from headwater.cache.eviction.headwater import Headwater
 from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.cache.shadows import Shadow, Shadows, prefix_ids
+from headwater.cache.spelling import split
 from headwater.errors import ConfigError
 from headwater.plan import Draft
 from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, dump, key_of, words
@@ -216,7 +217,7 @@ def test_bits_of_holders_are_those_of_the_shadows() -> None:
 
 
 def test_policies_are_joined_by_commas_outside_of_brackets() -> None:
-    assert split_experts("lru, flop_aware(2.0, parent='immediate'),gdsf") == (
+    assert split("lru, flop_aware(2.0, parent='immediate'),gdsf") == (
         "lru",
         "flop_aware(2.0, parent='immediate')",
         "gdsf",

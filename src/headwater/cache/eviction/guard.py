@@ -10,6 +10,7 @@ from headwater.cache.node import Node, Root
 from headwater.cache.order.rows import view
 from headwater.cache.order.worth import base_node
 from headwater.cache.shadows import Shadows, prefix_ids
+from headwater.cache.spelling import split
 from headwater.plan import CacheLayout
 
 EXPERTS = "headwater, gdsf, flop_aware(2.0)"
@@ -31,7 +32,7 @@ class Guard(Headwater):
         if window < 1:
             raise ValueError(f"window is {window}, must be at least 1 request")
         super().__init__(layout)
-        named = split_experts(experts)
+        named = split(experts)
         if len(named) > MOST:
             raise ValueError(f"{len(named)} policies are to be followed; at most {MOST} can be")
         if unfit := [name for name in named if name.startswith(UNFIT)]:
@@ -91,15 +92,3 @@ class Guard(Headwater):
         if lowest is None:
             return super().lowest(leaves, now)
         return kept.unless_retained(lowest, now, leaves, self.clock())
-
-
-def split_experts(text: str) -> tuple[str, ...]:
-    """Read spellings of policies, joined by commas; those within brackets do not count."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return tuple(part.strip() for part in parts)
