@@ -16,6 +16,7 @@ import pytest
 
 from headwater.account import TierOutcome
 from headwater.config import ServeConfig
+from headwater.schedule.sequence import key_of
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.names import RUN, Names, run_name, runs_of, state_name
@@ -74,6 +75,10 @@ class Broken(MemoryStore):
     def put(self, name, pieces, keep=frozenset()):
         self._may("put")
         super().put(name, pieces, keep)
+
+    def delete(self, names):
+        self._may("delete")
+        super().delete(names)
 
     def close(self):
         self._may("close")
@@ -275,6 +280,28 @@ def test_colliding_names_are_a_miss(make, monkeypatch) -> None:
     assert second.account.tier_outcome == TierOutcome.CORRUPT
     assert second.account.cached_tokens == 0
     assert alike(make, prompts, [first, second])
+
+
+def test_a_wrong_part_that_cannot_be_deleted_costs_itself_alone(make, monkeypatch) -> None:
+    store, prompts = Broken(), [words(PROMPT, i) for i in range(2)]
+    with server(make, [store]) as rig:
+        first = [rig.ask(prompt) for prompt in prompts]
+        names = rig.engine.scheduler.tiers._names
+    wrong = state_name(names.digests("", key_of(prompts[0])), (PROMPT - 1) // 64)
+    read = store.read_into
+
+    def flipped(name, pieces):
+        found = read(name, pieces)
+        if name == wrong:
+            pieces[-1][0] ^= 1
+        return found
+
+    monkeypatch.setattr(store, "read_into", flipped)
+    store.fails.add("delete")
+    with server(make, [store]) as rig:
+        again = [rig.ask(prompt) for prompt in prompts]
+    assert [answer.account.tier_outcome for answer in again] == [TierOutcome.CORRUPT, TierOutcome.LOADED]
+    assert alike(make, prompts * 2, first + again)
 
 
 def test_copies_give_way_to_requests_that_need_their_pages(make) -> None:

@@ -137,7 +137,7 @@ class Tier:
         try:
             self.store.delete([name])
         except StoreError as failure:
-            self.failed(failure)
+            self.failed_to_write(failure)
         return TierOutcome.CORRUPT
 
     def failed(self, error: Exception) -> None:
