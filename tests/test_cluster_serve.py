@@ -144,6 +144,20 @@ def up(folder: Path, *more: str) -> Iterator[Running]:
             process.kill()
 
 
+def shared_with(process: int) -> set[str]:
+    """Return the memory of weights that a process has mapped."""
+    return {
+        line.split()[4]
+        for line in Path(f"/proc/{process}/maps").read_text().splitlines()
+        if "headwater-weights" in line
+    }
+
+
+def test_workers_hold_the_weights_once(running: Running) -> None:
+    first, second = (shared_with(one["process"]) for one in running.workers().values())
+    assert first == second != set(), "loading at once, each may have laid out weights that both hold"
+
+
 def test_an_answer_goes_on_when_its_worker_is_killed(running: Running) -> None:
     """Killed after the first token and later, and another worker is started each time."""
     whole = running.story(LONG)

@@ -45,6 +45,7 @@ def up(
     address: Address = None,
     routers: Annotated[int, Option(min=1, help="Routers, each a process; all serve on one port.")] = 1,
     rule: Annotated[str, Option(help=f"Choice of a request's worker: {', '.join(CHOICES)}.")] = "least_cost",
+    share_weights: Annotated[bool, Option(help="Hold the weights once a host, and not in each worker.")] = True,
     config: Annotated[
         Path | None,
         Option(metavar="PATH", envvar="HEADWATER_CONFIG", show_envvar=False, help="TOML file with settings."),
@@ -54,7 +55,7 @@ def up(
     """Start workers and serve in front of them until a signal comes."""
     if rule not in CHOICES:
         raise ConfigError(f"rule is {rule!r}, must be one of {', '.join(CHOICES)}")
-    serve_until_stopped(effective(flags, os.environ, config).config, workers, routers, address, rule)
+    serve_until_stopped(effective(flags, os.environ, config).config, workers, routers, address, rule, share_weights)
 
 
 group.command(cls=GroupedCommand, epilog=EPILOG)(with_options(up, SETTINGS))
@@ -127,7 +128,9 @@ def _ray_workers() -> Any:
     return ray_workers
 
 
-def serve_until_stopped(config: ServeConfig, workers: int, routers: int, address: str | None, rule: str) -> None:
+def serve_until_stopped(
+    config: ServeConfig, workers: int, routers: int, address: str | None, rule: str, share_weights: bool
+) -> None:
     """Bind, start the workers, serve, and stop in order. Raises KeyboardInterrupt after a second SIGINT."""
     if config.kv_events:
         raise SettingError("kv_events", "on", "but the workers of a cluster publish to their router alone")
@@ -147,7 +150,9 @@ def serve_until_stopped(config: ServeConfig, workers: int, routers: int, address
         router = OneRouter(config, keys, rule) if routers == 1 else SeveralRouters(config, keys, rule, routers, sock)
         found = ray_workers.connect(address, cores)
         mailbox = ray_workers.OwnMailbox()
-        running: RayWorkers = ray_workers.RayWorkers(config, workers, router.members, keys.for_workers, address, cores)
+        running: RayWorkers = ray_workers.RayWorkers(
+            config, workers, router.members, keys.for_workers, address, cores, share_weights
+        )
         router.members.lost = running.lost
         ended = threading.Event()
         try:

@@ -66,10 +66,12 @@ def worker_config(config: ServeConfig, workers: int, threads: int) -> ServeConfi
 class Host:
     """A worker with an engine of its own, from its settings to its end."""
 
-    def __init__(self, config: ServeConfig, keys: WorkerKeys, own_address: Callable[[], str]) -> None:
+    def __init__(
+        self, config: ServeConfig, keys: WorkerKeys, own_address: Callable[[], str], share_weights: bool
+    ) -> None:
         """Load the model and listen on any ports of this host's own address.
 
-        Raises CheckpointError, ConfigError or ZMQError.
+        `share_weights`: with other workers of this host. Raises CheckpointError, ConfigError, OSError or ZMQError.
         """
         from headwater.engine.engine import Engine  # needs torch, which no other part of a cluster does
         from headwater.engine.fingerprint import PROBED, fingerprint, probe
@@ -81,7 +83,7 @@ class Host:
         )
         server = CurveServer(KeyPair.new(), [keys.router])
         self._publishing = Publishing(config, keys.digests, server) if config.cache else None
-        self._engine = engine = Engine.load(config)
+        self._engine = engine = Engine.load(config, share_weights=share_weights)
         probed = probe(engine.loaded)
         own = fingerprint(engine.loaded, engine.loaded.path, engine.check.mode, probed)
         incarnation = uuid.uuid4().bytes

@@ -163,10 +163,20 @@ class RayWorkers:
     """As many workers as are wanted: those that end are started again."""
 
     def __init__(
-        self, config: ServeConfig, wanted: int, router: Membership, keys: WorkerKeys, address: str | None, cores: int
+        self,
+        config: ServeConfig,
+        wanted: int,
+        router: Membership,
+        keys: WorkerKeys,
+        address: str | None,
+        cores: int,
+        share_weights: bool,
     ) -> None:
-        """`config`: of the whole host, whose memory and cores the workers share. `address`: of Ray; None: its own."""
-        self.wanted = wanted
+        """`config`: of the whole host, whose memory and cores the workers share. `address`: of Ray; None: its own.
+
+        `share_weights`: workers of one host hold the model's weights once.
+        """
+        self.wanted, self._share_weights = wanted, share_weights
         self._threads = max(1, cores // wanted)
         self._cpus = 0 if address is None else self._threads  # a machine of its own may have more workers than cores
         self._config = worker_config(config, wanted, self._threads)
@@ -272,7 +282,7 @@ class RayWorkers:
         hosts: Any = ray.remote(Host)
         options = {"num_cpus": self._cpus, "max_restarts": 0, "max_concurrency": 4}
         actor = hosts.options(**options, runtime_env={"env_vars": variables}).remote(
-            self._config, self._keys, self._own_address
+            self._config, self._keys, self._own_address, self._share_weights
         )
         self._started[name] = Started(name, actor, actor.contact.remote())
 

@@ -40,6 +40,7 @@ from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
 from headwater.mixers.linear import weight_layout
 from headwater.mixers.numerics import Numerics, end_workers, prepare_process
+from headwater.mixers.shared_weights import share
 from headwater.models.hub import folder_of
 from headwater.models.load import LoadedModel, load_model, open_weights, read_spec
 from headwater.request import Generation, Healing, SegmentEviction
@@ -105,11 +106,11 @@ class Engine(Answering):
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def load(cls, config: ServeConfig, progress: Progress = no_progress) -> Engine:
+    def load(cls, config: ServeConfig, progress: Progress = no_progress, share_weights: bool = False) -> Engine:
         """Load the checkpoint, lay out the memory and make sure that the kernels are as exact as answers need.
 
-        `progress` is called if the kernels are checked now. Raises CheckpointError or ConfigError; the engine is not
-        started.
+        `progress` is called if the kernels are checked now. `share_weights`: with other processes of this host that do
+        so. Raises CheckpointError, ConfigError, or OSError if weights cannot be shared; the engine is not started.
         """
         prepare_process(config.threads)
         path = folder_of(config.model)
@@ -126,6 +127,8 @@ class Engine(Answering):
         numerics.use(Numerics(check.mode))
         warn_if_slow(spec, config.device, check.mode)
         mtp = has_head and config.speculation in (AUTO, MTP)
+        if share_weights:
+            share()
         loaded = load_model(path, spec.dtype_name, config.device, config.page_size, config.weights, mtp)
         loaded = replace(loaded, name=config.model_name or loaded.name)
         draft = None

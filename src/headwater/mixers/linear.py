@@ -21,6 +21,7 @@ from headwater.mixers.activations import sigmoid, silu
 from headwater.mixers.gpu import dense, has_kernels
 from headwater.mixers.numerics import Numerics, same_bits
 from headwater.mixers.quantised import Quantised
+from headwater.mixers.shared_weights import kept
 
 LEAST_TIMES = 5  # that a product is timed
 PREFILL_TILE_OF_GPU = 1024  # rows: an H100 takes 28 µs for them, and 19 for 256 (1,024 by 7,168 weights)
@@ -66,7 +67,7 @@ class TorchProduct:
 
     def __init__(self, weight_NK: Weight, bias_N: Tensor | None, dtype: torch.dtype) -> None:
         # a copy, so that nothing keeps a checkpoint's file mapped
-        self.weight_NK = weight_NK.clone()
+        self.weight_NK = kept(weight_NK.clone()) if isinstance(weight_NK, Tensor) else weight_NK.clone()
         self.dtype = dtype
         on_gpu = isinstance(weight_NK, Tensor) and weight_NK.device.type != "cpu"
         self.computes_in = dtype if on_gpu else product_dtype(dtype)

@@ -42,6 +42,7 @@ from headwater.kernels.recording import empty
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 from headwater.kernels.vectors import LANES
 from headwater.mixers.quantised import Quantised
+from headwater.mixers.shared_weights import kept
 from headwater.mixers.slabs import Slabs
 
 # what the kernel for integers takes, in its order
@@ -256,7 +257,7 @@ def _in_panels(weight_NK: Tensor, together: int = 1) -> Tensor:
     panels_PKNt[:whole] = runs_NKt[: n_out - rest].unflatten(0, (whole, PANEL)).transpose(1, 2)
     if rest:
         panels_PKNt[whole, :, :rest] = runs_NKt[n_out - rest :].transpose(0, 1)
-    return panels_PKNt.view(-1)
+    return kept(panels_PKNt.view(-1))
 
 
 def _rows(panels: Tensor, n_in: int, together: int, index_R: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from headwater.config_keys import read_json, text_config
 from headwater.errors import CheckpointError
 from headwater.hub_name import HubName, name_of
+from headwater.mixers.shared_weights import of_a_model
 from headwater.models.build import build_model, build_mtp
 from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_folder
@@ -83,8 +84,9 @@ def load_model(
     spec = read_spec(folder, dtype, device, page_size, weights)
     config = model_config(folder)
     tensors = open_weights(folder, spec.dtype_name, device)
-    model = build_model(spec, tensors)
-    head = build_mtp(spec, tensors, model) if mtp else None
+    with of_a_model():
+        model = build_model(spec, tensors)
+        head = build_mtp(spec, tensors, model) if mtp else None
     _tell_of_skipped(folder, [name for name in tensors.unread() if spec.mtp is None or not spec.mtp.has(name)])
     texts = read_texts(folder)
     named_end = texts.tokenizer.token_to_id(texts.special_tokens.get("eos_token", ""))

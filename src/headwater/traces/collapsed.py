@@ -57,7 +57,7 @@ class Collapsed:
                 chat.add(str(message["role"]), tokens.of(text_of(message)))
             chat.add("assistant", tokens.of(text_of(messages[reply])))
             at = start + finite(times[turn], "t") if turn < len(times) else None
-            yield chat.request(str(line["session"]), chat.text(), reply, at)
+            yield chat.request(str(line.get("session", number)), chat.text(), reply, at)
 
 
 def collapsed(messages: Sequence[Message], last: int) -> Iterator[Message]:

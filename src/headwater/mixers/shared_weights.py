@@ -1,0 +1,166 @@
+"""Weights that several processes of one host hold once: the workers of a cluster, each of which loads the same model.
+
+The first process writes a weight, as it is laid out for products, to memory of its own that others can map (`memfd`).
+A file for each weight, named by the digest of its content, says which processes have it. The next process that loads
+the same weight compares its own with theirs, byte by byte, maps theirs and drops its own. So nothing has to be trusted
+but the bytes, and nothing is left when the processes end: the memory goes with the last of them, however it ends.
+
+A page that a process writes to becomes its own (a private mapping). Linux alone has such memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+
+from headwater.cache_folder import own_folder
+from headwater.mixers.slabs import HUGE_PAGE, advise
+
+NAME = "headwater-weights"
+LEAST = 2**16  # bytes of a weight that is shared: a mapping takes whole pages
+AT_ONCE = 2**30  # bytes that a call writes
+
+Holder = tuple[int, int]  # a process, and the number of an open file of its
+
+
+class SharedWeights:
+    """Weights of this process that others may have, too; `folder` is that of all processes of this user and host.
+
+    A process that has mapped a weight says so as well: others find it there when the first one has ended.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Forget the weights that no process has any more. Raises OSError if the folder cannot be written."""
+        self._folder = folder
+        self._files: dict[Holder, int] = {}  # memory of others by its holder, open here
+        self._own: int | None = None
+        self._end = 0  # of what is written to it
+        for path in folder.iterdir():
+            with _locked(path) as file:
+                if not any(_is_open(holder) for holder, _ in _entries(file)):
+                    path.unlink(missing_ok=True)
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor with the same bits in memory that processes share. Raises OSError without memory for it."""
+        content = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        digest = blake3(content.numpy().data, max_threads=blake3.AUTO).hexdigest()
+        with _locked(self._folder / digest) as file:
+            for holder, offset in _entries(file):
+                found = self._open(holder)
+                mapped = None if found is None else _mapped(found, offset, len(content))
+                if found is not None and mapped is not None and torch.equal(mapped, content):
+                    break
+            else:
+                found, offset = self._write(content)
+                mapped = _mapped(found, offset, len(content))
+                assert mapped is not None
+                os.ftruncate(file, 0)  # holders that were there have ended
+            os.lseek(file, 0, os.SEEK_END)
+            os.write(file, f"{os.getpid()} {found} {offset}\n".encode())
+        return mapped.view(tensor.dtype).view(tensor.shape)
+
+    def _open(self, holder: Holder) -> int | None:
+        """Return this process's number of a file that another has open, None if it has ended."""
+        if holder not in self._files and _is_open(holder):
+            with suppress(OSError):
+                self._files[holder] = os.open(_path(holder), os.O_RDONLY | os.O_CLOEXEC)
+        return self._files.get(holder)
+
+    def _write(self, content: torch.Tensor) -> tuple[int, int]:
+        """Add content to this process's memory; return its file and where it begins there."""
+        if self._own is None:
+            self._own = os.memfd_create(NAME, os.MFD_CLOEXEC)
+        grain = HUGE_PAGE if len(content) >= HUGE_PAGE else mmap.PAGESIZE  # what is skipped takes no memory
+        offset = -(-self._end // grain) * grain
+        left, at = content.numpy().data, offset
+        os.ftruncate(self._own, offset + len(content))
+        while left:
+            n = os.pwrite(self._own, left[:AT_ONCE], at)
+            left, at = left[n:], at + n
+        self._end = at
+        return self._own, offset
+
+
+def _entries(file: int) -> list[tuple[Holder, int]]:
+    """Return the holders that a weight's file names, and where the weight begins in each one's memory."""
+    os.lseek(file, 0, os.SEEK_SET)
+    found = []
+    for line in os.read(file, 2**20).decode(errors="replace").splitlines():
+        words = line.split()
+        if len(words) == 3 and all(word.isdecimal() for word in words):
+            process, number, offset = map(int, words)
+            found.append(((process, number), offset))
+    return found
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """Open a weight's file; processes that load the same weight at once wait for each other."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _path(holder: Holder) -> str:
+    return f"/proc/{holder[0]}/fd/{holder[1]}"
+
+
+def _is_open(holder: Holder) -> bool:
+    """Return whether a process lives and has this file open: numbers of ended processes are used again."""
+    try:
+        return os.readlink(_path(holder)).startswith(f"/memfd:{NAME}")
+    except OSError:
+        return False
+
+
+def _mapped(file: int, offset: int, size: int) -> torch.Tensor | None:
+    """Map bytes of a file, which stay mapped as long as the tensor lives; None if it has not as many."""
+    if offset % mmap.PAGESIZE or os.fstat(file).st_size < offset + size:
+        return None
+    memory = mmap.mmap(file, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
+    advise(memory)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+_shared: SharedWeights | None = None
+_loading = False
+
+
+def share(folder: Path | None = None) -> None:
+    """Share the weights of all models that this process loads from now on. Raises OSError for a folder without access.
+
+    `folder`: the same for all processes that share; None: one in the cache folder. Where the system has no such memory
+    nothing is shared.
+    """
+    global _shared
+    if hasattr(os, "memfd_create"):
+        _shared = SharedWeights(folder or own_folder("shared-weights"))
+
+
+@contextmanager
+def of_a_model() -> Iterator[None]:
+    """Mark what is laid out meanwhile as weights of a model, which may be shared; others are private."""
+    global _loading
+    before, _loading = _loading, True
+    try:
+        yield
+    finally:
+        _loading = before
+
+
+def kept(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a weight of a model in shared memory, if this process shares weights and the weight is not small."""
+    shared = _shared if _loading else None
+    if shared is None or tensor.device.type != "cpu" or tensor.numel() * tensor.element_size() < LEAST:
+        return tensor
+    return shared.keep(tensor)
