@@ -120,13 +120,14 @@ zmq.curve_keypair = recorded
 
 
 @contextmanager
-def up(folder: Path, *more: str) -> Iterator[Running]:
-    """Yield a cluster of two workers that was started with more options; its key pairs are written to the folder."""
+def up(folder: Path, *more: str, workers: int = 2) -> Iterator[Running]:
+    """Yield a cluster that was started with more options; its key pairs are written to the folder."""
     keys = folder / "keys"
     (folder / "sitecustomize.py").write_text(RECORDER.format(keys=str(keys)))
     paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths}
-    command = [*HEADWATER, "cluster", "up", "--workers", "2", "--port", "0", "--memory", "400MB", *more]
+    size = ("--workers", f"{workers}", "--memory", f"{200 * workers}MB")
+    command = [*HEADWATER, "cluster", "up", *size, "--port", "0", *more]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:
         said: list[str] = []
@@ -271,6 +272,22 @@ def test_down_ends_it(running: Running) -> None:
     assert running.cluster("down").returncode == 0
     assert running.process.wait(PATIENCE) == 0
     assert "no Ray cluster at" in running.cluster("status").stderr
+
+
+@pytest.mark.full
+def test_three_workers_two_routers_and_ray_take_at_most_four_gigabytes(tmp_path: Path) -> None:
+    """Pages that processes share count once: `Pss`."""
+    with up(tmp_path, "--routers", "2", workers=3) as running, ThreadPoolExecutor(6) as clients:
+        list(clients.map(running.story, [LONG] * 6))
+        kilobytes = {}
+        for one in running.processes():
+            with suppress(OSError):  # it has ended
+                found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{one.number}/smaps_rollup").read_text(), re.M)
+                kilobytes[f"{one.name.rpartition('/')[2]} {one.number}"] = int(found[1])
+        for name, size in sorted(kilobytes.items(), key=lambda one: -one[1]):
+            print(f"{size / 1e3:8.0f} MB  {name}")
+        assert sum(name.startswith("ray::Host") for name in kilobytes) == 3
+        assert sum(kilobytes.values()) <= 4e6
 
 
 @pytest.mark.full

@@ -73,6 +73,14 @@ def test_a_share_of_the_sessions_collapses(file: Path, tmp_path: Path) -> None:
     assert list(last.values()) == [whole, whole, whole, short] * 2
 
 
+def test_sessions_without_a_name_are_numbered(file: Path, tmp_path: Path) -> None:
+    session = {name: value for name, value in json.loads(file.read_text()).items() if name != "session"}
+    nameless = tmp_path / "nameless.jsonl"
+    nameless.write_text("".join(json.dumps(session) + "\n" for _ in range(2)))
+    requests = make_trace(f"collapsed({str(nameless)!r})").requests
+    assert list(dict.fromkeys(one.session for one in requests)) == ["0", "1"]
+
+
 def test_options_out_of_range(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"share is 1\.5, must be from 0 to 1"):
         make_trace(f"collapsed({str(file)!r}, share=1.5)")
