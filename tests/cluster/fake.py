@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 from headwater.account import CacheAccount, Reason
 from headwater.cache.view import CacheStats
+from headwater.cluster.choice import Role
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.sockets import PLAIN, Client, Contact, Server
 from headwater.cluster.sums import zero
@@ -20,6 +21,7 @@ from headwater.cluster.worker import Worker
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
+from headwater.schedule.tier_load import PullSpeed
 
 PATIENCE = 20.0  # seconds
 LONG = 15.0  # seconds of silence, so that a busy machine makes none
@@ -41,9 +43,9 @@ class Running:
 class FormulaEngine:
     """Says a token of each request every `pace` seconds; the formula has the seed, as sampling has."""
 
-    def __init__(self, pace: float = 0.002, other: int = 0) -> None:
-        """`other`: added to each token, for an engine whose bits differ."""
-        self.pace, self.other = pace, other
+    def __init__(self, pace: float = 0.002, other: int = 0, pull: PullSpeed | None = None) -> None:
+        """`other`: added to each token, for an engine whose bits differ. `pull`: as it says of itself."""
+        self.pace, self.other, self.pull = pace, other, pull
         self.raises: Exception | None = None
         self.seen: list[Generation] = []
         self.cancelled: list[int] = []
@@ -69,7 +71,7 @@ class FormulaEngine:
             self._open.pop(request_id, None)
 
     def backlog(self) -> Backlog:
-        return Backlog(len(self._open), 0, 0, 0.001, 1.0)
+        return Backlog(len(self._open), 0, 0, 0.001, 1.0, pull=self.pull)
 
     def stats(self) -> EngineStats:
         cache = zero(CacheStats)
@@ -117,11 +119,12 @@ class FakeWorker:
         router_timeout: float = LONG,
         server: Server = PLAIN,
         parts: Contact = NO_CONTACT,
+        role: Role = Role.BOTH,
     ) -> None:
         self.engine = engine
         self.known: list[set[Peer]] = []  # workers of its pool, as it was told
         self.peer = Peer(uuid.uuid4().bytes, parts)
-        info = WorkerInfo(fingerprint, 1, "formula", 100_000, 4, 0, "", "", {"deterministic": "yes"}, parts)
+        info = WorkerInfo(fingerprint, 1, "formula", 100_000, 4, 0, "", "", {"deterministic": "yes"}, parts, role)
         given = "tcp://127.0.0.1:*", router_timeout, server, self.known.append
         self.worker = Worker(engine, info, self.peer.incarnation, *given)
         self.worker.start()

@@ -15,6 +15,7 @@ from headwater.cluster.choice import (
     OpenRequests,
     Outstanding,
     Prompt,
+    expected_seconds,
     holders,
     preferred,
     price_pulls,
@@ -72,9 +73,9 @@ def test_the_least_cost_is_chosen(better: dict[str, float], worse: dict[str, flo
 
 def test_costs_are_seconds() -> None:
     one = worker(queued_tokens=100, memory_held=0.5)
-    assert LeastCost().seconds(Prompt(50), one, 1e-4) == pytest.approx((100 + 50 + 0.5 * 50 / 0.5) * 1e-4)
+    assert expected_seconds(Prompt(50), one, 1e-4) == pytest.approx((100 + 50 + 0.5 * 50 / 0.5) * 1e-4)
     full = worker(running=8, waiting=1, memory_held=0.0)
-    assert LeastCost().seconds(Prompt(50), full, 1e-4) == pytest.approx(2 * 1.0 / 8 + (50 + 25) * 1e-4)
+    assert expected_seconds(Prompt(50), full, 1e-4) == pytest.approx(2 * 1.0 / 8 + (50 + 25) * 1e-4)
 
 
 def test_a_prefix_that_none_has_goes_to_one_of_its_own() -> None:
@@ -149,7 +150,7 @@ def test_a_busy_holders_prefix_is_pulled_by_another_worker() -> None:
     assert workers[0] == holder
     assert (workers[1].pulled, workers[1].pull_seconds) == (90 * BLOCK, 0.001 + 90 * BLOCK * 1e-6)
     assert workers[1].uncached(LONG) == LONG.tokens - 90 * BLOCK
-    assert LeastCost().seconds(LONG, workers[1], 1e-4) == pytest.approx(
+    assert expected_seconds(LONG, workers[1], 1e-4) == pytest.approx(
         workers[1].pull_seconds + (LONG.tokens - 90 * BLOCK + 0.5 * LONG.tokens) * 1e-4
     )
     assert LeastCost().choose(LONG, workers) == 1

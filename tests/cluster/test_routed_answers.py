@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from headwater.cluster.choice import RoundRobin
+from headwater.cluster.choice import Role, RoundRobin
 from headwater.cluster.hosting import info_of
 from headwater.cluster.publishing import Publishing
 from headwater.cluster.pulling import Pulling, own_security
@@ -63,7 +63,7 @@ class Whole(Received):
 class RealWorker:
     """An engine of its own over a shared model, and its worker."""
 
-    def __init__(self, model, fingerprint: str = "one") -> None:
+    def __init__(self, model, fingerprint: str = "one", role: Role = Role.BOTH) -> None:
         loaded, check = model
         config = replace(EVENTS, memory=600 * loaded.spec.page_bytes)
         self.engine = Engine.over(loaded, check, config)
@@ -72,7 +72,7 @@ class RealWorker:
         incarnation, own = uuid.uuid4().bytes, Fingerprint.of({"probe": fingerprint})
         self.pulling = Pulling(self.engine, KEY, own, config, incarnation, ANYWHERE, own_security())
         parts = self.pulling.contact
-        info = info_of(self.engine, fingerprint, config.max_running, self.publishing.addresses, parts)
+        info = info_of(self.engine, fingerprint, config.max_running, self.publishing.addresses, parts, role)
         self.worker = Worker(self.engine, info, incarnation, ANYWHERE, LONG, know=self.pulling.know)
         self.engine.start()
         self.pulling.start()
@@ -91,18 +91,19 @@ class RealWorker:
 
 
 @contextmanager
-def cluster(model, **fingerprints: str) -> Iterator[tuple[Router, dict[str, RealWorker]]]:
+def cluster(model, **kinds: str | Role) -> Iterator[tuple[Router, dict[str, RealWorker]]]:
+    """Yield a router, and workers by name: each of a fingerprint, or of one fingerprint and a role."""
     with ExitStack() as stack:
         texts = RoutedModel("real", SimpleNamespace(), None, {}, {}, model[0].spec)
         router = Router(texts, KEY, patience=5.0, heartbeat_timeout=LONG)
         router.start()
         stack.callback(router.stop)
         workers = {}
-        for name, fingerprint in fingerprints.items():
-            workers[name] = RealWorker(model, fingerprint)
+        for name, kind in kinds.items():
+            workers[name] = RealWorker(model, *(("one", kind) if isinstance(kind, Role) else (kind,)))
             stack.callback(workers[name].close)
             router.join(name, workers[name].worker.contact)
-        until(lambda: len([*router._infos()]) == len(fingerprints))
+        until(lambda: len([*router._infos()]) == len(kinds))
         until(lambda: all(link._follower.picture.is_whole for link in router._links.values()))
         yield router, workers
 

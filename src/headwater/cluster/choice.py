@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +25,14 @@ UNLIKE = 2.0  # ratio of measured speeds from which workers are taken to differ
 NEEDED = 0.5  # share of what is evicted that is taken to be computed again
 MOST_HOLDERS = 2  # workers that another one is told of
 MOST_HELD = 0.95  # share of the memory that requests are counted with at most
+
+
+class Role(StrEnum):
+    """Part of requests that a worker computes."""
+
+    BOTH = "both"  # prompts and their answers
+    PREFILL = "prefill"  # prompts, and the first token after each
+    DECODE = "decode"  # answers, and prompts for which prefill elsewhere does not pay
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +87,7 @@ class Candidate:
     memory_held: float = 0.0  # share of its memory that requests hold
     name: str = ""
     pool: str = ""  # fingerprint: workers of one pool compute equal bits
+    role: Role = Role.BOTH
     pull: PullSpeed | None = None  # from workers of its pool; None: it pulls nothing
     pulled: int = 0  # leading tokens that it is going to pull, as far as it lacks them
     pull_seconds: float = 0.0  # until it has them
@@ -155,6 +165,7 @@ class Known:
     backlog: Backlog
     open: OpenRequests
     pool: str = ""
+    role: Role = Role.BOTH
 
     def candidate(self, prompt: Prompt, found: Found) -> Candidate:
         """Return the worker as a choice for a prompt sees it, of which it has `found`.
@@ -176,6 +187,7 @@ class Known:
             memory_held=min(1.0, held / backlog.memory_tokens) if backlog.memory_tokens else 0.0,
             name=self.name,
             pool=self.pool,
+            role=self.role,
             pull=backlog.pull,
         )
 
@@ -268,7 +280,7 @@ class LeastCost(Choice):
 
     def choose(self, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
         speeds = token_seconds(candidates)
-        costs = [self.seconds(prompt, one, speed) for one, speed in zip(candidates, speeds, strict=True)]
+        costs = [expected_seconds(prompt, one, speed) for one, speed in zip(candidates, speeds, strict=True)]
         least = min(costs)
         near = [i for i, cost in enumerate(costs) if cost <= least * (1 + TIE)]
         if prompt.blocks and len(near) > 1:
@@ -279,13 +291,14 @@ class LeastCost(Choice):
         fewest = min(candidates[i].load for i in near)
         return self._turns.of([i for i in near if candidates[i].load == fewest])
 
-    def seconds(self, prompt: Prompt, one: Candidate, a_token: float) -> float:
-        """Return the expected seconds until the first token, and those of computing again what is evicted."""
-        too_many = max(0, one.load + 1 - one.max_running)
-        waiting = too_many * one.request_seconds / max(1, one.max_running)
-        evicted = (prompt.tokens - max(one.cached, one.underway)) / (1 - min(MOST_HELD, one.memory_held))
-        computing = (one.queued_tokens + one.uncached(prompt) + NEEDED * evicted) * a_token
-        return waiting + one.pull_seconds + computing
+
+def expected_seconds(prompt: Prompt, one: Candidate, a_token: float) -> float:
+    """Return the expected seconds until the first token, and those of computing again what is evicted."""
+    too_many = max(0, one.load + 1 - one.max_running)
+    waiting = too_many * one.request_seconds / max(1, one.max_running)
+    evicted = (prompt.tokens - max(one.cached, one.underway)) / (1 - min(MOST_HELD, one.memory_held))
+    computing = (one.queued_tokens + one.uncached(prompt) + NEEDED * evicted) * a_token
+    return waiting + one.pull_seconds + computing
 
 
 def token_seconds(candidates: Sequence[Candidate]) -> list[float]:

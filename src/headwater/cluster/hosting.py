@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from headwater.cluster.choice import Role
 from headwater.cluster.curve import CurveServer, KeyPair, WorkerKeys
 from headwater.cluster.publishing import Publishing
 from headwater.cluster.pulling import Pulling, own_security
@@ -25,8 +26,18 @@ if TYPE_CHECKING:
 CHECKED = 0.05  # seconds between looks at whether a draining worker is idle
 
 
+def pulls(config: ServeConfig) -> bool:
+    """Return whether workers with these settings pull prefixes from each other."""
+    return config.cache and config.device == "cpu" and config.decode_reuse != "raw"
+
+
 def info_of(
-    engine: Engine, fingerprint: str, max_running: int, addresses: tuple[str, str], parts: Contact = NO_CONTACT
+    engine: Engine,
+    fingerprint: str,
+    max_running: int,
+    addresses: tuple[str, str],
+    parts: Contact = NO_CONTACT,
+    role: Role = Role.BOTH,
 ) -> WorkerInfo:
     """Return the info of a worker with this engine, whose KV events are at these addresses (empty: it has none).
 
@@ -43,6 +54,7 @@ def info_of(
         replay=addresses[1],
         health=engine.health(),
         parts=parts,
+        role=role,
     )
 
 
@@ -67,7 +79,12 @@ class Host:
     """A worker with an engine of its own, from its settings to its end."""
 
     def __init__(
-        self, config: ServeConfig, keys: WorkerKeys, own_address: Callable[[], str], share_weights: bool
+        self,
+        config: ServeConfig,
+        keys: WorkerKeys,
+        own_address: Callable[[], str],
+        share_weights: bool,
+        role: Role = Role.BOTH,
     ) -> None:
         """Load the model and listen on any ports of this host's own address.
 
@@ -88,7 +105,7 @@ class Host:
         own = fingerprint(engine.loaded, engine.loaded.path, engine.check.mode, probed)
         incarnation = uuid.uuid4().bytes
         self._pulling = None
-        if config.cache and config.device == "cpu" and config.decode_reuse != "raw":
+        if pulls(config):
             given = keys.digests, own, config, incarnation, anywhere, own_security()
             self._pulling = Pulling(engine, *given)
             engine.scheduler.tiers.prefilled(PROBED, probed.seconds)
@@ -99,7 +116,7 @@ class Host:
         if self._pulling is not None:
             parts, know = self._pulling.contact, self._pulling.know
             self._pulling.start()
-        info = info_of(engine, own.digest, config.max_running, addresses, parts)
+        info = info_of(engine, own.digest, config.max_running, addresses, parts, role)
         self._worker = Worker(engine, info, incarnation, anywhere, server=server, know=know)
         self._ended = threading.Event()
         engine.start()

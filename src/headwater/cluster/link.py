@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from headwater.cluster.choice import NOTHING, Candidate, Found, Known, OpenRequests, Outstanding, Prompt
+from headwater.cluster.disaggregation import Prefilled
 from headwater.cluster.follower import Follower
 from headwater.cluster.sockets import Client, Contact, opened
 from headwater.cluster.wire import (
@@ -55,6 +56,8 @@ class Routed:
     predicted: int = 0  # leading tokens that it was thought to have
     unassigned_since: float | None = None  # since when no worker takes it
     fingerprint: str | None = None  # of workers that can go on with it; None: any
+    prefills: bool = False  # its worker only prefills, for another one
+    prefilled: Prefilled | None = None  # by a worker that only did that
 
 
 class Link:
@@ -137,7 +140,8 @@ class Link:
     def candidate(self, prompt: Prompt) -> Candidate:
         """Return the worker as a choice for a prompt sees it."""
         assert self.info is not None
-        known = Known(self.name, self.info.max_running, self.backlog, self.outstanding, self.info.fingerprint)
+        info = self.info
+        known = Known(self.name, info.max_running, self.backlog, self.outstanding, info.fingerprint, info.role)
         return known.candidate(prompt, self.find(prompt))
 
     # -- its pool

@@ -25,8 +25,16 @@ import zmq
 from tokenizers import Tokenizer
 
 from headwater.cache.view import CacheStats, CacheView
-from headwater.cluster.choice import Choice, LeastCost, Outstanding, Prompt, holders, price_pulls
+from headwater.cluster.choice import Candidate, Choice, LeastCost, Outstanding, Prompt, holders, price_pulls
 from headwater.cluster.digests import TOKEN_BYTES, Digests
+from headwater.cluster.disaggregation import (
+    Prefilled,
+    decoders,
+    may_be_apart,
+    note_prefilled,
+    prefill_of,
+    prefiller,
+)
 from headwater.cluster.link import Link, Routed
 from headwater.cluster.sockets import PLAIN, Client, Contact, Waker
 from headwater.cluster.sums import pulls_of, summed, zero
@@ -198,6 +206,7 @@ class Router:
                 "name": link.name,
                 "fingerprint": link.info.fingerprint[:12] if link.info else None,
                 "process": link.info.process if link.info else None,
+                "role": link.info.role.value if link.info else None,
                 "state": "draining" if link.draining else "up" if link.info else "joining",
                 "requests": len(link.open),
                 "running": link.backlog.running,
@@ -337,8 +346,9 @@ class Router:
             if link.info is not None and not link.draining and needed in (None, link.info.fingerprint)
         ]
         request.link = None
-        if request.attempt >= MOST_ATTEMPTS:
-            error = NoWorker(f"{request.attempt} workers were lost with the request, {MOST_ATTEMPTS} is the limit")
+        lost = request.attempt - (request.prefilled is not None)
+        if lost >= MOST_ATTEMPTS:
+            error = NoWorker(f"{lost} workers were lost with the request, {MOST_ATTEMPTS} is the limit")
             self._end(request, FailedEvent(error))
             return
         if not links:
@@ -348,12 +358,24 @@ class Router:
             return
         prompt = self._prompt(request, links)
         candidates = [link.candidate(prompt) for link in links]
+        if request.prefilled is not None and len(request.sent) == 1:  # it is being handed over
+            note_prefilled(prompt, request.prefilled.name, candidates)
         price_pulls(candidates)
-        chosen = self._choice.choose(prompt, candidates)
+        chosen = self._chosen(request, prompt, candidates)
         request.peers = tuple(links[at].incarnation or b"" for at in holders(chosen, candidates))
         request.outstanding = Outstanding(prompt, candidates[chosen].uncached(prompt), bool(request.sent))
         links[chosen].outstanding.add(request.outstanding)
         self._send(request, links[chosen], candidates[chosen].reusable)
+
+    def _chosen(self, request: Routed, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
+        """Return the worker that a request goes to now, and note in it whether that one prefills for another."""
+        alone = None if request.sent or not may_be_apart(request.generation) else prefiller(prompt, candidates)
+        request.prefills = alone is not None
+        if alone is not None:
+            self.counts["prefilled_apart"] += 1
+            return alone
+        serving = decoders(candidates)
+        return serving[self._choice.choose(prompt, [candidates[i] for i in serving])]
 
     def _prompt(self, request: Routed, links: Sequence[Link]) -> Prompt:
         """Return a request's prompt with its digests, which are computed once."""
@@ -370,7 +392,7 @@ class Router:
         request.link, request.predicted, request.unassigned_since = link, reusable, None
         request.again = request.sent[-1] if request.sent else None
         output = tuple(event.token for event in request.sent[:-1])
-        generation = request.generation
+        generation = prefill_of(request.generation) if request.prefills else request.generation
         if generation.deadline is not None:
             left = generation.deadline - (time.monotonic() - request.began)
             generation = replace(generation, deadline=max(0.001, left))
@@ -420,9 +442,7 @@ class Router:
                 request.scored = True
                 self._deliver(request, message.event)
         elif isinstance(message, FinishedMessage):
-            self._note_prediction(request, message.event)
-            self.counts["answered"] += 1
-            self._end(request, message.event)
+            self._finished(request, link, message.event)
         elif message.kind == EngineStopped.__name__:
             self._remove(link.name, "answers no more")
         else:
@@ -433,7 +453,8 @@ class Router:
         event, again = message.event, request.again
         if request.link is not None and request.outstanding is not None:
             request.link.outstanding.begin(request.outstanding)
-            self._choice.begun(request.outstanding.prompt, request.link.name)
+            if not request.prefills:  # else the rule has not chosen it
+                self._choice.begun(request.outstanding.prompt, request.link.name)
         if again is None:
             request.sent.append(event)
             self._deliver(request, event)
@@ -449,6 +470,28 @@ class Router:
             self._cancel(request.id)
             self._deliver(request, FailedEvent(error))
 
+    def _finished(self, request: Routed, link: Link, event: FinishedEvent) -> None:
+        """End a request, or hand it over if its worker has only prefilled, and the first token was not its end."""
+        self._note_prediction(request, event)
+        if request.prefills:
+            if event.finish_reason == "length":
+                self._hand_over(request, link, event)
+                return
+            event = replace(event, account=replace(event.account, prefilled_by=link.name))
+        elif request.prefilled is not None:
+            event = request.prefilled.whole(event)
+        self.counts["answered"] += 1
+        self._end(request, event)
+
+    def _hand_over(self, request: Routed, link: Link, event: FinishedEvent) -> None:
+        """Let another worker go on after the first token; it pulls the prefix from the one that prefilled."""
+        assert link.info is not None
+        link.open.pop(request.id)
+        self._forget(request)
+        request.prefilled = Prefilled(link.name, event.account, event.queued_seconds)
+        self.counts["handed_over"] += 1
+        self._assign(request, link.info.fingerprint)
+
     def _note_prediction(self, request: Routed, event: FinishedEvent) -> None:
         """Count whether the worker had as much of the prompt as its picture said."""
         account = event.account
@@ -462,7 +505,8 @@ class Router:
         """Tell the rule that a request's worker has it no more."""
         if request.link is not None and request.outstanding is not None:
             request.link.outstanding.remove(request.outstanding)
-            self._choice.ended(request.outstanding.prompt, request.link.name)
+            if not request.prefills:
+                self._choice.ended(request.outstanding.prompt, request.link.name)
         request.outstanding = None
 
     def _end(self, request: Routed, event: Event) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from headwater.cluster.choice import Role
 from headwater.cluster.sockets import Contact
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.errors import (
@@ -88,6 +89,7 @@ class WorkerInfo(msgspec.Struct, array_like=True, tag=True):
     replay: str
     health: dict[str, Any]
     parts: Contact = NO_CONTACT  # from which others of its pool pull prefixes
+    role: Role = Role.BOTH
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag=True):

@@ -27,6 +27,8 @@ ACCOUNT_KEYS = {
     "loaded_from",
     "load_seconds",
     "tier_outcome",
+    "prefilled_by",
+    "handed_over_tokens",
     "prompt_tokens",
     "cached_tokens",
     "resumed_at",

@@ -1,0 +1,110 @@
+"""Prefill apart from decode: the rule by which one worker prefills a prompt that another one decodes.
+
+The worker that prefills samples the first token, too. The other one goes on after it as after a worker that was lost,
+and pulls the prefix from the first one's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from headwater.account import CacheAccount
+from headwater.cluster.choice import Candidate, Prompt, Role, expected_seconds, token_seconds
+from headwater.events import FinishedEvent
+from headwater.request import Generation
+from headwater.tiers.store import PEER
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prompt that a worker has prefilled for another one: who has it, and how it was done."""
+
+    name: str
+    account: CacheAccount
+    queued_seconds: float | None
+
+    def whole(self, end: FinishedEvent) -> FinishedEvent:
+        """Return the end of the answer, from the worker that decoded it, with the account of the whole request."""
+        pulled = end.account.loaded_tokens if PEER in (end.account.loaded_from or "").split(",") else 0
+        account = replace(
+            self.account,
+            preemptions=self.account.preemptions + end.account.preemptions,
+            prefilled_by=self.name,
+            handed_over_tokens=pulled,
+        )
+        return replace(end, account=account, queued_seconds=self.queued_seconds)
+
+
+def may_be_apart(generation: Generation) -> bool:
+    """Return whether a worker can prefill a request's prompt for another one.
+
+    A scored prompt is computed whole by the worker that ends the answer; of a composed one no segments are pulled.
+    """
+    params = generation.params
+    return params.max_tokens > 1 and params.prompt_logprobs is None and not generation.segments
+
+
+def prefill_of(generation: Generation) -> Generation:
+    """Return what the worker that prefills is asked: the first token. Of the answer, the other worker caches all."""
+    return replace(generation, params=replace(generation.params, max_tokens=1), keep_output=False, ended=False)
+
+
+def decoders(candidates: Sequence[Candidate]) -> list[int]:
+    """Return the workers that take whole requests, and go on with answers: all, if none of another role is there."""
+    return [i for i, one in enumerate(candidates) if one.role != Role.PREFILL] or [*range(len(candidates))]
+
+
+def prefiller(prompt: Prompt, candidates: Sequence[Candidate]) -> int | None:
+    """Return the worker that is to prefill a prompt for another one; None: it is prefilled where it is decoded.
+
+    Both ways are counted in seconds, as `LeastCost` does:
+
+    - where it is decoded: the cost there, and its computing once more for each request that runs there, which waits
+      meanwhile;
+    - apart: the cost at a worker that only prefills, and then, where it is decoded, that of a pull and of the rest.
+
+    `candidates`: workers whose pulls are priced.
+    """
+    speeds = token_seconds(candidates)
+    decoding = decoders(candidates)
+    whole = min(_with_delays(prompt, candidates[i], speeds[i]) for i in decoding)
+    cheapest: tuple[float, int] | None = None
+    for i, one in enumerate(candidates):
+        if i in decoding:
+            continue
+        after = [
+            _with_delays(prompt, handed_over(prompt, candidates[j]), speeds[j])
+            for j in decoding
+            if candidates[j].pool == one.pool and candidates[j].pull is not None
+        ]
+        if after:
+            cost = expected_seconds(prompt, one, speeds[i]) + min(after)
+            cheapest = min(cheapest or (cost, i), (cost, i))
+    return cheapest[1] if cheapest is not None and cheapest[0] < whole else None
+
+
+def note_prefilled(prompt: Prompt, name: str, candidates: Sequence[Candidate]) -> None:
+    """Note that a worker has all of a prompt, of which its events may not have come yet."""
+    for one in candidates:
+        if one.name == name:
+            one.reusable = max(one.reusable, resumable(prompt))
+            one.cached = max(one.cached, one.reusable)
+
+
+def resumable(prompt: Prompt) -> int:
+    """Return the leading tokens of a prompt that a worker has states for once it has computed it: its full blocks."""
+    return max(0, prompt.tokens - 1) // prompt.block_tokens * prompt.block_tokens
+
+
+def handed_over(prompt: Prompt, one: Candidate) -> Candidate:
+    """Return a worker as it is once another one has prefilled the prompt: it pulls what it lacks."""
+    end = resumable(prompt)
+    if one.pull is None or end <= one.own:
+        return one
+    return replace(one, pulled=end, pull_seconds=one.pull.seconds(end - min(end, one.cached)))
+
+
+def _with_delays(prompt: Prompt, one: Candidate, a_token: float) -> float:
+    """Return a worker's cost, and what its computing of the prompt costs the requests that run there."""
+    return expected_seconds(prompt, one, a_token) + one.running * one.uncached(prompt) * a_token
