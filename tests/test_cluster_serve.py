@@ -371,3 +371,33 @@ def test_settings_are_checked_before_anything_starts() -> None:
     wrong = subprocess.run([*HEADWATER, "cluster", "up", "--rule", "best"], capture_output=True, text=True)
     assert wrong.returncode == 2
     assert "rule is 'best', must be one of least_cost, round_robin, least_loaded" in wrong.stderr
+
+
+@pytest.mark.full
+def test_a_cluster_with_workers_that_prefill(tmp_path: Path) -> None:
+    """Answers are decoded meanwhile, and the same prompt has the same answer where nobody prefills for another."""
+    long = {**STORY, "prompt": "the tide comes in " * 500, "max_tokens": 20}
+
+    def asked(one: Running) -> dict:
+        return httpx.post(f"{one.url}/completions", json=long, timeout=PATIENCE).json()
+
+    with up(tmp_path, "--prefill", "1", "--decode", "1") as one, ThreadPoolExecutor(4) as clients:
+        until(lambda: len(one.ups()) == 2)
+        roles = {worker["role"]: name for name, worker in one.workers().items()}
+        assert set(roles) == {"prefill", "decode"}
+        stories = [clients.submit(one.story, LONG) for _ in range(4)]
+        until(lambda: one.workers()[roles["decode"]]["running"] == 4)
+        apart = asked(one)
+        assert len({tuple(story.result()) for story in stories}) == 1
+        account = apart["headwater"]
+        assert account["prefilled_by"] == roles["prefill"]
+        assert account["handed_over_tokens"] > account["prompt_tokens"] - 64
+        assert one.counts()["handed_over"] == 1
+        shown = one.cluster("status").stdout
+        assert re.search(rf"│ prefill +│ {roles['prefill']} +│", shown)
+        metrics = httpx.get(f"{one.url.removesuffix('/v1')}/metrics").text
+        assert f"headwater_handed_over_tokens_total {account['handed_over_tokens']:.1f}" in metrics
+        assert "no workers of role both" in one.cluster("scale", "2").stderr.replace("\n", " ")
+        whole = httpx.post(f"{one.url}/completions", json={**long, "cache_salt": "another"}, timeout=PATIENCE).json()
+    assert whole["headwater"]["prefilled_by"] is None
+    assert whole["choices"] == apart["choices"]

@@ -19,6 +19,7 @@ from headwater.cli.common import commands, show
 from headwater.cli.download import whole_folder
 from headwater.cli.serve import EPILOG, GroupedCommand, announce, make_server, say, with_options
 from headwater.cli.settings import effective
+from headwater.cluster.choice import Role
 from headwater.cluster.rivals import CHOICES
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
@@ -42,6 +43,8 @@ Found = Annotated[str | None, Option(help="Address of a Ray cluster. [default: t
 
 def up(
     workers: Annotated[int, Option(min=1, help="Workers, which share --memory and the cores.")] = 2,
+    prefill: Annotated[int, Option(min=0, help="Workers that only prefill, in place of --workers.")] = 0,
+    decode: Annotated[int, Option(min=0, help="Workers that decode, and prefill short prompts.")] = 0,
     address: Address = None,
     routers: Annotated[int, Option(min=1, help="Routers, each a process; all serve on one port.")] = 1,
     rule: Annotated[str, Option(help=f"Choice of a request's worker: {', '.join(CHOICES)}.")] = "least_cost",
@@ -55,7 +58,23 @@ def up(
     """Start workers and serve in front of them until a signal comes."""
     if rule not in CHOICES:
         raise ConfigError(f"rule is {rule!r}, must be one of {', '.join(CHOICES)}")
-    serve_until_stopped(effective(flags, os.environ, config).config, workers, routers, address, rule, share_weights)
+    settings = effective(flags, os.environ, config).config
+    roles = roles_of(settings, workers, prefill, decode)
+    serve_until_stopped(settings, roles, routers, address, rule, share_weights)
+
+
+def roles_of(config: ServeConfig, workers: int, prefill: int, decode: int) -> dict[Role, int]:
+    """Return the number of workers of each role. Raises ConfigError where none can prefill for another."""
+    if not (prefill or decode):
+        return {Role.BOTH: workers}
+    if not (prefill and decode):
+        raise ConfigError(f"prefill is {prefill} and decode is {decode}: both must be given, or neither")
+    from headwater.cluster.hosting import pulls  # needs the web framework
+
+    if not pulls(config):
+        must = "workers pull prefixes on a CPU alone, with a cache, and not with decode_reuse raw"
+        raise ConfigError(f"prefill is {prefill}, must be 0 with these settings: {must}")
+    return {Role.PREFILL: prefill, Role.DECODE: decode}
 
 
 group.command(cls=GroupedCommand, epilog=EPILOG)(with_options(up, SETTINGS))
@@ -69,13 +88,17 @@ def status(address: Found = None) -> None:
     for one in state["workers"]:
         numbers = (f"{one[name]:,}" for name in ("requests", "running", "waiting"))
         workers.add_row(one["name"], one["state"], one["fingerprint"] or "", str(one["process"] or ""), *numbers)
+    roles = Table("roles", ("role", "workers"), ())
+    for role in (Role.PREFILL, Role.DECODE):
+        if named := [one["name"] for one in state["workers"] if one["role"] == role]:
+            roles.add_row(role.value, ", ".join(named))
     requests = Table("requests", ("what became of them",), ("number",))
     for what, number in sorted(state["requests"].items()):
         requests.add_row(what.replace("_", " "), f"{number:,}")
     routers = Table("routers", (), ("process",))
     for process in state.get("routers", ()):
         routers.add_row(str(process))
-    show(workers, requests, *([routers] if state.get("routers") else []))
+    show(workers, *([roles] if roles.row_count else []), requests, *([routers] if state.get("routers") else []))
 
 
 @group.command()
@@ -89,9 +112,17 @@ def drain(worker: Annotated[str, Argument(help="Name of a worker.")], address: F
 
 
 @group.command()
-def scale(workers: Annotated[int, Argument(min=1, help="Number of workers.")], address: Found = None) -> None:
+def scale(
+    workers: Annotated[int, Argument(min=1, help="Number of workers.")],
+    role: Annotated[Role, Option(help="Role of these workers.")] = Role.BOTH,
+    address: Found = None,
+) -> None:
     """Have more workers, or fewer."""
-    _command(_mailbox(address), "scale", str(workers))
+    mailbox = _mailbox(address)
+    roles = {one["role"] for one in _state(mailbox)["workers"] if one["role"]}
+    if roles and role not in roles:
+        raise ConfigError(f"there are no workers of role {role.value}, but of {' and '.join(sorted(roles))}")
+    _command(mailbox, "scale", str(workers), role.value)
 
 
 @group.command()
@@ -129,7 +160,7 @@ def _ray_workers() -> Any:
 
 
 def serve_until_stopped(
-    config: ServeConfig, workers: int, routers: int, address: str | None, rule: str, share_weights: bool
+    config: ServeConfig, roles: dict[Role, int], routers: int, address: str | None, rule: str, share_weights: bool
 ) -> None:
     """Bind, start the workers, serve, and stop in order. Raises KeyboardInterrupt after a second SIGINT."""
     if config.kv_events:
@@ -150,8 +181,9 @@ def serve_until_stopped(
         router = OneRouter(config, keys, rule) if routers == 1 else SeveralRouters(config, keys, rule, routers, sock)
         found = ray_workers.connect(address, cores)
         mailbox = ray_workers.OwnMailbox()
+        workers = sum(roles.values())
         running: RayWorkers = ray_workers.RayWorkers(
-            config, workers, router.members, keys.for_workers, address, cores, share_weights
+            config, roles, router.members, keys.for_workers, address, cores, share_weights
         )
         router.members.lost = running.lost
         ended = threading.Event()
@@ -232,6 +264,7 @@ def _follow_commands(mailbox: Any, router: Any, running: RayWorkers, ended: thre
             if command == "drain":
                 running.drain(*values)
             elif command == "scale":
-                running.scale(int(values[0]))
+                wanted, role = values
+                running.scale(int(wanted), Role(role))
             else:
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -11,7 +11,8 @@ import os
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -23,6 +24,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from headwater.cluster.choice import Role
 from headwater.cluster.curve import WorkerKeys
 from headwater.cluster.hosting import Host, worker_config
 from headwater.cluster.sockets import Contact
@@ -60,6 +62,7 @@ class Started:
     """One worker's actor."""
 
     name: str
+    role: Role
     actor: Any
     contact: Any  # of its socket, once it is there
     ended: Any = None  # a result that is there when it has stopped
@@ -165,7 +168,7 @@ class RayWorkers:
     def __init__(
         self,
         config: ServeConfig,
-        wanted: int,
+        wanted: Mapping[Role, int],
         router: Membership,
         keys: WorkerKeys,
         address: str | None,
@@ -176,10 +179,11 @@ class RayWorkers:
 
         `share_weights`: workers of one host hold the model's weights once.
         """
-        self.wanted, self._share_weights = wanted, share_weights
-        self._threads = max(1, cores // wanted)
+        self.wanted, self._share_weights = dict(wanted), share_weights
+        workers = sum(wanted.values())
+        self._threads = max(1, cores // workers)
         self._cpus = 0 if address is None else self._threads  # a machine of its own may have more workers than cores
-        self._config = worker_config(config, wanted, self._threads)
+        self._config = worker_config(config, workers, self._threads)
         self._router, self._keys, self._own_address = router, keys, partial(own_address, address)
         self._started: dict[str, Started] = {}
         self._lost: deque[str] = deque()
@@ -205,16 +209,19 @@ class RayWorkers:
         while time.monotonic() < end and not self._closing.is_set():
             with self._lock:
                 joined = [one for one in self._started.values() if one.ended is not None and not one.draining]
-            if len(joined) >= self.wanted:
+            if len(joined) >= sum(self.wanted.values()):
                 return True
             time.sleep(LOOKED)
         return False
 
-    def scale(self, wanted: int) -> None:
-        """Change the number of workers; those that are too many are drained. Memory is divided as at the start."""
+    def scale(self, wanted: int, role: Role) -> None:
+        """Change the number of a role's workers; those that are too many are drained.
+
+        Memory is divided as at the start.
+        """
         with self._lock:
-            self.wanted = wanted
-            staying = [one for one in self._started.values() if not one.draining]
+            self.wanted[role] = wanted
+            staying = [one for one in self._started.values() if one.role == role and not one.draining]
             for one in staying[wanted:]:
                 self._drain(one)
 
@@ -254,12 +261,16 @@ class RayWorkers:
                         self._look_for(self._lost.popleft())
                     for one in tuple(self._started.values()):
                         self._look(one)
-                    missing = self.wanted - sum(not one.draining for one in self._started.values())
-                    if missing > 0 and time.monotonic() >= self._again:
-                        for _ in range(missing):
-                            self._start()
+                    if time.monotonic() >= self._again:
+                        for role in self._missing():
+                            self._start(role)
             except RayError:
                 log.exception("Ray does not answer")
+
+    def _missing(self) -> list[Role]:
+        """Return the role of each worker that is to be started."""
+        there = Counter(one.role for one in self._started.values() if not one.draining)
+        return [role for role, wanted in self.wanted.items() for _ in range(wanted - there[role])]
 
     def _look_for(self, name: str) -> None:
         """Try once more to reach a worker that was lost, or kill it."""
@@ -276,15 +287,15 @@ class RayWorkers:
             del self._started[name]
             ray.kill(one.actor, no_restart=True)
 
-    def _start(self) -> None:
+    def _start(self, role: Role) -> None:
         name = next(self._names)
         variables = {"OMP_NUM_THREADS": str(self._threads), "RAY_memory_monitor_refresh_ms": "0"}
         hosts: Any = ray.remote(Host)
         options = {"num_cpus": self._cpus, "max_restarts": 0, "max_concurrency": 4}
         actor = hosts.options(**options, runtime_env={"env_vars": variables}).remote(
-            self._config, self._keys, self._own_address, self._share_weights
+            self._config, self._keys, self._own_address, self._share_weights, role
         )
-        self._started[name] = Started(name, actor, actor.contact.remote())
+        self._started[name] = Started(name, role, actor, actor.contact.remote())
 
     def _look(self, one: Started) -> None:
         """Note what became of a worker since the last look."""
