@@ -16,7 +16,7 @@ from headwater.engine.meter import Backlog
 from headwater.request import Span
 from headwater.schedule.tier_load import PullSpeed
 from tests.cluster.fake import FakeWorker, FormulaEngine, asking, cluster, formula, kill, until
-from tests.cluster.test_routed_answers import KINDS, Whole, ask, generation, lost_after
+from tests.cluster.test_routed_answers import KINDS, Whole, ask, generation, lost_after, settle
 from tests.cluster.test_routed_answers import cluster as real_cluster
 from tests.cluster.test_router import submit
 from tests.exactness.conftest import load  # noqa: F401  a fixture
@@ -234,3 +234,19 @@ def test_a_handed_over_answer_whose_worker_is_lost_has_the_bits_of_one_server(mo
         assert (router.counts["handed_over"], router.counts["resumed"]) == (1, 1)
     assert answer.comparable == plain.comparable
     assert answer.finished.account.prefilled_by == "p"
+
+
+def test_a_next_turn_goes_on_where_the_answer_was_decoded(model) -> None:
+    """It hits past the prompt, into the answer, and is not prefilled apart."""
+    prompt = words(700, "session")
+    with real(model, p=Role.PREFILL, d=Role.DECODE) as (router, workers):
+        first = ask(router, generation("greedy", prompt, 20)).wait()
+        for worker in workers.values():
+            worker.engine.drain(60)
+        settle(router)
+        turn = generation("greedy", [*prompt, *first.tokens, *words(15, "turn")], 20)
+        second = ask(router, turn).wait()
+        assert (router.counts["prefilled_apart"], router.counts["cached_as_predicted"]) == (1, 3)
+    assert (first.finished.account.prefilled_by, second.finished.account.prefilled_by) == ("p", None)
+    assert second.finished.account.cached_tokens == 704
+    assert second.comparable == one_server(model, turn)[0].comparable
