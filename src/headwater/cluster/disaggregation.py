@@ -6,6 +6,7 @@ and pulls the prefix from the first one's memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -66,22 +67,24 @@ def prefiller(prompt: Prompt, candidates: Sequence[Candidate]) -> int | None:
 
     `candidates`: workers whose pulls are priced.
     """
-    speeds = token_seconds(candidates)
     decoding = decoders(candidates)
-    whole = min(_with_delays(prompt, candidates[i], speeds[i]) for i in decoding)
-    cheapest: tuple[float, int] | None = None
-    for i, one in enumerate(candidates):
-        if i in decoding:
-            continue
-        after = [
-            _with_delays(prompt, handed_over(prompt, candidates[j]), speeds[j])
-            for j in decoding
-            if candidates[j].pool == one.pool and candidates[j].pull is not None
-        ]
-        if after:
-            cost = expected_seconds(prompt, one, speeds[i]) + min(after)
-            cheapest = min(cheapest or (cost, i), (cost, i))
-    return cheapest[1] if cheapest is not None and cheapest[0] < whole else None
+    if len(decoding) == len(candidates):
+        return None
+    speeds = token_seconds(candidates)
+    whole, after = math.inf, dict[str, float]()  # the least cost of decoding after a prefill apart, by pool
+    for i in decoding:
+        one, speed = candidates[i], speeds[i]
+        whole = min(whole, _with_delays(prompt, one, speed))
+        if one.pull is not None:
+            cost = _with_delays(prompt, handed_over(prompt, one), speed)
+            after[one.pool] = min(after.get(one.pool, math.inf), cost)
+    apart = {
+        i: expected_seconds(prompt, one, speeds[i]) + after[one.pool]
+        for i, one in enumerate(candidates)
+        if one.role == Role.PREFILL and one.pool in after
+    }
+    cheapest = min(apart, key=apart.__getitem__, default=None)
+    return cheapest if cheapest is not None and apart[cheapest] < whole else None
 
 
 def note_prefilled(prompt: Prompt, name: str, candidates: Sequence[Candidate]) -> None:
