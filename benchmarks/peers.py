@@ -16,6 +16,7 @@ in the folder of peers, in the environments that VENV_LLAMACPP and VENV_VLLM nam
 from __future__ import annotations
 
 import argparse
+import importlib
 import random
 import shlex
 import signal
@@ -28,6 +29,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -104,14 +106,14 @@ class Running:
     def cold(self, n_tokens: int) -> float:
         """Milliseconds to the first token of a prompt never seen."""
         self.last[n_tokens] = self.prompt(n_tokens)
-        answer = self._ask(self.last[n_tokens])
+        answer = self.ask(self.last[n_tokens])
         if cached_of(answer) > n_tokens // 10:
             raise RuntimeError(f"{self.name}: {cached_of(answer):,} of {n_tokens:,} tokens never seen were cached")
         return 1e3 * answer.ttft
 
     def resend(self, n_tokens: int) -> float:
         """Milliseconds to the first token of the last cold prompt of this length, sent again."""
-        answer = self._ask(self.last[n_tokens])
+        answer = self.ask(self.last[n_tokens])
         if cached_of(answer) < n_tokens - 64:
             raise RuntimeError(f"{self.name}: {cached_of(answer):,} of {n_tokens:,} tokens sent again were cached")
         return 1e3 * answer.ttft
@@ -119,7 +121,7 @@ class Running:
     def streams(self, prompts: list[list[int]], n_outputs: int) -> float:
         """Output tokens a second of all streams together, from the last one's first token to the first one's last."""
         for prompt in prompts:
-            self._ask(prompt)
+            self.ask(prompt)
         with ThreadPoolExecutor(len(prompts)) as clients:
             answers = list(clients.map(lambda prompt: complete(self.port, prompt, n_outputs), prompts))
         self.settle()
@@ -144,7 +146,8 @@ class Running:
         self.settle()
         return percentile(times, 99)
 
-    def _ask(self, prompt: list[int]) -> Streamed:
+    def ask(self, prompt: list[int]) -> Streamed:
+        """Return the answer of one token, when the server is idle again. Raises TimeoutError."""
         answer = complete(self.port, prompt)
         self.settle()
         return answer
@@ -172,17 +175,31 @@ def started(wanted: Wanted, given: argparse.Namespace, words: list[int]) -> Iter
 
 @contextmanager
 def _peer(wanted: Wanted, given: argparse.Namespace) -> Iterator[tuple[Any, int]]:
-    sys.path.insert(0, str(given.peers / "serve"))
-    from run_peer import Peer  # type: ignore[import-not-found]
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     options = {"threads": given.threads, "ctx": given.slot, "cache_gb": MEMORY, "extra": wanted.flags}
     options["parallel"] = max(given.streams, default=1)
     log = given.out.with_suffix(f".{wanted.name}.log")
-    with Peer(PEERS[wanted.where], wanted.model, port=port, log=str(log), **options) as peer:
-        yield peer, port
+    with started_peer(given.peers, PEERS[wanted.where], wanted.model, log, **options) as running:
+        yield running
     log.unlink()
+
+
+@contextmanager
+def started_peer(folder: Path, kind: str, model: Path, log: Path, **options: Any) -> Iterator[tuple[Any, int]]:
+    """Run a peer on a free port, by `run_peer.py` of the folder of peers, until the block ends; return it and the port.
+
+    Raises SystemExit if it does not start.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with peer_runner(folder).Peer(kind, model, port=port, log=str(log), **options) as peer:
+        yield peer, port
+
+
+def peer_runner(folder: Path) -> ModuleType:
+    """Import `serve/run_peer.py` of the folder of peers."""
+    if (serving := str(folder / "serve")) not in sys.path:
+        sys.path.insert(0, serving)
+    return importlib.import_module("run_peer")
 
 
 def work_of(given: argparse.Namespace, prompts: list[list[int]]) -> dict[tuple[str, str], Callable[[Running], float]]:
