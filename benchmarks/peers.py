@@ -248,7 +248,8 @@ def markdown(rows: list[Row], servers: Sequence[str]) -> str:
     for row in rows:
         name, _, server = row.name.rpartition(": ")
         if server in servers:
-            spread = f" [{measure.shown(min(row.values))}, {measure.shown(max(row.values))}]" * (len(row.values) > 1)
+            least, most = min(row.values), max(row.values)
+            spread = f" [{measure.shown(least)}, {measure.shown(most)}]" if least < most else ""
             cells.setdefault((name, row.unit), {})[server] = measure.shown(row.median) + spread
     lines = [f"| | {' | '.join(servers)} |", "| --- |" + " --- |" * len(servers)]
     for (name, unit), of in cells.items():

@@ -101,7 +101,7 @@ def test_the_first_server_is_compared_with_each_other_one() -> None:
 def test_the_table_has_medians_with_least_and_most() -> None:
     rows = [
         Row("cold: ours", "ms", [1.0, 2.0, 4.0]),
-        Row("cold: theirs", "ms", [8.0]),
+        Row("cold: theirs", "ms", [8.0, 8.0]),
         Row("cold: ours / theirs, speed", "x", [4.0]),
         Row("resident: ours", "MB", [500.0]),
     ]
