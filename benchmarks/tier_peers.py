@@ -85,7 +85,7 @@ Rows = Iterator[Row]
 
 
 class RefusedError(Exception):
-    """A peer is not installed, or did not start."""
+    """A peer is not installed, did not start, or refuses a request."""
 
 
 def first_error(log: str) -> str:
@@ -143,7 +143,7 @@ def llama_cpp(
 
 
 def slot_file(port: int, action: str) -> float:
-    """Save llama.cpp's one slot to a file, or restore it; return the milliseconds. Raises RuntimeError if it fails."""
+    """Save llama.cpp's one slot to a file, or restore it; return the milliseconds. Raises RefusedError."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
     connection.connect()
     begun = time.perf_counter()
@@ -153,7 +153,7 @@ def slot_file(port: int, action: str) -> float:
     taken = 1e3 * (time.perf_counter() - begun)
     connection.close()
     if response.status != 200:
-        raise RuntimeError(f"{action} of a slot answered {response.status}: {answer[:500]!r}")
+        raise RefusedError(f"{action} of a slot answered {response.status}: {answer[:500].decode()}")
     return taken
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,6 +105,22 @@ def test_the_first_error_is_that_of_the_process_without_what_precedes_it() -> No
     assert first_error(LOG) == 'ValueError: no store here: "ask, for another"'
     assert first_error("loading\nKilled\n") == "Killed"
     assert first_error("") == "no log"
+
+
+class NoSlots(BaseHTTPRequestHandler):
+    """llama.cpp's answers, to requests for a slot, without `--slot-save-path`."""
+
+    def do_POST(self) -> None:
+        self.send_response(501)
+        self.end_headers()
+        self.wfile.write(b"not supported")
+
+
+def test_a_slot_that_cannot_be_saved_is_a_refusal() -> None:
+    with HTTPServer(("127.0.0.1", 0), NoSlots) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(RefusedError, match="save of a slot answered 501: not supported"):
+            tier_peers.slot_file(server.server_port, "save")
 
 
 class Ends:
