@@ -29,6 +29,18 @@ def test_routers_are_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str])
         assert re.search(rf" {min(counts)}(-{max(counts)})? ", printed)
 
 
+def test_numbers_of_workers_that_prefill_are_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.json"
+    options = ("--serve", "h100", "--workers", "3", "--pulls", "12.5GB/s", "--prefill", "0,1", "--json", str(out))
+    assert run([*TRAFFIC, *options]) == 0
+    rows = [row["cluster"] for row in json.loads(out.read_text())["rows"]]
+    assert [row["prefill"] for row in rows] == [0, 1]
+    assert rows[0]["handed_over"] == 0 < rows[1]["handed_over"]
+    printed = " ".join(capfd.readouterr().out.split())
+    assert f"handed over {rows[1]['handed_over']}, " in printed
+    assert "its p95" in printed
+
+
 def test_rows_of_unlike_memory_are_told_apart_in_each_table(capfd: pytest.CaptureFixture[str]) -> None:
     options = ("--serve", "h100", "--workers", "2", "--eviction", "lru,headwater")
     assert run([*TRAFFIC, *options, "--memory", "3GB,4GB"]) == 0
@@ -45,6 +57,9 @@ def test_rows_of_unlike_memory_are_told_apart_in_each_table(capfd: pytest.Captur
         (("--workers", "2"), "--workers 2 needs --serve"),
         (("--serve", "h100", "--router", "least_cost"), "--router least_cost needs --workers"),
         (("--serve", "h100", "--event-delay", "0"), "--event-delay 0 needs --workers"),
+        (("--serve", "h100", "--prefill", "1"), "--prefill 1 needs --workers"),
+        (("--serve", "h100", "--workers", "2", "--prefill", "few"), "--prefill has 'few', must have numbers"),
+        (("--serve", "h100", "--workers", "2", "--prefill", "1"), "prefill is 1 of 2 workers with pulls off"),
         (("--serve", "h100", "--workers", "0"), "'--workers': Input should be"),
         (("--serve", "h100", "--workers", "2", "--router", "best"), "router 'best' is unknown; there are aibrix"),
         (("--serve", "h100", "--workers", "2", "--router", "aibrix(1,2,3,4)"), "router 'aibrix(1,2,3,4)' cannot be"),

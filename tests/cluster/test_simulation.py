@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from headwater.cluster import simulation
 from headwater.cluster.rivals import CHOICES
 from headwater.cluster.simulation import Simulation, simulate
 from headwater.errors import ConfigError
@@ -213,3 +214,35 @@ def test_pulls_beside_a_tier_are_an_error() -> None:
     setup = replace(SETUP, tier=TierLaw.read("100GB@2GB/s"))
     with pytest.raises(ConfigError, match="not simulated together"):
         run(Cluster(2, "least_cost", network=FAST_NETWORK), setup=setup)
+
+
+def test_prompts_prefilled_apart_are_answered_once() -> None:
+    plain, apart = (run(Cluster(4, "least_cost", 0.001, FAST_NETWORK, prefill)) for prefill in (0, 2))
+    found = routing(apart)
+    assert (routing(plain).handed_over, found.prefill) == (0, 2)
+    assert 0 < found.handed_over < apart.row.requests, "short prompts, and those that are cached, are not"
+    assert sum(share.requests for share in found.workers) == apart.row.requests == plain.row.requests
+    assert sorted(one.output_tokens for one in apart.outcomes) == sorted(one.output_tokens for one in plain.outcomes)
+    assert found.pulled >= found.handed_over - found.pulls_failed
+
+
+def test_an_answer_handed_over_takes_the_pull_and_its_tokens() -> None:
+    """Alone, a request is prefilled where it is decoded; where it never is, the second token waits for the pull."""
+    trace = traffic(requests=20)
+    whole = run(Cluster(2, "least_cost", 0.0, FAST_NETWORK, prefill=1), ALONE, trace=trace)
+    assert routing(whole).handed_over == 0, "nobody is disturbed"
+    slow = Network(10**9, latency=0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation, "prefiller", lambda prompt, candidates: 0)
+        apart = run(Cluster(2, "least_cost", 0.0, slow, prefill=1), ALONE, trace=trace)
+    found = routing(apart)
+    answers = [one for one in apart.outcomes if one.output_tokens > 1]
+    assert found.handed_over == len(answers)
+    assert [share.requests for share in found.workers] == [len(answers), len(apart.outcomes) - len(answers)]
+    assert apart.row.tpot_ms.mean > whole.row.tpot_ms.mean
+
+
+@pytest.mark.parametrize("cluster", [Cluster(2, "least_cost", prefill=1), Cluster(2, "least_cost", 0, FAST_NETWORK, 2)])
+def test_workers_that_prefill_need_others_that_pull(cluster: Cluster) -> None:
+    with pytest.raises(ConfigError, match="others must decode, and pull from them"):
+        run(cluster)

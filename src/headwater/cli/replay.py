@@ -99,6 +99,10 @@ def replay(
         str | None,
         Option(help=f"With --workers: pulls between workers: off, or {NETWORK_SPELLING}; with commas. [default: off]"),
     ] = None,
+    prefill: Annotated[
+        str | None,
+        Option(help="With --workers and --pulls: workers that only prefill, of all; with commas. [default: 0]"),
+    ] = None,
     arrival: common.Arrival = None,
     limit: common.Limit = None,
     data: common.Data = None,
@@ -131,7 +135,7 @@ def replay(
     laws = common.choices(speculation, Law.read)
     tiers = common.choices(tier, TierLaw.read)
     given = common.choices(hints, Hints.read)
-    clusters = _clusters(workers, router, event_delay, pulls)
+    clusters = _clusters(workers, router, event_delay, pulls, prefill)
     if serve is None and any(tiers):
         raise ConfigError(f"--tier {tier} needs --serve: without a clock nothing is read")
     if serve is None and any(laws):
@@ -185,26 +189,39 @@ def _run(
 
 
 def _clusters(
-    workers: int | None, router: str | None, event_delay: float | None, pulls: str | None
+    workers: int | None, router: str | None, event_delay: float | None, pulls: str | None, prefill: str | None
 ) -> list[Cluster | None]:
-    """Return a cluster for each rule of the router and network; [None] without workers.
+    """Return a cluster for each rule of the router, network and number that prefill; [None] without workers.
 
-    Raises ConfigError for an unknown rule or a network that is none.
+    Raises ConfigError for an unknown rule, a network that is none, or workers that cannot prefill for others.
     """
     if workers is None:
-        for option, given in (("--router", router), ("--event-delay", event_delay), ("--pulls", pulls)):
+        options = ("--router", router), ("--event-delay", event_delay), ("--pulls", pulls), ("--prefill", prefill)
+        for option, given in options:
             if given is not None:
                 shown = f"{given:g}" if isinstance(given, float) else given
                 raise ConfigError(f"{option} {shown} needs --workers: one server has no router")
         return [None]
     try:
         from headwater.cluster.rivals import make_choice
+        from headwater.cluster.simulation import roles
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'headwater[cluster]'") from error
     rules, networks = common.choices(router or ROUTER, str), common.choices(pulls or OFF_PULLS, Network.read)
     for rule in rules:
         make_choice(rule)
-    return [Cluster(workers, rule, event_delay or 0.0, network) for rule, network in product(rules, networks)]
+    numbers = common.choices(prefill or "0", _number)
+    places = product(rules, networks, numbers)
+    clusters = [Cluster(workers, rule, event_delay or 0.0, network, number) for rule, network, number in places]
+    for cluster in clusters:
+        roles(cluster)
+    return [*clusters]
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ConfigError(f"--prefill has {text!r}, must have numbers of workers")
+    return int(text)
 
 
 def _replay_of(setups: list[Setup]) -> Run:

@@ -95,6 +95,14 @@ def _pulls(rows: Sequence[Row]) -> bool:
     return any(row.cluster is not None and row.cluster.network != OFF_PULLS for row in rows)
 
 
+def _prefill(rows: Sequence[Row]) -> bool:
+    return any(row.cluster is not None and row.cluster.prefill for row in rows)
+
+
+def _of_tokens(rows: Sequence[Row]) -> bool:
+    return _prefill(rows) or any(row.speculation != OFF_DRAFTS for row in rows)
+
+
 LABELS = (
     Column("GB", lambda row: f"{row.memory / 1e9:,.4g}"),
     Column("pool", lambda row: row.pool, lambda rows: any(row.pool != "unified" for row in rows)),
@@ -105,6 +113,7 @@ LABELS = (
     Column("drafts", lambda row: row.speculation, lambda rows: any(row.speculation != OFF_DRAFTS for row in rows)),
     Column("router", lambda row: row.cluster.router if row.cluster else "", lambda rows: rows[0].cluster is not None),
     Column("pulls", lambda row: row.cluster.network if row.cluster else "", _pulls),
+    Column("prefill", lambda row: f"{_cluster(row).prefill}", _prefill),
 )
 FIGURES = (
     Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
@@ -120,8 +129,9 @@ FIGURES = (
     Column(
         "a token",
         lambda row: "" if row.tpot_ms is None else f"{row.tpot_ms.p50:,.1f}",
-        lambda rows: any(row.speculation != OFF_DRAFTS for row in rows),
+        _of_tokens,
     ),
+    Column("its p95", lambda row: "" if row.tpot_ms is None else f"{row.tpot_ms.p95:,.1f}", _prefill),
     Column("queue", lambda row: "" if row.queue_depth is None else f"{row.queue_depth:.2f}", _timed),
     Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}"),
     Column("reused", lambda row: f"{_short(row.checkpoints_hit)} of {_short(row.checkpoints_taken)}"),
@@ -132,6 +142,7 @@ ROUTED = (
     Column("requests a worker", lambda row: _range(row, "requests", ",")),
     Column("hits a worker", lambda row: _range(row, "token_hit_rate", ".1%")),
     Column("pulled", lambda row: f"{_cluster(row).pulled:,}", _pulls),
+    Column("handed over", lambda row: f"{_cluster(row).handed_over:,}", _prefill),
     Column("as predicted", lambda row: f"{as_predicted(_cluster(row)):.2%}"),
     Column("more", lambda row: f"{_cluster(row).more:,}"),
     Column("less", lambda row: f"{_cluster(row).less:,}"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headwater.cache.changes import ChangeLog
-from headwater.cluster.choice import Candidate, Known, OpenRequests, Outstanding, Prompt
+from headwater.cluster.choice import Candidate, Known, OpenRequests, Outstanding, Prompt, Role
 from headwater.cluster.digests import Digests
 from headwater.cluster.ledger import Ledger, Tokens
 from headwater.cluster.messages import Message
@@ -56,8 +56,11 @@ class Inbox:
 class SimulatedWorker:
     """One worker of a simulated cluster."""
 
-    def __init__(self, name: str, trace: Trace, setup: Setup, engine: Engine, digests: Digests, delay: float) -> None:
+    def __init__(
+        self, name: str, role: Role, trace: Trace, setup: Setup, engine: Engine, digests: Digests, delay: float
+    ) -> None:
         """`delay`: seconds until a change of the cache is known to the router."""
+        self.role = role
         self.name, self._trace, self._setup, self._delay = name, trace, setup, delay
         self._log = ChangeLog()
         self.serving = Serving(trace, setup, engine, changes=self._log)
@@ -83,7 +86,7 @@ class SimulatedWorker:
         while self._on_the_way and self._on_the_way[0][0] <= now:
             self.picture.apply(self._on_the_way.popleft()[1])
         backlog = self._meter.backlog(self.serving.scheduler)
-        known = Known(self.name, self._max_running, backlog, self._outstanding)
+        known = Known(self.name, self._max_running, backlog, self._outstanding, role=self.role)
         return known.candidate(prompt, self.picture.find(prompt.blocks, prompt.tokens))
 
     def match(self, request: Request) -> int:

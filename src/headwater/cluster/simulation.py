@@ -9,12 +9,13 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from headwater.account import CacheAccount
-from headwater.cluster.choice import Outstanding, Prompt, holders, price_pulls
+from headwater.cluster.choice import Outstanding, Prompt, Role, holders, price_pulls
 from headwater.cluster.digests import Digests
+from headwater.cluster.disaggregation import decoders, note_prefilled, prefiller
 from headwater.cluster.rivals import make_choice
 from headwater.cluster.simulated_pulls import SimulatedPulls
 from headwater.cluster.simulated_worker import Inbox, Sent, SimulatedWorker
@@ -48,6 +49,27 @@ def simulate(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | No
     return replace(result, row=replace(result.row, cluster=simulation.routing))
 
 
+@dataclass(frozen=True, slots=True)
+class Prefilling:
+    """A request of which a worker computes the prompt and the first token, and the whole one."""
+
+    first: Request
+    whole: Request
+
+
+def roles(cluster: Cluster) -> list[Role]:
+    """Return the roles of a cluster's workers. Raises ConfigError where none can prefill for another."""
+    if not cluster.prefill:
+        return [Role.BOTH] * cluster.workers
+    if cluster.prefill >= cluster.workers or cluster.network is None:
+        shown = "off" if cluster.network is None else str(cluster.network)
+        raise ConfigError(
+            f"prefill is {cluster.prefill} of {cluster.workers} workers with pulls {shown}: "
+            "others must decode, and pull from them"
+        )
+    return [Role.PREFILL] * cluster.prefill + [Role.DECODE] * (cluster.workers - cluster.prefill)
+
+
 class Simulation:
     """One run; `run` returns when the last request is answered."""
 
@@ -59,9 +81,11 @@ class Simulation:
         self._turns = Counter(request.session for request in trace.requests)
         self._counts: Counter[str] = Counter()
         self._events: list[tuple[float, int, int]] = []  # (time, END or BEGIN, worker)
+        self._prefills: dict[int, Prefilling] = {}  # by the identity of what its worker was sent
+        self._decodes: dict[int, float] = {}  # by the identity of a request that goes on: when its first token came
         self.workers = [
-            SimulatedWorker(f"w{n}", trace, setup, engine, self._digests, cluster.event_delay)
-            for n in range(cluster.workers)
+            SimulatedWorker(f"w{n}", role, trace, setup, engine, self._digests, cluster.event_delay)
+            for n, role in enumerate(roles(cluster))
         ]
         self._pulls: list[SimulatedPulls] = []
         if cluster.network is not None:
@@ -79,6 +103,7 @@ class Simulation:
                 outcomes=self._total.outcomes,
                 token_seconds=self._total.token_seconds,
                 added=partial(self._begun, worker),
+                goes_on=partial(self._goes_on, worker),
             )
             worker.watch(Inbox(arrivals.due, partial(self._answered, worker)), tally, ideal)
 
@@ -86,26 +111,36 @@ class Simulation:
         while True:
             due, event = self._arrivals.due(), self._events[0] if self._events else None
             if due is not None and (event is None or (due, ARRIVAL) < event[:2]):
-                self._route(due)
+                self._route(self._arrivals.take(), due)
             elif event is not None:
                 at, kind, n = heapq.heappop(self._events)
                 (self._end if kind == END else self._begin)(at, n)
             else:
                 return self._summed()
 
-    def _route(self, now: float) -> None:
-        """Send the request that arrives now to the worker that the rule chooses."""
-        request = self._arrivals.take()
+    def _route(self, request: Request, now: float, prefilled_by: str | None = None) -> None:
+        """Send a request that arrives now, or whose first token `prefilled_by` has sampled, to a worker."""
         prompt = self._prompt(request)
         candidates = [worker.candidate(prompt, now) for worker in self.workers]
+        if prefilled_by is not None:
+            note_prefilled(prompt, prefilled_by, candidates)
         price_pulls(candidates)
-        n = self._choice.choose(prompt, candidates)
+        whole = prefilled_by is not None or request.output_tokens < 2 or request.segments
+        alone = None if whole else prefiller(prompt, candidates)
+        if alone is None:
+            serving = decoders(candidates)
+            n = serving[self._choice.choose(prompt, [candidates[i] for i in serving])]
+        else:
+            n, whole_request = alone, request
+            request = replace(request, output_tokens=1, known_tokens=request.prompt_tokens, ended=False)
+            self._prefills[id(request)] = Prefilling(request, whole_request)
         worker, predicted = self.workers[n], candidates[n].reusable
         matched = worker.match(request)
         self._counts["as_predicted" if matched == predicted else "less" if matched < predicted else "more"] += 1
         if self._pulls:
             self._pulls[n].name(request, [self._pulls[at] for at in holders(n, candidates)])
-        worker.receive(request, Sent(Outstanding(prompt, candidates[n].uncached(prompt)), now, predicted, matched))
+        outstanding = Outstanding(prompt, candidates[n].uncached(prompt), prefilled_by is not None)
+        worker.receive(request, Sent(outstanding, now, predicted, matched))
         if worker.serving.work is not None:
             heapq.heappush(self._events, (worker.serving.ends, END, n))  # it may end sooner now
         elif worker.wakes is None or worker.wakes > now:  # it waits for a tier
@@ -154,14 +189,34 @@ class Simulation:
     # -- what becomes of requests
 
     def _begun(self, worker: SimulatedWorker, request: Request, account: CacheAccount | None) -> None:
+        if id(request) in self._prefills:
+            whole = self._prefills[id(request)].whole
+            self._total.outcomes[-1] = replace(self._total.outcomes[-1], output_tokens=whole.output_tokens)
         sent = worker.first_token(request)
-        self._choice.begun(sent.outstanding.prompt, worker.name)
+        if id(request) not in self._prefills:  # else the rule has not chosen its worker
+            self._choice.begun(sent.outstanding.prompt, worker.name)
         resumed = 0 if account is None else account.resumed_at
         if resumed != sent.matched:
             self._counts["lost_waiting" if resumed < sent.matched else "gained_waiting"] += 1
 
+    def _goes_on(self, worker: SimulatedWorker, request: Request) -> bool:
+        """Return whether another worker has prefilled a request, which was counted there."""
+        if id(request) not in self._decodes:
+            return False
+        self._choice.begun(worker.open[id(request)].outstanding.prompt, worker.name)
+        return True
+
     def _answered(self, worker: SimulatedWorker, request: Request, now: float) -> None:
         sent = worker.answered(request, now)
+        done = self._prefills.pop(id(request), None)
+        if done is not None:
+            self._counts["handed_over"] += 1
+            self._decodes[id(done.whole)] = now
+            self._route(done.whole, now, worker.name)
+            return
+        first_token = self._decodes.pop(id(request), None)
+        if first_token is not None:  # the hand-over is a part of the time of the tokens after the first
+            self._total.token_seconds[-1] = (now - first_token) / (request.output_tokens - 1)
         self._choice.ended(sent.outstanding.prompt, worker.name)
         self._arrivals.answered(request, now)
 
@@ -185,6 +240,8 @@ class Simulation:
             network=OFF if self._cluster.network is None else str(self._cluster.network),
             pulled=sum(one.pulled for one in self._pulls),
             pulls_failed=sum(one.failed for one in self._pulls),
+            prefill=self._cluster.prefill,
+            handed_over=self._counts["handed_over"],
             workers=tuple(worker.share for worker in self.workers),
             **{name: self._counts[name] for name in names},
         )

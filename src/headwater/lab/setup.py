@@ -102,6 +102,7 @@ class Cluster:
     router: str  # rule, as it is spelled on the command line
     event_delay: float = 0.0  # seconds until the router knows of a change of a cache
     network: Network | None = None  # by which workers pull prefixes; None: they do not
+    prefill: int = 0  # of the workers, those that only prefill
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,7 @@ class Tally:
     flops_all: float = 0.0
     token_seconds: list[float] = field(default_factory=list)  # of each answer, a token after its first
     added: Callable[[Request, CacheAccount | None], None] = lambda request, account: None  # called by `add`
+    goes_on: Callable[[Request], bool] = lambda request: False  # whether `add` has counted it at another worker
     _flops_spared: float = 0.0
 
     def sum(self, name: str) -> int:
@@ -159,6 +160,8 @@ class Tally:
         saved: Saved = NOTHING,
     ) -> None:
         """Count a request whose prompt was computed, or that was refused if it has no account."""
+        if self.goes_on(request):
+            return
         composed = 0 if account is None else account.composed_tokens
         one = Outcome(
             number=len(self.outcomes),
