@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from headwater.cli.cluster import roles_of
 from headwater.cluster.choice import Candidate, Prompt, Role, price_pulls
 from headwater.cluster.disaggregation import decoders, prefiller
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.engine.meter import Backlog
+from headwater.errors import ConfigError
 from headwater.request import Span
 from headwater.schedule.tier_load import PullSpeed
 from tests.cluster.fake import FakeWorker, FormulaEngine, asking, cluster, formula, kill, until
@@ -250,3 +252,27 @@ def test_a_next_turn_goes_on_where_the_answer_was_decoded(model) -> None:
     assert (first.finished.account.prefilled_by, second.finished.account.prefilled_by) == ("p", None)
     assert second.finished.account.cached_tokens == 704
     assert second.comparable == one_server(model, turn)[0].comparable
+
+
+# -- the command
+
+
+@pytest.mark.parametrize(
+    ("settings", "prefill", "decode", "found"),
+    [
+        ({}, 0, 0, {Role.BOTH: 3}),
+        ({}, 1, 2, {Role.PREFILL: 1, Role.DECODE: 2}),
+        ({}, 1, 0, "both must be given, or neither"),
+        ({}, 0, 2, "both must be given, or neither"),
+        ({"cache": False}, 1, 2, "with a cache"),
+        ({"device": "cuda"}, 1, 2, "on a CPU alone"),
+        ({"decode_reuse": "raw"}, 1, 2, "not with decode_reuse raw"),
+    ],
+)
+def test_roles_are_given_together_and_need_pulls(settings, prefill, decode, found) -> None:
+    config = replace(ServeConfig(), **settings)
+    if isinstance(found, str):
+        with pytest.raises(ConfigError, match=found):
+            roles_of(config, 3, prefill, decode)
+    else:
+        assert roles_of(config, 3, prefill, decode) == found
