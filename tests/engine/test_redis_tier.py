@@ -9,12 +9,18 @@ from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from headwater.account import TierOutcome
+from headwater.engine.tier import Tier
+from headwater.engine.tier_fingerprints import TierFingerprints
 from headwater.schedule.sequence import key_of
+from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import state_name
+from headwater.tiers.part import Sealer
 from headwater.tiers.place import TierPlace
-from headwater.tiers.redis import RedisStore
+from headwater.tiers.redis import PIECE, RedisStore
 from headwater.tiers.store import StoreError
 from tests.engine.test_tier_io import alike, mended, outcomes
 from tests.exactness.conftest import load  # noqa: F401  a fixture
@@ -86,16 +92,87 @@ def test_a_part_that_redis_has_evicted_in_part_is_gone(make, tmp_path) -> None:
     assert alike(make, prompts * 2, answers + again)
 
 
-def test_a_manifest_that_is_none_costs_its_part_where_redis_takes_no_writes(tmp_path, monkeypatch) -> None:
+def test_a_part_without_its_pieces_costs_itself_where_redis_takes_no_writes(tmp_path, monkeypatch) -> None:
     with redis_server(tmp_path) as redis:
         store = RedisStore(redis.url, None)
         store.put("sabc", [b"content"])
-        store._client.set(store._manifest("sdef"), b"none")
+        store._client.set(store._manifest("sdef"), f"{'0' * 24} 1 10")
         refuse = Mock(side_effect=store._redis.ReadOnlyError("You can't write against a read only replica."))
         monkeypatch.setattr(store, "_delete", refuse)
         assert store.get("sdef") is None
         assert bytes(store.get("sabc") or b"") == b"content"
         refuse.assert_called_once()
+
+
+ZEROS = b"0" * 24
+NUMBERS = st.integers(-(1 << 70), 1 << 70) | st.sampled_from([0, -1, 1, 10**15, 10**14])
+MANIFESTS = st.binary(max_size=60) | st.builds(
+    lambda pieces, size: b"%s %d %d" % (ZEROS, -(-size // PIECE) if pieces is None else pieces, size),
+    st.none() | NUMBERS,
+    NUMBERS,
+)
+
+
+def test_a_manifest_of_anybody_is_a_corrupt_part(tmp_path, caplog) -> None:
+    """Whatever it claims: its part is missing, and is dropped, and counted; other parts stay."""
+    with redis_server(tmp_path) as redis:
+        store = RedisStore(redis.url, None)
+        store.put("sabc", [b"content"])
+        fingerprint = Fingerprint.of({"probe": "one"})
+        tier = Tier(0, store, TierFingerprints(store, bytes(32), fingerprint, 4), Sealer(bytes(32)))
+
+        @given(MANIFESTS)
+        @settings(max_examples=60, deadline=1000)
+        @example(b"%s -1 -1048576" % ZEROS)
+        @example(b"%s 953674317 %d" % (ZEROS, 10**15 - 1))
+        @example(b"a\xff 1 1")
+        @example(b"%s 1_0 10485760" % ZEROS)
+        @example(b"")
+        def of(manifest: bytes) -> None:
+            before = tier.counts["corrupt"]
+            store._client.set(store._manifest("sdef"), manifest)
+            store._client.hset(store._shared[0], "sdef", manifest)
+            assert tier.read("sdef", "s", 1, b"key", [memoryview(bytearray(10))]) == TierOutcome.CORRUPT
+            assert (tier.counts["corrupt"], tier.usable, tier.writable) == (before + 1, True, True)
+            store._client.set(store._manifest("sdef"), manifest)
+            assert not store.get("sdef")
+            store.delete(["sdef"])
+            assert store.has(["sdef", "sabc"]) == [False, True]
+
+        of()
+        assert bytes(store.get("sabc") or b"") == b"content"
+        assert "is dropped" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        (b"sdef", b"7"),
+        (b"sdef", b"-7 1.0 "),
+        (b"sdef", b"99999999999999999999 1.0 "),
+        (b"sdef", b"7 nan "),
+        (b"sdef", b"7 inf "),
+        (b"sdef", b"7 -1.0 "),
+        (b"sdef", b"7 1.0 \xff"),
+        (b"sdef", b""),
+        (b"", b"7 1.0 "),
+        (b"\xff", b"7 1.0 "),
+        (b"other", b"7 1.0 "),
+    ],
+)
+def test_an_entry_of_anybody_costs_itself_alone(tmp_path, name, entry) -> None:
+    """A full store evicts, and stores what is new, whatever stands among its entries."""
+    with redis_server(tmp_path) as redis:
+        store = RedisStore(redis.url, 1000)
+        for part in (b"sabc", b"sdef"):
+            store.put(part.decode(), [bytes(300)])
+        store._client.set(store._prefix.encode() + b"part:" + name, f"{'0' * 24} 1 7")
+        store._client.hset(store._shared[0], name, entry)
+        assert set(store.catalog().entries) == {"sabc", "sdef"} - {name.decode("latin-1")}
+        for part in ("s0", "s1", "s2"):
+            store.put(part, [bytes(600)])
+        assert store.has(["s2"]) == [True]
+        assert not store._client.hexists(store._shared[0], name)
 
 
 def test_redis_that_evicts_keys_by_itself_changes_no_answer(make, tmp_path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ STATE, RUN = "s", "k"  # kinds of parts: the state at a position, the KV of a ru
 SEGMENT = "g"  # all of a segment
 ENTRIES = "m"  # entries of the MTP head beside a run of KV
 FINGERPRINT = "f"  # a fingerprint under which parts are stored
+NAME = re.compile(f"[{STATE}{RUN}{SEGMENT}{ENTRIES}{FINGERPRINT}][0-9a-f]+(-[0-9]+)?")
 WHOLE = STATE, SEGMENT  # kinds that are evicted by what they save; KV goes with the states above it
 
 
@@ -87,6 +89,11 @@ class Names:
         running = self._segment.copy()
         running.update(_sized(key))
         return SEGMENT + running.hexdigest() + self.tag
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text has the form of a part's name."""
+    return NAME.fullmatch(text) is not None
 
 
 def tag_of(name: str) -> str:

@@ -6,6 +6,7 @@ flipped bits and, since its own key is secret, parts that were renamed, or writt
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,7 +62,14 @@ class Header:
         if len(content) < HEADER.size:
             return None
         magic, version, kind, _, _, seconds, below, _, _ = HEADER.unpack_from(content)
-        return cls(kind.decode("latin-1"), seconds, below.hex()) if (magic, version) == (MAGIC, VERSION) else None
+        if (magic, version) != (MAGIC, VERSION) or not is_duration(seconds):
+            return None
+        return cls(kind.decode("latin-1"), seconds, below.hex())
+
+
+def is_duration(seconds: float) -> bool:
+    """Return whether a number, which a header may have from anyone, is one of seconds."""
+    return 0.0 <= seconds < math.inf
 
 
 class Sealer:

@@ -7,6 +7,8 @@ on from are kept in the store, so servers that share it evict alike.
 
 from __future__ import annotations
 
+import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -16,9 +18,9 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from headwater.tiers.catalog import Catalog, Entry
-from headwater.tiers.names import STATE, tag_of
-from headwater.tiers.part import Buffer, Header
-from headwater.tiers.store import StoreError, StoreFull, Usage, filled
+from headwater.tiers.names import STATE, is_name, tag_of
+from headwater.tiers.part import Buffer, Header, is_duration
+from headwater.tiers.store import StoreError, StoreFull, Usage, spread
 
 PIECE = 1 << 20  # bytes
 AT_ONCE = 16  # pieces in flight
@@ -27,6 +29,10 @@ CONNECT, READ = 1.0, 5.0  # seconds
 ALONE = 30  # seconds after which a server that evicts is thought to have ended
 ROOM = 0.05  # of the limit that an eviction frees at least
 NAMES_AT_ONCE = 1000
+MANIFEST = re.compile(rb"([0-9a-f]{24}) (\d{1,15}) (\d{1,15})")  # upload, number of pieces, size
+ENTRY = re.compile(rb"(\d{1,15}) (\S{1,32}) ([0-9a-f]*)")  # size, seconds, digest of the run that it goes on from
+
+log = logging.getLogger("headwater.tiers")
 
 # Publish an upload. KEYS: manifest, entries, times, bytes, states. ARGV: name, manifest, entry, time, size, pieces'
 # prefix, n, tag of a state's fingerprint.
@@ -49,7 +55,8 @@ redis.call('DEL', KEYS[1])
 local entry = redis.call('HGET', KEYS[2], ARGV[1])
 if entry then
   redis.call('HDEL', KEYS[2], ARGV[1])
-  redis.call('DECRBY', KEYS[4], string.match(entry, '^%d+'))
+  local size = string.match(entry, '^%d+')
+  if size and #size <= 15 then redis.call('DECRBY', KEYS[4], size) end
   if ARGV[3] ~= '' then redis.call('HINCRBY', KEYS[5], ARGV[3], -1) end
 end
 redis.call('ZREM', KEYS[3], ARGV[1])
@@ -106,38 +113,40 @@ class RedisStore:
         return found
 
     def get(self, name: str) -> Buffer | None:
-        return self._get(name, None)
+        found = self._get(name, None)
+        return None if found is None else b"".join(found)
 
     def read_into(self, name: str, pieces: Sequence[memoryview]) -> bool:
-        return filled(self._get(name, sum(map(len, pieces))), pieces)
+        found = self._get(name, sum(map(len, pieces)))
+        return found is not None and spread(found, pieces)
 
-    def _get(self, name: str, expected: int | None) -> Buffer | None:
-        """Return the bytes of a part; None if there is none, or it has not the `expected` size."""
+    def _get(self, name: str, expected: int | None) -> list[bytes] | None:
+        """Return the pieces of a part; None if there is none, or it has not the `expected` size.
+
+        A part without a valid manifest has no bytes: its reader finds it corrupt.
+        """
         with self._errors("cannot be read"):
             manifest = self._client.get(self._manifest(name))
             if manifest is None:
                 return None
             found = _read_manifest(manifest)
             if found is None:
-                self._drop(name)
+                return []
+            if found[2] != (found[2] if expected is None else expected):
                 return None
-            upload, pieces, size = found
-            if size != (size if expected is None else expected):
-                return None
-            content, at = bytearray(size), 0
-            for first in range(0, pieces, AT_ONCE):
+            upload, count, _ = found
+            pieces: list[bytes] = []
+            for first in range(0, count, AT_ONCE):
                 pipe = self._client.pipeline(transaction=False)
-                for number in range(first, min(first + AT_ONCE, pieces)):
+                for number in range(first, min(first + AT_ONCE, count)):
                     pipe.get(self._piece(upload, number))
-                for piece in pipe.execute():
-                    if piece is None or at + len(piece) > size:
-                        self._drop(name)
-                        return None
-                    content[at : at + len(piece)] = piece
-                    at += len(piece)
+                pieces += (piece for piece in pipe.execute() if piece is not None)
+                if len(pieces) < min(first + AT_ONCE, count):
+                    self._drop(name)
+                    return None
             with suppress(self._redis.RedisError):  # a server that takes no writes serves
                 self._client.zadd(self._shared[1], {name: self._clock()}, xx=True)
-            return memoryview(content)[:at]
+            return pieces
 
     def _drop(self, name: str) -> None:
         """Delete a part that is not whole, if the server takes writes."""
@@ -235,19 +244,22 @@ class RedisStore:
         pipe.execute()
 
     def _catalog(self) -> Catalog:
-        """Return what the store holds; entries whose manifest is gone are dropped."""
+        """Return what the store holds; entries without a manifest, and parts without a valid entry, are dropped."""
         catalog = Catalog()
         entries = self._client.hgetall(self._shared[0])
         used = dict(self._client.zrange(self._shared[1], 0, -1, withscores=True))
-        names = list(entries)
-        there = self.has([name.decode() for name in names])
-        for name, is_there in zip(names, there, strict=True):
-            if not is_there:
+        known = [name for name in entries if is_name(name.decode("latin-1"))]
+        there = dict(zip(known, self.has([name.decode() for name in known]), strict=True))
+        for name, stored in entries.items():
+            entry = _read_entry(stored, used.get(name, 0.0))
+            if not there.get(name):
                 self._client.hdel(self._shared[0], name)
                 self._client.zrem(self._shared[1], name)
-                continue
-            size, seconds, below = entries[name].decode().split(" ")
-            catalog.add(name.decode(), Entry(int(size), used.get(name, 0.0), float(seconds), below))
+            elif entry is None:
+                log.warning("%s: part %s is dropped: its entry is not what was stored", self.shown, name.decode())
+                self._delete(name.decode())
+            else:
+                catalog.add(name.decode(), entry)
         return catalog
 
     def _delete(self, name: str) -> None:
@@ -257,8 +269,10 @@ class RedisStore:
             return
         removed = self._remove(keys=[self._manifest(name), *self._shared], args=(name, manifest, _counted_tag(name)))
         upload, pieces, _ = _read_manifest(manifest) or ("", 0, 0)
-        if removed and pieces:
-            self._client.delete(*(self._piece(upload, number) for number in range(pieces)))
+        for first in range(0, pieces if removed else 0, NAMES_AT_ONCE):
+            numbers = range(first, min(first + NAMES_AT_ONCE, pieces))
+            if not self._client.delete(*(self._piece(upload, number) for number in numbers)):
+                return  # a manifest that is not ours may claim any number
 
     def _manifest(self, name: str) -> str:
         return f"{self._prefix}part:{name}"
@@ -285,12 +299,19 @@ def _counted_tag(name: str) -> str:
 
 def _read_manifest(manifest: bytes) -> tuple[str, int, int] | None:
     """Return upload, number of pieces and size; None if it is no manifest."""
-    try:
-        upload, pieces, size = manifest.decode("ascii").split(" ")
-        found = upload, int(pieces), int(size)
-    except ValueError:
+    found = MANIFEST.fullmatch(manifest)
+    if found is None or int(found[2]) != -(-int(found[3]) // PIECE):
         return None
-    return found if found[1] == -(-found[2] // PIECE) else None
+    return found[1].decode(), int(found[2]), int(found[3])
+
+
+def _read_entry(entry: bytes, used: float) -> Entry | None:
+    """Return the entry of a part that was used at `used`; None if it is no entry."""
+    found = ENTRY.fullmatch(entry)
+    with suppress(ValueError):
+        if found is not None and is_duration(seconds := float(found[2])):
+            return Entry(int(found[1]), used, seconds, found[3].decode())
+    return None
 
 
 def _cut(pieces: Sequence[Buffer]) -> Iterator[bytes]:
