@@ -260,3 +260,14 @@ def test_loads_in_little_memory_end_and_pins_are_given_back(make: Make) -> None:
         cache = rig.engine.scheduler.cache
         assert all(stored.pins == 0 for stored in cache.segments)
         assert cache.stats().evicted_segments > 0
+
+
+def test_a_store_that_does_not_answer_delays_no_other_stores_segments(make, store, first) -> None:
+    slow = Broken()
+    slow.waits["has"] = threading.Event()
+    with server(make, [slow, store]) as rig:
+        tiers = rig.engine.scheduler.tiers
+        tiers._timeout = tiers._segments._timeout = 0.2
+        again = ask(rig)
+        slow.waits["has"].set()
+    assert again.account.loaded_segments == len(DOCUMENTS)

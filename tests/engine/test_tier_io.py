@@ -130,6 +130,19 @@ def test_a_store_that_does_not_answer_is_not_waited_for(make, call) -> None:
     assert third.account.cached_tokens == (PROMPT - 1) // 64 * 64
 
 
+def test_a_store_that_does_not_answer_delays_no_other(make) -> None:
+    """A request that only the other store is relevant to waits for `--tier-timeout`, and is loaded from it."""
+    slow, (store, prompt) = Broken(), holding(make, words(PROMPT, "other store"))
+    slow.waits["has"] = threading.Event()
+    with server(make, [slow, store]) as rig:
+        rig.engine.scheduler.tiers._timeout = 0.2
+        again = rig.ask(prompt)
+        assert not slow.waits["has"].is_set()
+        slow.waits["has"].set()
+    assert again.account.tier_outcome == TierOutcome.LOADED
+    assert alike(make, [prompt], [again])
+
+
 @pytest.mark.parametrize(("seconds", "outcome"), [(1e-3, TierOutcome.SLOW), (1.0, TierOutcome.LOADED)])
 def test_a_load_that_is_late_is_waited_for_while_computing_takes_four_times_as_long(make, seconds, outcome) -> None:
     store, prompt = holding(make, words(PROMPT, "late"))

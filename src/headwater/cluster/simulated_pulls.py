@@ -48,7 +48,7 @@ class SimulatedPulls(LabLoads):
             if end:
                 runs = runs_of(end // unit, self.run_tokens // unit)
                 whole = frozenset((start * unit, stop * unit) for start, stop in runs)
-                self._offer(seq, [Offer(peer.number, frozenset((end,)), whole)])
+                self._offer(seq, Offer(peer.number, frozenset((end,)), whole))
                 return
 
     def begin(self, load: Load) -> None:

@@ -12,6 +12,7 @@ from headwater.cache_folder import own_folder
 from headwater.config import ServeConfig
 from headwater.engine.meter import Ratio
 from headwater.engine.tier_fingerprints import TierFingerprints
+from headwater.engine.workers import Workers
 from headwater.errors import ConfigError
 from headwater.schedule.tier_load import TierStats
 from headwater.setting import SettingError, without_password
@@ -68,6 +69,7 @@ class Tier:
         self.counts: Counter[str] = Counter()
         self.usage = Usage(0, 0, store.limit)  # as it was after the last copy
         self.unreadable_until = self.unwritable_until = 0.0
+        self.lookups = Workers(1, f"headwater-tier-{number}-lookup")  # a slow store delays no other
 
     @property
     def names(self) -> Names:

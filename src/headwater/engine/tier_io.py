@@ -112,7 +112,6 @@ class TierIO(Tiers):
         self._closing = False
         self._peers: Peers | None = None
         self._had: dict[int, int] = {}  # of requests that were not looked up: the position at which memory resumes
-        self._lookups = Workers(1, "headwater-tier-lookup")
         self._readers = Workers(READERS, "headwater-tier-reader")  # loads
         self._parts = Workers(READERS, "headwater-tier-part")  # parts of loads
         self._writer = Workers(1, "headwater-tier-writer")
@@ -131,7 +130,7 @@ class TierIO(Tiers):
 
     @property
     def pull_speed(self) -> PullSpeed | None:
-        if self._peers is None or not self._peers.tier.usable:
+        if self._peers is None or not self._peers.store.reachable:
             return None
         tier, run = self._peers.tier, self._prefixes.bytes_of(False, self.run_tokens)
         a_token = run / self.run_tokens / tier.bytes_a_second
@@ -150,10 +149,12 @@ class TierIO(Tiers):
         if match.checkpoint_tokens >= last:
             self._had[seq.id] = match.checkpoint_tokens
             return
-        self._loads.ask(seq.id)
+        tiers = [tier for tier in self.tiers if tier.usable and (tier in self._stores or seq.peers)]
+        self._loads.ask(seq.id, [tier.number for tier in tiers])
         self._waiting[seq.id] = seq, time.monotonic() + self._timeout
         asked = Asked(seq.id, seq.peers, seq.namespace, seq.key, match.checkpoint_tokens, last)
-        self._lookups.submit(self._look_up, asked)
+        for tier in tiers:
+            tier.lookups.submit(self._look_up, tier, asked)
 
     def holds_back(self, seq: Request) -> bool:
         if seq.id not in self._waiting and seq.id not in self._had:
@@ -204,36 +205,30 @@ class TierIO(Tiers):
         self.loaded_segments += 1
         self.loaded_tokens += tokens
 
-    def _look_up(self, asked: Asked) -> None:
-        """Ask each store for states of a prompt, and for KV (on a reader's thread)."""
-        offers = []
+    def _look_up(self, tier: Tier, asked: Asked) -> None:
+        """Ask a store for states of a prompt, and for KV (on its thread)."""
+        offer = Offer(tier.number)
         try:
             unit = self._layout.unit_tokens
             ends = range(asked.have // unit + 1, asked.last // unit + 1)
-            for tier in self._asked(asked):
-                offers.append(self._offer(tier, tier.names.digests(asked.namespace, asked.key), ends))
-            if not any(offer.states for offer in offers):
-                offers += self._elsewhere(asked.namespace, asked.key, ends)
+            if self._peers is not None and tier is self._peers.tier:
+                self._peers.store.ask(asked.peers, asked.namespace, asked.key, asked.last + 1)
+            if tier.usable:  # not for the requests that waited while it failed
+                offer = self._offer(tier, tier.names.digests(asked.namespace, asked.key), ends)
+            if not offer.states and self._elsewhere(tier, asked, ends):
+                offer = replace(offer, other_fingerprint=True)
         except Exception:
             log.exception("tiers cannot be asked")
         with self._changed:
-            self._loads.answered(asked.request, offers)
+            self._loads.answered(asked.request, offer)
             self._changed.notify_all()
 
-    def _asked(self, asked: Asked) -> Iterator[Tier]:
-        """Yield the tiers that may have more of a prompt; workers say before what they have."""
-        yield from (tier for tier in self._stores if tier.usable)
-        if asked.peers and self._peers is not None and self._peers.tier.usable:
-            self._peers.store.ask(asked.peers, asked.namespace, asked.key, asked.last + 1)
-            yield self._peers.tier
-
-    def _elsewhere(self, namespace: str, key: bytes, ends: range) -> list[Offer]:
-        """Return an empty offer for the first tier that has states of a prompt under another fingerprint."""
-        for tier in self.tiers:
-            for names in tier.fingerprints.others:
-                if tier.usable and self._offer(tier, names.digests(namespace, key), ends).states:
-                    return [Offer(tier.number, other_fingerprint=True)]
-        return []
+    def _elsewhere(self, tier: Tier, asked: Asked, ends: range) -> bool:
+        """Return whether a tier has states of a prompt under another fingerprint."""
+        for names in tier.fingerprints.others:
+            if tier.usable and self._offer(tier, names.digests(asked.namespace, asked.key), ends).states:
+                return True
+        return False
 
     def _offer(self, tier: Tier, digests: Sequence[str], ends: range) -> Offer:
         unit, length = self._layout.unit_tokens, self.run_tokens // self._layout.unit_tokens
@@ -424,7 +419,8 @@ class TierIO(Tiers):
             self._closing = True
             self._changed.notify_all()
         until = time.monotonic() + ENDING
-        threads = *self._segments.threads, self._lookups, self._readers, self._parts, self._writer
+        lookups = (tier.lookups for tier in self.tiers)
+        threads = *lookups, self._segments.readers, self._readers, self._parts, self._writer
         ended = [some.end(until - time.monotonic()) for some in threads]
         closing = Workers(len(self.tiers), "headwater-tier-close")
         closed = wait([closing.submit(tier.store.close) for tier in self.tiers], max(0.0, until - time.monotonic()))

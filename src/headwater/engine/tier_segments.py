@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Protocol
 
 import numpy as np
@@ -54,8 +54,7 @@ class SegmentIO:
         self._cache, self._layout = scheduler.cache, scheduler.layout
         self._loads = SegmentLoads(scheduler.cache, self, scheduler.new_id)
         self._until: dict[SegmentKey, float] = {}  # when a lookup or a load is late
-        self._lookups = Workers(1, "headwater-tier-segments")
-        self._readers = Workers(READERS, "headwater-tier-segment")
+        self.readers = Workers(READERS, "headwater-tier-segment")
 
     def __len__(self) -> int:
         """Return how many lookups and loads are in progress."""
@@ -71,39 +70,29 @@ class SegmentIO:
             del self._until[key]
             self._loads.stop_waiting(key)
 
-    @property
-    def threads(self) -> tuple[Workers, Workers]:
-        """Threads that ask stores, for the end."""
-        return self._lookups, self._readers
-
     # -- lookups
 
-    def look_up_segments(self, keys: Sequence[SegmentKey]) -> None:
+    def look_up_segments(self, keys: Sequence[SegmentKey]) -> Set[int]:
         self._until |= dict.fromkeys(keys, time.monotonic() + self._timeout)
-        self._lookups.submit(self._look_up, keys)
+        asked = [tier for tier in self._tiers if tier.usable]
+        for tier in asked:
+            tier.lookups.submit(self._look_up, tier, keys)
+        return {tier.number for tier in asked}
 
-    def _look_up(self, keys: Sequence[SegmentKey]) -> None:
-        """Ask each store for segments (on a thread)."""
-        held_by: dict[SegmentKey, list[int]] = {key: [] for key in keys}
+    def _look_up(self, tier: Tier, keys: Sequence[SegmentKey]) -> None:
+        """Ask a store for segments (on its thread)."""
+        found = [False] * len(keys)
         try:
-            names = [self._names.segment(key.encoded) for key in keys]
-            for tier in self._tiers:
-                if tier.usable:
-                    for key, there in zip(keys, self._has(tier, names), strict=True):
-                        held_by[key] += [tier.number] * there
+            if tier.usable:
+                found = tier.store.has([self._names.segment(key.encoded) for key in keys])
+        except StoreError as error:
+            tier.failed(error)
         except Exception:
             log.exception("tiers cannot be asked for segments")
         with self._changed:
-            for key, numbers in held_by.items():
-                self._loads.answered(key, numbers)
+            for key, there in zip(keys, found, strict=True):
+                self._loads.answered(key, tier.number, there)
             self._changed.notify_all()
-
-    def _has(self, tier: Tier, names: Sequence[str]) -> list[bool]:
-        try:
-            return tier.store.has(names)
-        except StoreError as error:
-            tier.failed(error)
-            return [False] * len(names)
 
     # -- costs
 
@@ -122,7 +111,7 @@ class SegmentIO:
         self._tiers[load.tier].waiting += self._bytes(load.key)
         late = self._timeout + patience(load.expected, self.prefill_seconds(load.key.tokens))
         self._until[load.key] = time.monotonic() + late
-        self._readers.submit(self._load, load, time.perf_counter())
+        self.readers.submit(self._load, load, time.perf_counter())
 
     def _load(self, load: SegmentLoad, begun: float) -> None:
         """Fill the pages of a load (on a reader's thread). They are its own until its commit."""

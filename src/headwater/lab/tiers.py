@@ -130,11 +130,11 @@ class LabLoads(Tiers):
         pages = tokens // layout.page_size * layout.kv_pages_per_unit + state * layout.checkpoint_pages
         return pages * self._page_bytes
 
-    def _offer(self, seq: Request, offers: Sequence[Offer]) -> None:
-        """Say what there is of a request's prompt."""
-        self._loads.ask(seq.id)
+    def _offer(self, seq: Request, offer: Offer) -> None:
+        """Offer a request the parts of its prompt."""
+        self._loads.ask(seq.id, [offer.tier])
         self._asked.add(seq.id)
-        self._loads.answered(seq.id, offers)
+        self._loads.answered(seq.id, offer)
 
 
 class LabTiers(LabLoads):
@@ -163,7 +163,7 @@ class LabTiers(LabLoads):
         length = self.run_tokens // unit
         runs = {run for end in ends for run in runs_of(end, length) if run_name(digests, *run) in entries}
         at = frozenset(end * unit for end in ends)
-        self._offer(seq, [Offer(0, at, frozenset((start * unit, end * unit) for start, end in runs))])
+        self._offer(seq, Offer(0, at, frozenset((start * unit, end * unit) for start, end in runs)))
 
     # -- loads
 

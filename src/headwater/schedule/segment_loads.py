@@ -6,7 +6,7 @@ and one load. If no store has it, or the load fails or is late, it is built as a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,8 +47,8 @@ class Awaited:
 class SegmentReader(Protocol):
     """Reader of segments in tiers."""
 
-    def look_up_segments(self, keys: Sequence[SegmentKey]) -> None:
-        """Begin to ask the tiers, and call `SegmentLoads.answered` when they have answered."""
+    def look_up_segments(self, keys: Sequence[SegmentKey]) -> Set[int]:
+        """Begin to ask tiers, and return their numbers; `SegmentLoads.answered` is called when one has answered."""
 
     def begin_segment(self, load: SegmentLoad) -> None:
         """Begin to fill the pages of a load, and call `SegmentLoads.finished` when that has succeeded or failed."""
@@ -65,7 +65,8 @@ class _Sought:
     """A segment that requesters wait for."""
 
     waiting: list[Awaited] = field(default_factory=list)
-    tiers: Sequence[int] | None = None  # that have it, the fastest first; None: they have not answered yet
+    unanswered: set[int] = field(default_factory=set)  # numbers of tiers
+    tiers: list[int] = field(default_factory=list)  # that have it
     load: SegmentLoad | None = None
 
 
@@ -79,22 +80,18 @@ class SegmentLoads:
 
     def __len__(self) -> int:
         """Return how many lookups and loads are in progress."""
-        return len(self._open) + sum(sought.tiers is None for sought in self._sought.values())
+        return len(self._open) + sum(bool(sought.unanswered) for sought in self._sought.values())
 
     def hold_back(self, awaited: Awaited, keys: Iterable[SegmentKey]) -> set[SegmentKey]:
         """Return those of the missing segments `keys` that their requester is to wait for; begin loads that pay."""
-        new, held = list[SegmentKey](), set[SegmentKey]()
+        keys, held = [key for key in keys if key not in awaited.outcomes], set[SegmentKey]()
+        self._look_up([key for key in keys if key not in self._sought])
         building: float | None = 0.0  # seconds until a segment is there if it and those before it are built
         for key in keys:
-            if key in awaited.outcomes:
-                continue
-            sought = self._sought.get(key)
-            if sought is None:
-                sought = self._sought[key] = _Sought()
-                new.append(key)
+            sought = self._sought[key]
             if awaited not in sought.waiting:
                 sought.waiting.append(awaited)
-            if sought.tiers is not None and sought.load is None:
+            if not sought.unanswered and sought.load is None:
                 seconds = self._reader.prefill_seconds(key.tokens - key.widths.tail)
                 building = None if seconds is None or building is None else building + seconds
                 outcome = self._begin(sought, key, building)
@@ -102,15 +99,18 @@ class SegmentLoads:
                     self._end(key, outcome)
                     continue
             held.add(key)
-        if new:
-            self._reader.look_up_segments(new)
         return held
+
+    def _look_up(self, keys: Sequence[SegmentKey]) -> None:
+        if keys:
+            tiers = self._reader.look_up_segments(keys)
+            self._sought |= {key: _Sought(unanswered=set(tiers)) for key in keys}
 
     def _begin(self, sought: _Sought, key: SegmentKey, building: float | None) -> TierOutcome | None:
         """Begin to load a segment; return why not, if it is to be built."""
         if not sought.tiers:
             return TierOutcome.MISS
-        tier = min(sought.tiers, key=lambda number: self._reader.segment_seconds(number, key))
+        tier = min(sorted(sought.tiers), key=lambda number: self._reader.segment_seconds(number, key))
         seconds = self._reader.segment_seconds(tier, key)
         if building is not None and seconds >= building:
             return TierOutcome.COMPUTING_IS_FASTER
@@ -129,18 +129,24 @@ class SegmentLoads:
         for awaited in self._sought.pop(key).waiting:
             awaited.note(key, outcome, load)
 
-    def answered(self, key: SegmentKey, tiers: Sequence[int]) -> None:
-        """Take the answer of a lookup, unless it was not waited for."""
+    def answered(self, key: SegmentKey, tier: int, has: bool) -> None:
+        """Take a tier's answer, unless it was not waited for."""
         sought = self._sought.get(key)
-        if sought is not None and sought.tiers is None:
-            sought.tiers = tiers
+        if sought is not None and tier in sought.unanswered:
+            sought.unanswered.remove(tier)
+            sought.tiers += [tier] * has
 
     def stop_waiting(self, key: SegmentKey) -> None:
-        """Let a segment be built that is late. Its load goes on, for later requests."""
+        """Let a segment be built that is late. Its load goes on, for later requests.
+
+        If a tier has answered that has it, no other is waited for.
+        """
         sought = self._sought.get(key)
         if sought is None:
             return
-        if sought.tiers is None or sought.load is not None:
+        if sought.unanswered and sought.tiers:
+            sought.unanswered.clear()
+        elif sought.unanswered or sought.load is not None:
             self._end(key, TierOutcome.SLOW)
         else:  # the answer was not used in time: it may be another by now
             del self._sought[key]

@@ -7,7 +7,8 @@ computes. The cache knows nothing of tiers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from headwater.account import TierOutcome
 from headwater.cache.prefix_cache import PrefixCache
@@ -32,7 +33,7 @@ class Tiers:
 
     @property
     def pull_speed(self) -> PullSpeed | None:
-        """Expected seconds of a pull from another worker; None: nothing is pulled."""
+        """Expected seconds of a pull from another worker; None: nothing can be pulled now."""
         return None
 
     @property
@@ -87,44 +88,55 @@ class Tiers:
         """Copy cached checkpoints that are not stored yet while `left()` seconds are left, and close the stores."""
 
 
+@dataclass(slots=True)
+class _Lookup:
+    """Answers to a question about a prompt."""
+
+    unanswered: set[int]  # numbers of tiers
+    offers: list[Offer] = field(default_factory=list)  # of the others, the fastest first
+
+
 class Loads:
     """Loads of a scheduler, and what tiers hold of the prompts that wait. Guarded by the scheduler's lock."""
 
     def __init__(self, cache: PrefixCache, reader: TierReader, new_id: Callable[[], int]) -> None:
         self._cache, self._reader, self._new_id = cache, reader, new_id
         self._unit = cache.layout.unit_tokens
-        self._offers: dict[int, Sequence[Offer] | None] = {}  # by request; None: they are not known yet
+        self._lookups: dict[int, _Lookup] = {}  # by request
         self._held: set[int] = set()  # requests that wait for their offers or for a load
         self._open: dict[int, Load] = {}
 
     def __len__(self) -> int:
         """Return how many loads and offers are waited for."""
-        return len(self._open) + sum(offers is None for offers in self._offers.values())
+        return len(self._open) + sum(bool(lookup.unanswered) for lookup in self._lookups.values())
 
     # -- offers
 
-    def ask(self, request: int) -> None:
-        """Note that a request waits for offers."""
-        self._offers[request] = None
+    def ask(self, request: int, tiers: Iterable[int]) -> None:
+        """Note that a request waits for offers of these tiers."""
+        self._lookups[request] = _Lookup(set(tiers))
 
-    def answered(self, request: int, offers: Sequence[Offer]) -> None:
-        """Take offers for a request, unless it has begun or ended, or has got others."""
-        if request in self._offers and self._offers[request] is None:
-            self._offers[request] = offers
+    def answered(self, request: int, offer: Offer) -> None:
+        """Take a tier's offer for a request, unless it was not waited for."""
+        lookup = self._lookups.get(request)
+        if lookup is not None and offer.tier in lookup.unanswered:
+            lookup.unanswered.remove(offer.tier)
+            lookup.offers = sorted([*lookup.offers, offer], key=lambda offer: offer.tier)
 
     def forget(self, request: int) -> None:
         """Drop the offers of a request that begins, or ends."""
-        self._offers.pop(request, None)
+        self._lookups.pop(request, None)
         self._held.discard(request)
 
     # -- loads
 
     def holds_back(self, seq: Request, match: Match) -> bool:
         """Return whether a request waits for its lookup or for a load; begin a load if one pays."""
-        if seq.id not in self._offers:
+        lookup = self._lookups.get(seq.id)
+        if lookup is None:
             return False
-        offers, is_loading = self._offers[seq.id], seq.load is not None and seq.load.id in self._open
-        holds = offers is None or is_loading or self._begins(seq, match, offers)
+        is_loading = seq.load is not None and seq.load.id in self._open
+        holds = bool(lookup.unanswered) or is_loading or self._begins(seq, match, lookup.offers)
         (self._held.add if holds else self._held.discard)(seq.id)
         return holds
 
@@ -133,8 +145,17 @@ class Loads:
         return seq.load is None and seq.marked_from is None and self._load_for(seq, match, offers)
 
     def stop_waiting(self, seq: Request) -> None:
-        """Let a request compute that waits for its lookup or for a load; the load goes on for others."""
-        if seq.id in self._held:
+        """Let a request compute that waits for its lookup or for a load; the load goes on for others.
+
+        If some tiers have answered, and have states of its prompt, it waits no more for the others alone.
+        """
+        if seq.id not in self._held:
+            return
+        lookup = self._lookups[seq.id]
+        if lookup.unanswered and any(offer.states for offer in lookup.offers):
+            lookup.unanswered.clear()
+            self._held.remove(seq.id)
+        else:
             seq.tier_outcome = TierOutcome.SLOW
             self.forget(seq.id)
 

@@ -75,6 +75,10 @@ class Store(Protocol):
 class PeerStore(Store, Protocol):
     """Memory of other workers of a cluster, which is read alone. It has what the workers that were asked said."""
 
+    @property
+    def reachable(self) -> bool:
+        """False: no other worker is known, or each has failed a short time ago."""
+
     def ask(self, peers: Sequence[bytes], namespace: str, key: bytes, tokens: int) -> None:
         """Ask workers, by their incarnations, for parts of a prompt of `tokens` tokens; `has` knows of them then.
 
