@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import pytest
 import zmq
@@ -13,7 +15,7 @@ import zmq
 from headwater.account import TierOutcome
 from headwater.cluster import peer_memory
 from headwater.cluster.curve import CurveClient, KeyPair
-from headwater.cluster.part_messages import Find, encode, found
+from headwater.cluster.part_messages import FAILED, Find, encode, found
 from headwater.cluster.peer_memory import Offered, PeerMemory
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.sockets import PLAIN, Contact, opened
@@ -21,10 +23,13 @@ from headwater.cluster.wire import Peer
 from headwater.config import ServeConfig
 from headwater.schedule.sequence import key_of
 from headwater.tiers.fingerprint import Fingerprint
+from headwater.tiers.memory import MemoryStore
+from headwater.tiers.store import Store
 from tests.cluster.fake import until
 from tests.exactness.conftest import load, same_bits_as_without_a_cache  # noqa: F401  fixtures
 from tests.exactness.rig import Answer, Make, words
 from tests.exactness.test_matrix import FAMILIES
+from tests.exactness.test_tiers import server
 
 ANYWHERE = "tcp://127.0.0.1:*"
 KEY = bytes(range(32))
@@ -44,11 +49,13 @@ class Worker:
         fingerprint: Fingerprint = OWN,
         security=(PLAIN, PLAIN),
         pages: int = AMPLE,
+        stores: Sequence[Store] = (),
         **settings,
     ) -> None:
         self.incarnation = uuid.uuid4().bytes
         self.rig = make(pages + 12 * make.checkpoint_pages, **settings)
         config = ServeConfig(tier_timeout=60.0)
+        self.rig.engine.use_tiers(list(stores), key, fingerprint, config)
         self.pulling = Pulling(self.rig.engine, key, fingerprint, config, self.incarnation, ANYWHERE, security)
         self.tiers = self.rig.engine.scheduler.tiers
         self.tiers.prefill_seconds = lambda tokens: 1.0 * tokens
@@ -172,8 +179,33 @@ def test_a_peer_that_ends_in_mid_pull_is_left(make, monkeypatch, same_bits_as_wi
     assert all(same_bits_as_without_a_cache(make, [first, *results]))
 
 
-def test_a_sender_that_fails_at_one_part_answers_others(make, monkeypatch, same_bits_as_without_a_cache) -> None:  # noqa: F811
-    monkeypatch.setattr(peer_memory, "PART_TIME", 0.2)
+def test_a_silent_peer_delays_no_lookup_in_stores(make, monkeypatch) -> None:
+    """A request that names no peer is looked up in the store while another one's peer does not answer."""
+    monkeypatch.setattr(peer_memory, "FIND_TIME", 30.0)
+    a, store, prompt = Worker(make), MemoryStore(None), words(PROMPT, "stored")
+    with server(make, [store], fingerprint=OWN) as rig:
+        rig.ask(prompt)
+    b = Worker(make, stores=[store])
+    with pool(b):
+        b.pulling.know({a.peer})
+        a.pulling._sending.close()  # it is silent
+        submit = b.rig.engine.submit
+        b.rig.engine.submit = partial(submit, peers=[a.incarnation])
+        waiting = b.rig.submit(words(PROMPT, "pull"), 4)
+        b.rig.engine.submit = submit
+        assert b.rig.ask(prompt).account.tier_outcome == TierOutcome.LOADED
+        assert not waiting.done.is_set()
+        b.pulling.know(set())
+        b.rig.wait(waiting)
+
+
+def test_a_sender_that_fails_at_one_part_answers_others(
+    make,
+    monkeypatch,
+    caplog,
+    same_bits_as_without_a_cache,  # noqa: F811
+) -> None:
+    monkeypatch.setattr(peer_memory, "PART_TIME", 60.0)
 
     def fail(pieces: list[bytes]) -> list[bytes]:
         raise ValueError("of the test")
@@ -181,12 +213,16 @@ def test_a_sender_that_fails_at_one_part_answers_others(make, monkeypatch, same_
     with holder_and_other(make) as (a, b, first):
         parts, sealed = a.pulling._sending._parts, a.pulling._sending._parts.sealed
         changing(a, fail)
+        begun = time.monotonic()
         again = b.ask(first.prompt, a)
+        assert time.monotonic() - begun < 30, "it is told so"
         parts.sealed = sealed
         b.pulling._memory._channels[a.incarnation].failed_until = 0.0
         later = b.ask(a.ask(words(PROMPT, "later")).prompt, a)
     assert again.account.tier_outcome == TierOutcome.FAILED
     assert later.account.loaded_tokens == END
+    assert "is not answered: ValueError('of the test')" in caplog.text
+    assert not any(record.exc_info for record in caplog.records)
     assert all(same_bits_as_without_a_cache(make, [first, again, later]))
 
 
@@ -207,6 +243,22 @@ def test_a_tenants_prefix_is_pulled_for_that_tenant_alone(make, namespace) -> No
         first = a.ask(words(PROMPT, "pull"), namespace="tenant")
         again = b.ask(first.prompt, a, namespace=namespace)
     assert again.account.loaded_tokens == (END if namespace == "tenant" else 0)
+
+
+@pytest.mark.parametrize("asked", ["a question", "no question"])
+def test_every_question_is_answered(make, monkeypatch, asked) -> None:
+    a = Worker(make)
+
+    def fail(*given) -> None:
+        raise ValueError("of the test")
+
+    monkeypatch.setattr(a.pulling._sending._parts, "find", fail)
+    with pool(a), opened(zmq.DEALER) as socket:
+        socket.connect(a.pulling.contact.address)
+        for _ in range(2):
+            socket.send(encode(Find(a.incarnation, "", b"key", 1)) if asked == "a question" else b"none")
+            assert socket.poll(20_000)
+            assert socket.recv_multipart() == [FAILED]
 
 
 def test_only_what_a_router_names_is_asked_and_only_one_incarnation_answers(make) -> None:
@@ -284,6 +336,23 @@ def test_an_answer_takes_the_place_of_an_earlier_one_to_the_same_prompt() -> Non
     memory._note(Offered(channel, "", b"prompt, longer", 2), ["run"])
     assert memory.has(["state at 2", "state at 1", "run"]) == [False, True, True]
     assert len(memory._offered) == 2
+
+
+def test_a_pull_speed_is_reported_while_some_peer_can_be_asked(make) -> None:
+    with holder_and_other(make) as (a, b, first):
+        memory = b.pulling._memory
+        assert b.tiers.pull_speed is not None
+        memory.know({b.peer})
+        assert b.tiers.pull_speed is None, "it knows no other"
+        memory.know({a.peer, Peer(b"silent", a.peer.contact)})
+        channel, silent = memory._channels[a.incarnation], memory._channels[b"silent"]
+        channel.fail("of the test")
+        assert b.tiers.pull_speed is not None
+        silent.fail("of the test")
+        assert b.tiers.pull_speed is None
+        channel.failed_until = 0.0  # the time is over
+        assert b.tiers.pull_speed is not None
+        assert b.ask(first.prompt, a).account.loaded_tokens == END
 
 
 def test_a_closed_memory_takes_no_worker_any_more() -> None:

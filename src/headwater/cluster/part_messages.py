@@ -1,7 +1,7 @@
 """Messages between workers of a pool, in msgpack: one asks another for parts of a prompt, then for each part.
 
 The answer to `Find` is `Found`; to `Get` it is the part's bytes, in as many frames as they have pieces, or one empty
-frame if the part is not there.
+frame if the part is not there. `FAILED` is the answer to a question that cannot be answered.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Found(msgspec.Struct, array_like=True):
     at: int
     names: list[str]
 
+
+FAILED = b"\xc0"  # nil: no answer to `Find`, and shorter than any part
 
 _encoder = msgspec.msgpack.Encoder()
 _question: msgspec.msgpack.Decoder[Find | Get] = msgspec.msgpack.Decoder(Find | Get)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
 import zmq
 
-from headwater.cluster.part_messages import Find, Found, Get, encode, question
+from headwater.cluster.part_messages import FAILED, Find, Found, Get, encode, question
 from headwater.cluster.sockets import Server, Waker, bound
-from headwater.cluster.wire import WireError
 from headwater.tiers.part import Buffer
 
 log = logging.getLogger("headwater.cluster")
@@ -59,10 +58,7 @@ class PartServer:
             while not self._closing:
                 poller.poll()
                 self._waker.clear()
-                try:
-                    self._answer()
-                except Exception:  # the worker that asked computes, and others are answered
-                    log.exception("a question of another worker is not answered")
+                self._answer()
         finally:
             self._socket.close()
             self._waker.close()
@@ -71,21 +67,25 @@ class PartServer:
         """Answer one question, if there is any."""
         try:
             peer, payload = self._socket.recv_multipart(zmq.NOBLOCK)
-            asked = question(payload)
-        except zmq.Again:
+        except (zmq.ZMQError, ValueError) as error:
+            if not isinstance(error, zmq.Again):
+                log.warning("a question of another worker cannot be read: %s", error)
             return
-        except (WireError, ValueError) as error:
-            log.warning("a question of another worker is left out: %s", error)
-            return
+        try:
+            frames = self._frames(question(payload))
+        except Exception as error:  # the worker that asked computes, and others are answered
+            log.warning("a question of another worker is not answered: %r", error)
+            frames = [FAILED]
+        with suppress(zmq.ZMQError):  # it has left
+            self._socket.send_multipart((peer, *frames), copy=False)
+
+    def _frames(self, asked: Find | Get) -> list[bytes]:
+        """Return an answer; pages may be evicted then."""
         is_own = asked.incarnation == self._incarnation
         if isinstance(asked, Find):
             at, names = self._parts.find(asked.namespace, asked.key, asked.tokens) if is_own else (0, [])
-            self._socket.send_multipart((peer, encode(Found(at, names))))
-        elif is_own:
-            self._send(peer, asked)
-        else:
-            self._socket.send_multipart((peer, b""))
-
-    def _send(self, peer: bytes, asked: Get) -> None:
+            return [encode(Found(at, names))]
+        if not is_own:
+            return [b""]
         with self._parts.sealed(asked.namespace, asked.key, asked.at, asked.name) as pieces:
-            self._socket.send_multipart((peer, *(pieces or (b"",))), copy=True)  # then pages may be evicted
+            return [bytes(piece) for piece in pieces or (b"",)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from headwater.cluster.part_messages import Find, Get, encode, found
+from headwater.cluster.part_messages import FAILED, Find, Get, encode, found
 from headwater.cluster.sockets import Client, opened
 from headwater.cluster.wire import Peer, WireError
 from headwater.tiers.catalog import Catalog
@@ -58,7 +58,10 @@ class Channel:
                     raise PeerFailed("has left")
                 if time.monotonic() > until:
                     raise PeerFailed(f"has not answered for {seconds:g} s")
-            return socket.recv_multipart(copy=False)
+            frames = socket.recv_multipart(copy=False)
+        if len(frames) == 1 and frames[0].bytes == FAILED:
+            raise PeerFailed("cannot answer")
+        return frames
 
     @contextmanager
     def _socket(self) -> Iterator[zmq.Socket[bytes]]:
@@ -130,6 +133,11 @@ class PeerMemory:
                 self._channels[incarnation] = Channel(peer, self._client)
 
     # -- as a store
+
+    @property
+    def reachable(self) -> bool:
+        with self._lock:
+            return any(channel.usable for channel in self._channels.values())
 
     def ask(self, peers: Sequence[bytes], namespace: str, key: bytes, tokens: int) -> None:
         """Ask peers, the one that has most first, until one has a part of the prompt."""
