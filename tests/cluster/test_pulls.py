@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -24,6 +25,7 @@ from headwater.config import ServeConfig
 from headwater.schedule.sequence import key_of
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.memory import MemoryStore
+from headwater.tiers.names import Names
 from headwater.tiers.store import Store
 from tests.cluster.fake import until
 from tests.exactness.conftest import load, same_bits_as_without_a_cache  # noqa: F401  fixtures
@@ -259,6 +261,22 @@ def test_every_question_is_answered(make, monkeypatch, asked) -> None:
             socket.send(encode(Find(a.incarnation, "", b"key", 1)) if asked == "a question" else b"none")
             assert socket.poll(20_000)
             assert socket.recv_multipart() == [FAILED]
+
+
+def test_a_holder_computes_the_names_of_a_pulled_prefix_once(make, monkeypatch) -> None:
+    digests, by_thread = Names.digests, Counter[str]()
+
+    def counted(*given):
+        by_thread[threading.current_thread().name] += 1
+        return digests(*given)
+
+    monkeypatch.setattr(Names, "digests", counted)
+    with holder_and_other(make) as (a, b, first):
+        assert b.ask(first.prompt, a).account.loaded_tokens == END
+        assert a.pulling._sending._parts.sent == 3
+        assert by_thread["headwater-parts"] == 1
+        b.ask(a.ask(words(PROMPT, "later")).prompt, a)
+        assert by_thread["headwater-parts"] == 2
 
 
 def test_only_what_a_router_names_is_asked_and_only_one_incarnation_answers(make) -> None:

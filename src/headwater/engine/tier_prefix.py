@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from headwater.tiers.part import Part
 from headwater.tiers.store import StoreError
 
 RUN_TOKENS = 1024  # of a run of KV, if pages are shorter
+PREFIXES = 4  # whose digests are kept: another worker asks for the parts of one after the other
 
 
 class PrefixParts:
@@ -26,7 +27,8 @@ class PrefixParts:
     def __init__(
         self, names: Names, layout: CacheLayout, runner: Runner, prefill_seconds: Callable[[int], float | None]
     ) -> None:
-        self._names, self._layout, self._prefill_seconds = names, layout, prefill_seconds
+        self._layout, self._prefill_seconds = layout, prefill_seconds
+        self._digests = lru_cache(PREFIXES)(names.digests)
         self._pages: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = runner.arena.pages.numpy()
         self._entries = PageEntries() if runner.mtp is None else HeadEntries(runner.mtp)
         self.run_tokens = max(layout.page_size, RUN_TOKENS // layout.page_size * layout.page_size)
@@ -77,22 +79,21 @@ class PrefixParts:
         """Return the parts of a state: the runs of KV below it, the first ones first, then the state itself."""
         unit, per_unit = self._layout.unit_tokens, self._layout.unit_pages
         end = at // unit
-        digests = self._names.digests(namespace, key)
+        digests = self._digests(namespace, key)
         runs = runs_of(end, self.run_tokens // unit) if self._layout.kv_pages_per_unit else []
         found: list[NamedPart] = []
         for start, stop in runs:
             name, pages = run_name(digests, start, stop), held.table[start * per_unit : stop * per_unit]
-            place = start, stop, key[: stop * self._layout.unit_bytes]
-            found.append((name, partial(self._run, place, pages, digests[start])))
+            found.append((name, partial(self._run, key, (start, stop), pages, digests[start])))
             if self._entries.complete(pages):
-                found.append((entries_name(name), partial(self._beside, place, pages)))
+                found.append((entries_name(name), partial(self._beside, key, (start, stop), pages)))
         return [*found, (state_name(digests, end), partial(self._state, key, at, held))]
 
-    def _run(self, place: tuple[int, int, bytes], pages: Sequence[int], below: str) -> Part:
-        return Part(RUN, *place, self._views(pages), below=below)
+    def _run(self, key: bytes, units: tuple[int, int], pages: Sequence[int], below: str) -> Part:
+        return Part(RUN, *units, key[: units[1] * self._layout.unit_bytes], self._views(pages), below=below)
 
-    def _beside(self, place: tuple[int, int, bytes], pages: Sequence[int]) -> Part:
-        return Part(ENTRIES, *place, self._entries.views(pages))
+    def _beside(self, key: bytes, units: tuple[int, int], pages: Sequence[int]) -> Part:
+        return Part(ENTRIES, *units, key[: units[1] * self._layout.unit_bytes], self._entries.views(pages))
 
     def _state(self, key: bytes, at: int, held: Held) -> Part:
         end, after = (position // self._layout.unit_tokens for position in (at, held.after))
