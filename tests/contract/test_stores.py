@@ -300,6 +300,7 @@ def test_a_folder_that_cannot_be_written_is_opened_and_read(
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(os, "open", refuses)
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
     monkeypatch.setattr(os, "unlink", keeps)
     store = DiskStore(tmp_path, LIMIT)
     assert store.usage().parts == len(names)
@@ -307,6 +308,22 @@ def test_a_folder_that_cannot_be_written_is_opened_and_read(
     with pytest.raises(StoreError, match="cannot be written"):
         put(store, session(key_of("other", 8), (8,)))
     store.close()
+
+
+def test_a_folder_with_the_lock_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headwater.tiers.disk import DiskStore
+
+    DiskStore(tmp_path, None).close()
+    opens = os.open
+
+    def refuses(path: object, *given: int, **more: object) -> int:
+        if path == tmp_path / ".lock":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opens(path, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", refuses)
+    with pytest.raises(StoreError, match=r"servers of two users cannot share a folder: .*\.lock"):
+        DiskStore(tmp_path, None)
 
 
 def test_files_of_no_bytes_are_evicted_as_others_are(tmp_path: Path) -> None:

@@ -227,12 +227,19 @@ class DiskStore:
 
 
 def _open_lock(folder: Path) -> int:
-    """Return a handle that servers of this folder lock; of the folder itself, if no file can be written to it."""
+    """Return a handle that servers of this folder lock; of the folder itself, if no file can be written to it.
+
+    Raises OSError if the folder can be written, and its lock is another user's: so are its parts, which only that user
+    can read, and two locks would let both servers evict at once.
+    """
+    file = folder / ".lock"
     try:
-        return os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES):
             raise
+        if error.errno == errno.EACCES and os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, "servers of two users cannot share a folder", str(file)) from error
         return os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
 
 
