@@ -208,6 +208,12 @@ def test_a_session_keeps_its_order_and_waits_for_its_answers(load, drawn, second
         assert all(b - a >= seconds - 1e-9 for (a, _), (b, _) in pairwise(own))
 
 
+@pytest.mark.parametrize("cv", [1e-6, 1e-7, 1e-160, 5e-324])
+def test_think_times_of_a_tiny_variation_are_constant(cv):
+    gaps = gaps_within(sessions(10, 6), f"open(sessions=2, think=5, cv={cv!r})")
+    assert gaps == pytest.approx([5.0] * len(gaps), rel=1e-5)
+
+
 @pytest.mark.parametrize("load", [*LOADS, "open(think=2)", "open(rate=3, cv=0.2)", None])
 def test_equal_seeds_give_equal_loads(load):
     of = sessions(20, 3, at=1.0)
@@ -237,7 +243,9 @@ def test_how_long_answers_take_changes_nothing_that_is_drawn():
         ("poisson('fast')", "rate is 'fast', must be a number"),
         ("0", "rate is 0.0, must be a number above 0"),
         ("open(rate=0)", "rate is 0, must be a number above 0"),
-        ("open(cv=-1)", "cv is -1, must be a number of 0 or more"),
+        ("open(cv=-1)", "cv is -1, must be a number from 0 to 100"),
+        ("open(cv=1000)", "cv is 1000, must be a number from 0 to 100"),
+        ("open(cv=None)", "cv is None, must be a number"),
         ("poisson(think=-2)", "think is -2, must be a number of 0 or more"),
     ],
 )

@@ -19,6 +19,7 @@ from headwater.errors import ConfigError
 from headwater.traces.request import Request, Trace
 
 RATE, THINK = 1.0, 5.0  # sessions a second, and seconds on average, if nothing is recorded (Marconi, section 5.1)
+LEAST_CV, MOST_CV = 1e-6, 100.0  # below, times are constant; above, nearly all are 0
 AT_ONCE = -math.inf
 # endless ascending times in seconds, of a rate, a coefficient of variation and a random generator
 Process = Callable[[float, float, random.Random], Iterator[float]]
@@ -186,7 +187,9 @@ class Open:
 
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
         positive(sessions=self.sessions, **({} if self.rate is None else {"rate": self.rate}))
-        _checked(think=self.think, cv=self.cv)
+        _checked(think=self.think)
+        if not (isinstance(self.cv, int | float) and 0 <= self.cv <= MOST_CV):
+            raise ConfigError(f"cv is {self.cv!r}, must be a number from 0 to {MOST_CV:g}")
         starts = poisson(self.sessions, 1.0, random.Random(f"starts {seed}"))
         scripts = [
             _script(requests, next(starts), self.think, seed, self.cv) for requests in sessions_of(trace.requests)
@@ -234,7 +237,7 @@ def _script(session: list[Request], start: float, think: float | None, seed: int
     rng = random.Random(f"{seed} {session[0].session}")
 
     def draw(mean: float) -> float:
-        if not mean or not cv:
+        if not mean or cv < LEAST_CV:
             return mean
         return rng.expovariate(1 / mean) if cv == 1 else rng.gammavariate(1 / cv**2, cv**2 * mean)
 
