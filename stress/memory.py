@@ -26,8 +26,13 @@ WARM_ROUNDS = 2  # caches of bounded size fill up
 MAX_GROWTH = 16 * 2**20  # bytes, from the end of the warm-up on
 
 # Rings, memories and pages of a fixed number, that fill up with requests: how much they hold at most.
+HISTORY = 2 * (4 * PAGES + 8)  # units of two generations, each full after one prompt more
 CAPACITIES = {
-    "Node: instances": PAGES,  # each has a page at least
+    "Node: instances": PAGES + HISTORY,  # each has a page at least, or a unit of evicted KV
+    "Root: instances": PAGES + HISTORY,
+    "Root.children": PAGES + HISTORY,
+    "Node.children": PAGES + HISTORY,
+    "Index.roots": PAGES + HISTORY,
     "LazyHeap._keys": 2 * PAGES + 64,  # swept at twice its candidates and 64
     "LazyHeap._heap": 2 * PAGES + 64,
     "EvictionLog._entries": 4096,

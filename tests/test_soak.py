@@ -7,6 +7,8 @@ import io
 import logging
 import re
 import time
+from array import array
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from rich.console import Console
 
 import headwater
 from benchmarks.engines import Model
+from headwater.cache.history import History
+from headwater.cache.index import Index
 from headwater.config import ServeConfig
 from headwater.engine import verdict
 from headwater.mixers.numerics import prepare_process
@@ -24,7 +28,7 @@ from stress import live_server
 from stress.census import INSTANCES, census, grown
 from stress.draw import Draw
 from stress.live_server import LiveServer, embedded_model
-from stress.memory import CAPACITIES, SLACK
+from stress.memory import CAPACITIES, PAGES, SLACK
 from stress.short_requests import ShortRequests, send_over_http
 from stress.soak import Limits, arguments, soak
 from stress.visits import KINDS
@@ -133,6 +137,20 @@ def test_each_container_with_a_capacity_exists(container):
     sources = [path.read_text() for path in Path(headwater.__file__).parent.rglob("*.py")]
     [source] = [source for source in sources if re.search(rf"\nclass {name}\b", source)]
     assert attribute == INSTANCES or f"self.{attribute}" in source
+
+
+def test_a_history_that_is_full_stays_within_its_capacity():
+    """Its prompts are of ever new namespaces, each of one unit: as many nodes as there can be."""
+    history = History(4, 4 * PAGES)
+    before, most = census(), Counter[str]()
+    for number in range(10 * PAGES):
+        index = Index(4, 0)
+        history.note(str(number), index.add(index.root(""), b"unit", 1, array("i")))
+        if number % PAGES == PAGES - 1:
+            most |= census()
+    assert most["Index.roots"] > 4 * PAGES
+    kinds = "Index.roots", "Root: instances", "Root.children", "Node: instances", "Node.children"
+    assert not {*kinds} & {*grown(before, most, CAPACITIES, SLACK)}
 
 
 @pytest.mark.full
