@@ -279,6 +279,21 @@ def test_a_holder_computes_the_names_of_a_pulled_prefix_once(make, monkeypatch) 
         assert by_thread["headwater-parts"] == 2
 
 
+def test_a_pull_is_no_use_of_the_holders_copy(make) -> None:
+    """The pulling worker has its own copy, and its request counts there."""
+
+    def times(worker: Worker) -> list[tuple[int, int]]:
+        return [(node.kv_time, node.checkpoint_time) for node in worker.cache._index]
+
+    with holder_and_other(make) as (a, b, first):
+        before = times(a)
+        assert b.ask(first.prompt, a).account.loaded_tokens == END
+        assert times(a) == before
+        used = times(b)
+        b.ask(first.prompt)
+        assert times(b) != used
+
+
 def test_only_what_a_router_names_is_asked_and_only_one_incarnation_answers(make) -> None:
     with holder_and_other(make) as (a, b, first):
         assert b.ask(first.prompt).account.tier_outcome is None

@@ -211,7 +211,7 @@ class PeerMemory:
         """Do nothing: what a peer has is what it computed or pulled itself."""
 
     def touch(self, names: Sequence[str]) -> None:
-        """Do nothing: the peer that sent a part knows."""
+        """Do nothing: a pull does not count as a use of the holder's copy. Uses of the puller's copy count there."""
 
     def delete(self, names: Sequence[str]) -> None:
         """Leave the peers alone that sent these parts: they are not what they should be."""

@@ -17,7 +17,11 @@ from headwater.tiers.part import Buffer, Part, Sealer
 
 
 class OwnParts:
-    """Parts of cached prefixes. Their pages are not evicted while they are read. Methods are for any thread."""
+    """Parts of cached prefixes. Their pages are not evicted while they are read. Methods are for any thread.
+
+    A read does not count as a use: the worker that reads has a copy then, and if requests go there from now on, this
+    one is evicted as any prefix that is not used.
+    """
 
     def __init__(
         self,
