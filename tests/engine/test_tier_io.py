@@ -143,6 +143,21 @@ def test_a_store_that_does_not_answer_delays_no_other(make) -> None:
     assert alike(make, [prompt], [again])
 
 
+def test_a_store_that_does_not_give_parts_delays_no_other(make) -> None:
+    (slow, late), (store, prompt) = (holding(make, words(PROMPT, text)) for text in ("late", "soon"))
+    slow.waits["get"] = threading.Event()
+    with server(make, [slow, store]) as rig:
+        waiting = rig.submit(late, 4)
+        while not rig.engine.scheduler.tiers._loads._open:
+            time.sleep(0.005)
+        begun = time.monotonic()
+        again = rig.ask(prompt)
+        assert time.monotonic() - begun < 20, "the slow one takes 30 s"
+        slow.waits["get"].set()
+        rig.wait(waiting)
+    assert (again.account.tier_outcome, waiting.account.tier_outcome) == (TierOutcome.LOADED, TierOutcome.LOADED)
+
+
 @pytest.mark.parametrize(("seconds", "outcome"), [(1e-3, TierOutcome.SLOW), (1.0, TierOutcome.LOADED)])
 def test_a_load_that_is_late_is_waited_for_while_computing_takes_four_times_as_long(make, seconds, outcome) -> None:
     store, prompt = holding(make, words(PROMPT, "late"))
@@ -265,6 +280,28 @@ def test_a_request_that_waits_for_a_slot_is_loaded_meanwhile(make) -> None:
             time.sleep(0.005)
         rig.wait(queued)
     assert queued.account.tier_outcome == TierOutcome.LOADED
+
+
+def test_a_load_for_a_request_that_waits_costs_no_running_one_its_pages(make) -> None:
+    """The running request needs the pages that are reserved for the load: the load is given up."""
+    store, prompt = holding(make, words(PROMPT, "queued"))
+    store.waits["get"] = threading.Event()
+    with server(make, [store], pages=28 - 8 * make.checkpoint_pages, max_running=1) as rig:
+        tiers = rig.engine.scheduler.tiers
+        running = [rig.submit(words(100, "long", i), 600) for i in range(2)]  # a slot, and the reserved one's namespace
+        while not all(answer.tokens for answer in running[:1]):
+            time.sleep(0.005)
+        queued = rig.submit(prompt, 4)
+        while not tiers._loads._open:
+            time.sleep(0.005)
+        while not (tiers._given_up or rig.engine.scheduler.preemptions):
+            assert not running[0].done.is_set(), "the load left it enough pages"
+            time.sleep(0.005)
+        store.waits["get"].set()
+        for answer in (*running, queued):
+            rig.wait(answer)
+        assert rig.engine.scheduler.preemptions == 0
+    assert queued.account.tier_outcome == TierOutcome.NO_MEMORY
 
 
 def test_a_cancelled_request_leaves_its_load_to_others(make) -> None:

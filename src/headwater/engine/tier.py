@@ -24,7 +24,7 @@ from headwater.tiers.store import Store, StoreError, Usage
 FIRST_BANDWIDTH = 1e9  # bytes a second, until some were read
 LATENCY = 1e-3  # seconds of a load beside its bytes
 BREAK = 10.0  # seconds for which a store that failed is left alone
-READERS = 2  # threads
+READERS = 2  # threads that read parts
 LATE = 4  # times the expected seconds, after which a load is not waited for
 
 NamedPart = tuple[str, Callable[[], Part]]  # a part that is made when it is to be written
@@ -69,7 +69,9 @@ class Tier:
         self.counts: Counter[str] = Counter()
         self.usage = Usage(0, 0, store.limit)  # as it was after the last copy
         self.unreadable_until = self.unwritable_until = 0.0
-        self.lookups = Workers(1, f"headwater-tier-{number}-lookup")  # a slow store delays no other
+        # threads of its own: a slow store delays no other
+        self.lookups = Workers(1, f"headwater-tier-{number}-lookup")
+        self.parts = Workers(READERS, f"headwater-tier-{number}-part")
 
     @property
     def names(self) -> Names:

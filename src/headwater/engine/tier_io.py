@@ -22,7 +22,7 @@ from headwater.config import ServeConfig
 from headwater.engine.meter import Ratio
 from headwater.engine.own_parts import OwnParts
 from headwater.engine.runner import Runner
-from headwater.engine.tier import READERS, NamedPart, Tier, patience
+from headwater.engine.tier import NamedPart, Tier, patience
 from headwater.engine.tier_fingerprints import TierFingerprints
 from headwater.engine.tier_prefix import PrefixParts
 from headwater.engine.tier_segments import SegmentIO
@@ -31,7 +31,7 @@ from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited
 from headwater.schedule.tier_load import Load, Offer, PullSpeed, Source, TierStats
-from headwater.schedule.tiers import Loads, Tiers
+from headwater.schedule.tiers import AT_ONCE, Loads, Tiers
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import Names, run_name, runs_of, state_name
 from headwater.tiers.part import Sealer
@@ -40,6 +40,7 @@ from headwater.tiers.store import PeerStore, Store, StoreError, StoreFull
 MOST_QUEUED = 256  # copies
 MOST_HELD = 1 / 8  # of the pages, by copies that wait; pages of a shared prefix count for each
 POLL = 0.2  # seconds between looks at how much time is left
+GIVEN_UP = 1.0  # seconds in which a load that is given up is expected to end
 ENDING = 10.0  # seconds for which the end waits for stores that do not answer
 
 log = logging.getLogger("headwater.engine")
@@ -109,11 +110,11 @@ class TierIO(Tiers):
         self._waiting: dict[int, tuple[Request, float]] = {}  # requests that wait, and until when
         self._queue: deque[Copy] = deque()
         self._copying: Copy | None = None
+        self._given_up: dict[int, float] = {}  # loads, and when they were given up
         self._closing = False
         self._peers: Peers | None = None
         self._had: dict[int, int] = {}  # of requests that were not looked up: the position at which memory resumes
-        self._readers = Workers(READERS, "headwater-tier-reader")  # loads
-        self._parts = Workers(READERS, "headwater-tier-part")  # parts of loads
+        self._readers = Workers(AT_ONCE, "headwater-tier-reader")  # a load each
         self._writer = Workers(1, "headwater-tier-writer")
         self._writer.submit(self._write)
 
@@ -279,7 +280,7 @@ class TierIO(Tiers):
             tiers = {source.tier: self.tiers[source.tier] for source in sources}
             digests = {number: tier.names.digests(load.namespace, load.key) for number, tier in tiers.items()}
             parts = [
-                self._parts.submit(self._prefixes.read, tiers[one.tier], load, one, digests[one.tier])
+                tiers[one.tier].parts.submit(self._read, tiers[one.tier], load, one, digests[one.tier])
                 for one in sources
             ]
             wait(parts)  # all of them, even if one fails: none may write to pages that are given back
@@ -296,6 +297,14 @@ class TierIO(Tiers):
             if load.failed is None:
                 self.loaded_tokens += load.plan.end - load.before
             self._changed.notify_all()
+
+    def _read(self, tier: Tier, load: Load, source: Source, digests: Sequence[str]) -> TierOutcome | None:
+        return TierOutcome.NO_MEMORY if load.given_up else self._prefixes.read(tier, load, source, digests)
+
+    def give_up_loads(self) -> bool:
+        now, loads = time.monotonic(), (*self._loads.give_up(), *self._segments.give_up())
+        self._given_up = {load.id: self._given_up.get(load.id, now) for load in loads}
+        return any(now - since < GIVEN_UP for since in self._given_up.values())
 
     # -- copies
 
@@ -419,8 +428,8 @@ class TierIO(Tiers):
             self._closing = True
             self._changed.notify_all()
         until = time.monotonic() + ENDING
-        lookups = (tier.lookups for tier in self.tiers)
-        threads = *lookups, self._segments.readers, self._readers, self._parts, self._writer
+        of_tiers = (threads for tier in self.tiers for threads in (tier.lookups, tier.parts))
+        threads = *of_tiers, self._segments.readers, self._readers, self._writer
         ended = [some.end(until - time.monotonic()) for some in threads]
         closing = Workers(len(self.tiers), "headwater-tier-close")
         closed = wait([closing.submit(tier.store.close) for tier in self.tiers], max(0.0, until - time.monotonic()))

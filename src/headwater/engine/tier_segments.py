@@ -64,6 +64,10 @@ class SegmentIO:
         """Return those of the missing segments `keys` that their requester is to wait for; begin loads that pay."""
         return self._loads.hold_back(awaited, keys)
 
+    def give_up(self) -> list[SegmentLoad]:
+        """Give up all loads in progress, and return them."""
+        return self._loads.give_up()
+
     def take_late(self, now: float) -> None:
         """Let segments be built that were waited for too long."""
         for key in [key for key, until in self._until.items() if now > until]:
@@ -120,7 +124,9 @@ class SegmentIO:
         load.tiers = tier.store.kind
         try:
             encoded, pages = key.encoded, (*load.plan.table, *build.state, *build.transition)
-            load.failed = tier.read(self._names.segment(encoded), SEGMENT, load.plan.end, encoded, self._views(pages))
+            name, payload = self._names.segment(encoded), self._views(pages)
+            no_memory = TierOutcome.NO_MEMORY if load.given_up else None
+            load.failed = no_memory or tier.read(name, SEGMENT, load.plan.end, encoded, payload)
         except Exception:
             log.exception("a load of a segment failed")
             load.failed = TierOutcome.FAILED

@@ -28,7 +28,8 @@ class Preemption(RunningSequences):
             try:
                 self.planner.extend(seq, seq.computed + 1)
             except OutOfPages as error:
-                self._make_room_for(seq, error)
+                if not self._make_room_for(seq, error):
+                    return
                 continue
             self._decodes[seq.id] = Decode(seq, accepted=seq.accepted)
             return
@@ -149,15 +150,18 @@ class Preemption(RunningSequences):
     # -- when memory runs out
 
     def _make_room_for(self, seq: Sequence, error: OutOfPages) -> bool:
-        """Free memory for `seq`: first from healing, then from a build or an answer, then from the newest request.
+        """Free memory for `seq`: from healing, a build or an answer, then loads, then from the newest request.
 
-        The newest may be `seq` itself. False: `seq` is to wait until older requests end.
+        The newest may be `seq` itself. False: `seq` is to wait until older requests or loads end.
         """
         if self._park_healing():
             self._full = True
             return True
         if self.tiers.make_room() or self._drop_optional():
             return True
+        if self.tiers.give_up_loads():
+            self._full = True
+            return False
         victim = self.running[max(self.running)]
         assert isinstance(victim, Request), f"{victim} is dropped, not preempted"
         if victim is not seq:

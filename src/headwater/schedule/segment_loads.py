@@ -151,6 +151,12 @@ class SegmentLoads:
         else:  # the answer was not used in time: it may be another by now
             del self._sought[key]
 
+    def give_up(self) -> list[SegmentLoad]:
+        """Give up all loads in progress, and return them: their pages are free once they are finished."""
+        for load in self._open:
+            load.given_up = True
+        return list(self._open)
+
     def finished(self, load: SegmentLoad) -> None:
         """Publish what was read, or give its pages back if it failed or was built meanwhile."""
         self._open.remove(load)

@@ -38,6 +38,7 @@ class OpenLoad:
     id: int
     plan: Plan
     expected: float  # seconds
+    given_up: bool = field(default=False, kw_only=True)  # parts that are not being read yet are not read
     failed: TierOutcome | None = field(default=None, kw_only=True)
     seconds: float = field(default=0.0, kw_only=True)  # that it took
     tiers: str = field(default="", kw_only=True)  # kinds of the tiers that were read

@@ -80,6 +80,10 @@ class Tiers:
         """Give up copies that have not begun, so that their pages can be evicted. False: there are none."""
         return False
 
+    def give_up_loads(self) -> bool:
+        """Give up loads, all of which are for requests that wait. False: no pages come of it soon."""
+        return False
+
     def stats(self) -> tuple[TierStats, ...]:
         """Return each tier's figures."""
         return ()
@@ -158,6 +162,12 @@ class Loads:
         else:
             seq.tier_outcome = TierOutcome.SLOW
             self.forget(seq.id)
+
+    def give_up(self) -> list[Load]:
+        """Give up all loads in progress, and return them: their pages are free once they are finished."""
+        for load in self._open.values():
+            load.given_up = True
+        return list(self._open.values())
 
     def finished(self, load: Load) -> None:
         """Publish what was read, or give its pages back if it failed."""
