@@ -429,7 +429,7 @@ class TierIO(Tiers):
             self._changed.notify_all()
         until = time.monotonic() + ENDING
         of_tiers = (threads for tier in self.tiers for threads in (tier.lookups, tier.parts))
-        threads = *of_tiers, self._segments.readers, self._readers, self._writer
+        threads = *of_tiers, self._readers, self._writer
         ended = [some.end(until - time.monotonic()) for some in threads]
         closing = Workers(len(self.tiers), "headwater-tier-close")
         closed = wait([closing.submit(tier.store.close) for tier in self.tiers], max(0.0, until - time.monotonic()))

@@ -13,8 +13,7 @@ import numpy as np
 from headwater.account import TierOutcome
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.engine.runner import Runner
-from headwater.engine.tier import READERS, NamedPart, Tier, patience
-from headwater.engine.workers import Workers
+from headwater.engine.tier import NamedPart, Tier, patience
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited, SegmentLoad, SegmentLoads
 from headwater.tiers.names import SEGMENT, Names
@@ -54,7 +53,6 @@ class SegmentIO:
         self._cache, self._layout = scheduler.cache, scheduler.layout
         self._loads = SegmentLoads(scheduler.cache, self, scheduler.new_id)
         self._until: dict[SegmentKey, float] = {}  # when a lookup or a load is late
-        self.readers = Workers(READERS, "headwater-tier-segment")
 
     def __len__(self) -> int:
         """Return how many lookups and loads are in progress."""
@@ -115,7 +113,7 @@ class SegmentIO:
         self._tiers[load.tier].waiting += self._bytes(load.key)
         late = self._timeout + patience(load.expected, self.prefill_seconds(load.key.tokens))
         self._until[load.key] = time.monotonic() + late
-        self.readers.submit(self._load, load, time.perf_counter())
+        self._tiers[load.tier].parts.submit(self._load, load, time.perf_counter())
 
     def _load(self, load: SegmentLoad, begun: float) -> None:
         """Fill the pages of a load (on a reader's thread). They are its own until its commit."""
