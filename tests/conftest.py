@@ -85,7 +85,7 @@ def exact_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what is there out of garbage collection; Triton is imported by now, if a test needs it."""
-    interpreter.replace_once()
+    interpreter.prepare()
     gc.collect()
     gc.freeze()
 

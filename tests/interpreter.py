@@ -1,29 +1,97 @@
-"""Triton's interpreter in less time: functions of the language are replaced once a kernel, not at each call of a part.
+"""Triton's interpreter in less time: what it computes again at each operation is computed once.
 
-The interpreter replaces `triton.language`'s functions by its own when a kernel is called, and again whenever the kernel
-calls another function. They are there already then: looking for them took a third of the time.
+It replaces `triton.language`'s functions by its own when a kernel is called, and again whenever the kernel calls
+another function. They are there already then: looking for them took a third of the time. Each sum and product of
+integers is computed a second time in 64 bits, to assert that it fits, but nothing is asserted unless `debug` is set.
+Types and shapes of blocks are few, and were made anew for each block.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+from dataclasses import replace
 from typing import Any
 
 
-def replace_once() -> None:
+def prepare() -> None:
     """Change the interpreter, if Triton was imported and has the functions in question."""
     interpreter: Any = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is None:
+        return
+    _replace_once(interpreter)
+    _leave_out_what_is_not_asserted(interpreter)
+    _keep_types(interpreter)
+    _broadcast_what_differs(interpreter)
+
+
+def _leave_out_what_is_not_asserted(interpreter: Any) -> None:
+    builder = getattr(interpreter, "interpreter_builder", None)
+    options = getattr(builder, "options", None)
+    if hasattr(options, "sanitize_overflow") and not options.debug:
+        builder.options = replace(options, sanitize_overflow=False)
+
+
+def _keep_types(interpreter: Any) -> None:
+    """Find types' NumPy types, blocks' types and their shapes where they were found before."""
+    core = interpreter.tl.core
+    find, arrays = interpreter._get_np_dtype, {}
+
+    def of_array(of: Any) -> Any:
+        name = of.scalar.name
+        if name not in arrays:
+            arrays[name] = find(of.scalar)
+        return arrays[name]
+
+    interpreter._get_np_dtype = of_array
+    known_type, known_shape = core.block_type.__init__, core.tensor.__init__
+    types: dict[tuple[Any, ...], dict[str, Any]] = {}
+    shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+    def init_type(block: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *(getattr(size, "value", size) for size in shape))
+        if key not in types:
+            known_type(block, element_ty, shape)
+            types[key] = dict(vars(block))
+        vars(block).update(types[key])
+
+    def init_tensor(tensor: Any, handle: Any, of: Any) -> None:
+        key = tuple(of.shape.values) if of.is_block() else ()
+        if key not in shapes:
+            known_shape(tensor, handle, of)
+            shapes[key] = (tensor.shape, tensor.numel)
+        tensor.handle, tensor.type, tensor.dtype = handle, of, of.scalar
+        tensor.shape, tensor.numel = shapes[key]
+
+    core.block_type.__init__, core.tensor.__init__ = init_type, init_tensor
+    equal, equal_blocks = core.dtype.__eq__, core.block_type.__eq__
+    core.dtype.__eq__ = lambda self, other: self is other or equal(self, other)
+    core.block_type.__eq__ = lambda self, other: self is other or equal_blocks(self, other)
+
+
+def _broadcast_what_differs(interpreter: Any) -> None:
+    semantic: Any = type(interpreter.interpreter_semantic)
+    broadcast = semantic.broadcast_impl_value
+
+    def unless_equal(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        if lhs.shape is rhs.shape:  # kept above
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    semantic.broadcast_impl_value = unless_equal
+
+
+def _replace_once(interpreter: Any) -> None:
     if not (hasattr(interpreter, "_patch_lang") and hasattr(interpreter, "_LangPatchScope")):
         return
-    replace, language = interpreter._patch_lang, (interpreter.tl, interpreter.tl.core)
+    patch, language = interpreter._patch_lang, (interpreter.tl, interpreter.tl.core)
     replaced: set[int] = set()  # modules, while a kernel runs
 
     def once(function: Any) -> Any:
         seen = {id(value) for value in function.__globals__.values() if inspect.ismodule(value) and value in language}
         if seen and seen <= replaced:
             return interpreter._LangPatchScope()
-        scope = replace(function)
+        scope = patch(function)
         restore = scope.restore
         replaced.update(seen)
 

@@ -14,7 +14,6 @@ from headwater.mixers.gpu import mla as latent_attention
 from headwater.mixers.gpu.gdn import GatedDeltaNetKernels
 from headwater.mixers.gpu.kda import KimiDeltaAttentionKernels
 from headwater.models.load import load_model
-from tests.checkpoints import checkpoint
 from tests.models.segment_rig import SegmentRig
 from tests.support import Bench
 
@@ -48,10 +47,10 @@ def test_a_model_computes_what_it_does_on_the_cpu(
     prefills: int,
     decodes: int,
     gpu_path: Callable[[bool], None],
-    tmp_path: Path,
+    checkpoint: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = checkpoint(tmp_path, name)
+    folder = checkpoint(name)
     ran: list[str] = []
     for module, kernel in KERNELS:
         monkeypatch.setattr(module, kernel, noted(getattr(module, kernel), ran))
@@ -77,11 +76,11 @@ def test_a_model_computes_what_it_does_on_the_cpu(
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_window_odd_heads", "kimi_linear"])
 def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(
-    name: str, gpu_path: Callable[[bool], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, gpu_path: Callable[[bool], None], checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside another sequence's; the state after them, pages or rings are read by the next token."""
     gpu_path(True)
-    model, known = load_model(checkpoint(tmp_path, name), "float32").model, [301, 302, 303]
+    model, known = load_model(checkpoint(name), "float32").model, [301, 302, 303]
 
     def decoded(at_once: bool) -> torch.Tensor:
         bench = Bench(model, poison=True)
@@ -100,9 +99,11 @@ def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_window_odd_heads"])
-def test_a_composed_prompt_is_that_of_the_cpu(name: str, gpu_path: Callable[[bool], None], tmp_path: Path) -> None:
+def test_a_composed_prompt_is_that_of_the_cpu(
+    name: str, gpu_path: Callable[[bool], None], checkpoint: Callable[[str], Path]
+) -> None:
     """Compare the logits around the interiors, and of decoded tokens after them: with pages, and with rings."""
-    folder = checkpoint(tmp_path, name)
+    folder = checkpoint(name)
     found = []
     for gpu in (False, True):
         gpu_path(gpu)
