@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, settings
 import headwater.cli.common  # noqa: F401  # its console is made before a test sets COLUMNS
 from headwater.mixers import gpu, numerics
 from headwater.mixers.numerics import Numerics, prepare_process
-from tests import checkpoints, interpreter, processors
+from tests import checkpoints, covering, interpreter, processors
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # 0: `make test-card`
 os.environ["HEADWATER_CACHE_DIR"] = tempfile.mkdtemp(prefix="headwater-tests-")
@@ -81,6 +81,11 @@ def wide_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def exact_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers are multiplied as their values, by torch; kernels round the rows that they multiply them by."""
     monkeypatch.setattr(numerics, "_current", Numerics("plain"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    covering.leave_to_full(items)
 
 
 def pytest_collection_finish() -> None:

@@ -50,6 +50,7 @@ def test_an_unknown_one_is_a_config_error_that_names_those_there_are() -> None:
         make_eviction("belady", LAYOUT)
 
 
+@pytest.mark.pairs
 @policies
 @fractions
 @pytest.mark.parametrize("room", list(Room))

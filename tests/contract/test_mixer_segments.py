@@ -77,6 +77,7 @@ def is_one_pass(mixer: Case, prompt: Prompt) -> bool:
     return all(right) and close(rig.state.recurrent[5], wanted_X)
 
 
+@pytest.mark.pairs(kinds="mixer")
 @pytest.mark.parametrize("interior", [1, 17, 64, 200])
 def test_a_state_composed_with_a_segment_is_that_of_one_pass(mixer: Case, interior: int) -> None:
     assert is_one_pass(mixer, Prompt((interior,)))
@@ -96,6 +97,7 @@ def test_segments_without_tails_whose_heads_only_warm_the_convolution_up(mixer: 
     assert is_one_pass(mixer, Prompt((100, 65), head=getattr(mixer.layer, "conv", 1) - 1, tail=0))
 
 
+@pytest.mark.pairs(kinds="mixer")
 @pytest.mark.parametrize("interior", [1, 17, 64, 200])
 def test_naive_addition_adds_the_state_of_a_segment_that_knows_nothing_before_it(mixer: Case, interior: int) -> None:
     """HYPIC, section 3.1: S + R(at)·S_{C|0}, the segment's convolution having begun with zeros."""
@@ -133,6 +135,7 @@ def test_naive_addition_errs_by_what_the_transition_would_have_taken_away(mixer:
     assert close(rig.layer.composed(state_X, made, 30), naive_X.double() + error_X)
 
 
+@pytest.mark.pairs(kinds="mixer")
 @pytest.mark.parametrize("interior", [1, 17, 64, 200])
 def test_the_zero_start_state_is_that_of_the_interior_after_zeros(mixer: Case, interior: int) -> None:
     x_LD, rig = tokens(SEAM + interior), LayerRig(mixer)

@@ -39,6 +39,7 @@ def run(mixer: Case, length: int, company: bool = False) -> tuple[LayerRig, torc
     return rig, before_X
 
 
+@pytest.mark.pairs(kinds="mixer")
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 200, 512])
 def test_a_state_is_what_the_transition_makes_of_the_one_before_plus_the_zero_start_state(
     mixer: Case, length: int
@@ -72,6 +73,7 @@ def test_asking_for_the_transition_changes_no_bit(mixer: Case) -> None:
     assert with_it.same_state(0, without, 0)
 
 
+@pytest.mark.pairs(kinds="mixer")
 @pytest.mark.parametrize("cuts", [(64,), (192,), (64, 128, 192, 256)])
 def test_the_transition_goes_on_over_slices_without_a_changed_bit(mixer: Case, cuts: tuple[int, ...]) -> None:
     x_LD, rig = tokens(300), LayerRig(mixer)

@@ -44,6 +44,7 @@ def test_fast_equals_the_reference_at_every_length_in_ragged_batches(mixer: Case
             assert relative_error(out_LD, wanted_LD[:n]) < 1e-5, n
 
 
+@pytest.mark.pairs(kinds="mixer")
 @pytest.mark.parametrize("length", [1, 64, 65, LONGEST])
 def test_the_state_is_that_of_the_reference(mixer: Case, length: int) -> None:
     x_LD, rig = tokens(length), LayerRig(mixer)
@@ -128,6 +129,7 @@ def test_decoding_in_adjacent_and_in_scattered_slots_gives_the_same_bits(mixer: 
         assert scattered.same_state(row, adjacent, other)
 
 
+@pytest.mark.pairs(kinds="mixer")
 @pytest.mark.parametrize("slots", [(2, 3, 4, 5, 6), (9, 1, 30, 4, 17)])
 def test_decoding_a_few_sequences_at_a_time_gives_the_same_bits(
     mixer: Case, slots: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

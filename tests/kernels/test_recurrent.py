@@ -173,6 +173,7 @@ def after_tokens(
 IN_TURN = [[0, 3, 4], [1, 5], [2]]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("of", [KernelRig, LayerRig])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(

@@ -146,6 +146,7 @@ def test_rows_of_prompts_and_of_answers_have_the_same_bits_with_kernels(dtype: t
     assert torch.equal(linear(x_RK, 30), alone_RN)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("rows", [0, 1, 2, 40])
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("mode", MODES)
@@ -336,6 +337,7 @@ def test_first_bad_height_finds_a_product_that_depends_on_its_height() -> None:
     assert first_bad_height(lambda x_RK: x_RK * 2, random(64, 4), (1, 2, 7)) is None
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_product_keeps_no_view_of_the_callers_weight(mode: str, kind: str) -> None:
@@ -361,6 +363,7 @@ def test_panels_are_held_without_the_weight_that_they_were_made_of(kind: str) ->
     assert torch.equal(linear.rows(torch.tensor([2, 100])), expected)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_tied_head_and_its_embedding_are_one_weight(mode: str, kind: str) -> None:
