@@ -189,11 +189,11 @@ def test_one_flipped_bit_in_a_checkpoint_is_seen(load, same_bits_as_without_a_ca
     assert not all(same_bits_as_without_a_cache(make, [again]))
 
 
-def test_without_guarded_products_bits_change():
+def test_without_guarded_products_bits_change(checkpoint):
     """In a process of its own: MKL reads its mode once."""
     forms = ("auto", "int8", "int4")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.exactness.unguarded", *forms],
+        [sys.executable, "-m", "tests.exactness.unguarded", checkpoint("qwen3_5").parent, *forms],
         cwd=ROOT,
         env={**os.environ, "MKL_CBWR": "AUTO"},
         capture_output=True,

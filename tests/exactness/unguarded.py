@@ -1,12 +1,12 @@
 """The negative control: a hit among seven other requests when products are left to torch as it is.
 
-`python -m tests.exactness.unguarded FORMAT ...` prints for each format of weights whether all bits are the same.
+`python -m tests.exactness.unguarded FOLDER FORMAT ...` prints for each format of weights whether all bits are the same.
+The checkpoint is below FOLDER, or written there.
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 
 from headwater.engine.selfcheck import self_check
@@ -31,6 +31,5 @@ def run(root: Path, form: str) -> str:
 
 if __name__ == "__main__":
     prepare_process(2)
-    with tempfile.TemporaryDirectory() as folder:
-        for form in sys.argv[1:]:
-            print(run(Path(folder), form), flush=True)
+    for form in sys.argv[2:]:
+        print(run(Path(sys.argv[1]), form), flush=True)
