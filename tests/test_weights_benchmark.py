@@ -18,9 +18,23 @@ TOKENS = 96
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, Measured]:
+def sizes() -> dict[str, int]:
+    """Bytes of the files that the run wrote, by the names of their rows."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def rows(sizes: dict[str, int]) -> dict[str, Measured]:
     """A small run: 2 windows with 31 tokens each after the first 64 and before the last."""
-    return bench.measured(embedded(), 2, TOKENS)
+
+    def noted(folder: Path, path: Path, *types: object) -> Path:
+        file = convert(folder, path, *types)
+        sizes[path.stem] = file.stat().st_size
+        return file
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "convert", noted)
+        return bench.measured(embedded(), 2, TOKENS)
 
 
 def test_at_least_4_000_positions_are_forced() -> None:
@@ -49,13 +63,12 @@ def test_files_of_gguf_diverge_more_with_fewer_bits_on_both_paths(rows: dict[str
         assert 0 < nats["GGUF Q8_0"] < nats["GGUF Q6_K"] < nats["GGUF Q5_K"] < nats["GGUF Q4_K"] < nats["GGUF Q4_0"]
 
 
-def test_products_of_a_file_have_the_types_of_its_row(tmp_path: Path) -> None:
-    files = {}
-    for name, (others, of_256) in bench.TYPES.items():
-        path = convert(embedded(), tmp_path / f"{name}.gguf", others, {bench.BLOCKS_OF_256: of_256})
-        files[name] = path.stat().st_size
+def test_products_of_a_file_have_the_types_of_its_row(
+    rows: dict[str, Measured], sizes: dict[str, int], tmp_path: Path
+) -> None:
+    assert {*sizes} == {*bench.TYPES} < {*rows}
     plain = convert(embedded(), tmp_path / "all.gguf", "Q5_0").stat().st_size
-    assert files["GGUF Q4_K"] < plain < files["GGUF Q5_K"] < files["GGUF Q6_K"] < files["GGUF Q8_0"]
+    assert sizes["GGUF Q4_K"] < plain < sizes["GGUF Q5_K"] < sizes["GGUF Q6_K"] < sizes["GGUF Q8_0"]
 
 
 def test_decoding_with_2_bits_shows_on_the_decode_path_alone(rows: dict[str, Measured]) -> None:
