@@ -89,7 +89,7 @@ def hand_overs(config: ServeConfig, prompts: list[int]) -> tuple[list[dict[str, 
         stack.callback(router.stop)
         hosts = {}
         for role in (Role.PREFILL, Role.DECODE):
-            hosts[role] = host = Host(config, keys.for_workers, lambda: "127.0.0.1", role)
+            hosts[role] = host = Host(config, keys.for_workers, lambda: "127.0.0.1", share_weights=False, role=role)
             stack.callback(host.stop)
             router.join(role.value, host.contact())
         assert router.wait_for(len(hosts), PATIENCE), "workers are missing"
@@ -142,6 +142,8 @@ def main() -> None:
     given.out.write_text(json.dumps({"run": machine(), "rows": rows}, indent=1) + "\n")
     if not all(row["same_bits"] for row in rows):
         raise SystemExit("an answer differs from that of one worker")
+    if not all(row["apart"] for row in rows):
+        raise SystemExit("a prompt was not prefilled apart: nothing was measured of it")
 
 
 if __name__ == "__main__":

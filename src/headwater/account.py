@@ -55,8 +55,8 @@ class CacheAccount:
     loaded_from: str | None = None  # tiers: disk, redis
     load_seconds: float = 0.0
     tier_outcome: TierOutcome | None = None  # None: the server has no tiers, or memory had all
-    prefilled_by: str | None = None  # worker of a cluster that prefilled for the one that decoded; None: the same
-    handed_over_tokens: int = 0  # of the prompt, that the one that decoded read from its memory
+    prefilled_by: str | None = None  # worker of a cluster that was asked for the first token alone
+    handed_over_tokens: int = 0  # of the prompt, that the one that decoded loaded, in part at least from a worker
 
     def as_dict(self) -> dict[str, object]:
         return {**asdict(self), "reason": str(self.reason)}

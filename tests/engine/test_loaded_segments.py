@@ -271,3 +271,55 @@ def test_a_store_that_does_not_answer_delays_no_other_stores_segments(make, stor
         again = ask(rig)
         slow.waits["has"].set()
     assert again.account.loaded_segments == len(DOCUMENTS)
+
+
+class Slow(MemoryStore):
+    """A store that takes a while to answer lookups."""
+
+    def has(self, names):
+        time.sleep(0.1)
+        return super().has(names)
+
+
+def test_a_text_that_two_clients_warm_at_once_is_built_once(make: Make) -> None:
+    text, done = tuple(DOCUMENTS[0]), []
+    with server(make, [Slow(None)]) as rig:
+        clients = [threading.Thread(target=lambda: done.append(rig.engine.warm_segments([text], ""))) for _ in range(2)]
+        for one in clients:
+            one.start()
+        for one in clients:
+            one.join(60)
+        assert len(done) == 2
+        assert built(rig) == len(text) - 8
+
+
+@pytest.mark.parametrize("tiers", [True, False])
+def test_a_document_that_stands_twice_in_a_prompt_is_built_once(make: Make, tiers: bool) -> None:
+    """The second one ends the prompt, whose last token is computed: nothing of it is used, and both are missing."""
+    document, between = DOCUMENTS[1], words(8, "between")
+    prompt = [*LEAD, *document, *between, *document]
+    spans = Span(len(LEAD), len(LEAD) + len(document)), Span(len(prompt) - len(document), len(prompt))
+    with server(make, [Slow(None)] * tiers) as rig:
+        answer = rig.ask(prompt, 2, segments=spans, fidelity=Fidelity.FAST)
+        assert len(answer.tokens) == 2
+        assert built(rig) == len(document) - 8
+
+
+def test_a_segment_that_nobody_waits_for_any_more_is_forgotten(make: Make, store, first) -> None:
+    """One tier has answered that it has it, the other never answers, and the request was cancelled."""
+    hung = SegmentsAlone()
+    hung.waits["has"] = threading.Event()
+    with server(make, [store, hung]) as rig:
+        tiers = rig.engine.scheduler.tiers
+        tiers._segments._timeout = 0.2
+        submit(rig)
+        while not any(one.tiers for one in tiers._segments._loads._sought.values()):
+            time.sleep(0.005)
+        rig.engine.cancel(max(rig.engine._live))
+        deadline = time.monotonic() + 30
+        while tiers._segments._loads._sought and time.monotonic() < deadline:
+            with rig.engine._changed:
+                tiers.take_late()
+            time.sleep(0.05)
+        assert not tiers._segments._loads._sought
+        hung.waits["has"].set()

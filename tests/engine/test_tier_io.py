@@ -16,6 +16,7 @@ import pytest
 
 from headwater.account import TierOutcome
 from headwater.config import ServeConfig
+from headwater.engine.workers import Workers
 from headwater.schedule.sequence import key_of
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.memory import MemoryStore
@@ -205,6 +206,12 @@ assert not workers.end(0.1)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_a_call_that_is_given_after_the_end_is_cancelled() -> None:
+    workers = Workers(1, "ended")
+    assert workers.end(10)
+    assert workers.submit(print, "never").cancelled()
 
 
 def test_requests_that_wait_for_a_free_load_are_not_held_for_ever(make) -> None:

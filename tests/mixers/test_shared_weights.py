@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -91,10 +92,10 @@ def test_a_weight_outlives_the_process_that_wrote_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    ["", "1 2", "no such thing", "999999999 3 0", "1 1 0", f"{os.getpid()} 1 0", f"{os.getpid()} 99999 0", "\xff" * 9],
+    ["", "1 2", "no such thing", "999999999 3 0", "1 1 0", "OWN 1 0", "OWN 99999 0", "\xff" * 9],
 )
 def test_what_does_not_hold_the_weight_is_passed_over(entry: str, tmp_path: Path) -> None:
-    weight = torch.ones(LEAST)
+    weight, entry = torch.ones(LEAST), entry.replace("OWN", str(os.getpid()))
     held = SharedWeights(tmp_path).keep(weight)
     (file,) = tmp_path.iterdir()
     good = file.read_text()
@@ -106,7 +107,7 @@ def test_what_does_not_hold_the_weight_is_passed_over(entry: str, tmp_path: Path
     assert torch.equal(found, weight)
     assert memory_of(found) != 0
     file.write_text(f"{entry}\n")
-    assert not list(tmp_path.iterdir()) or SharedWeights(tmp_path)
+    SharedWeights(tmp_path)
     assert not list(tmp_path.iterdir()), "no process has it, as far as the file says"
     assert torch.equal(held, weight)
 
@@ -138,6 +139,39 @@ def test_panels_of_every_format_are_shared_if_they_are_a_models(kind: str) -> No
         assert memory_at(own.ctypes.data) == 0
         assert np.array_equal(one.view(np.uint8), own.view(np.uint8))
         assert one.flags.writeable == own.flags.writeable, "another type for kernels"
+
+
+@pytest.mark.usefixtures("sharing")
+def test_weights_are_private_once_the_system_has_no_memory_for_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "memfd_create", full)
+    for _ in range(2):
+        with of_a_model():
+            assert memory_of(kept(torch.zeros(LEAST))) == 0
+    assert caplog.text.count("weights are not shared with other workers of this host: [Errno 28] No space") == 1
+
+
+def test_without_a_folder_weights_are_private(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    share(file)
+    assert shared_weights._shared is None
+    assert "weights are not shared with other workers of this host: " in caplog.text
+
+
+def test_folders_of_other_starts_are_removed_when_they_are_old() -> None:
+    folder = shared_weights._folder_of_host()
+    young, old = (folder.with_name(name) for name in ("young", "old"))
+    for other in (young, old):
+        other.mkdir()
+    os.utime(old, (0, 0))
+    assert shared_weights._folder_of_host() == folder
+    assert (young.exists(), old.exists()) == (True, False)
+    young.rmdir()
 
 
 @pytest.mark.usefixtures("sharing")

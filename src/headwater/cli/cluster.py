@@ -64,7 +64,7 @@ def up(
 
 
 def roles_of(config: ServeConfig, workers: int, prefill: int, decode: int) -> dict[Role, int]:
-    """Return the number of workers of each role. Raises ConfigError where none can prefill for another."""
+    """Return the number of workers of each role. Raises ConfigError if none can prefill for another."""
     if not (prefill or decode):
         return {Role.BOTH: workers}
     if not (prefill and decode):
@@ -119,8 +119,8 @@ def scale(
 ) -> None:
     """Have more workers, or fewer."""
     mailbox = _mailbox(address)
-    roles = {one["role"] for one in _state(mailbox)["workers"] if one["role"]}
-    if roles and role not in roles:
+    roles = _state(mailbox)["roles"]
+    if role not in roles:
         raise ConfigError(f"there are no workers of role {role.value}, but of {' and '.join(sorted(roles))}")
     _command(mailbox, "scale", str(workers), role.value)
 
@@ -260,7 +260,7 @@ class SeveralRouters:
 def _follow_commands(mailbox: Any, router: Any, running: RayWorkers, ended: threading.Event) -> None:
     """Run the commands of the mailbox, and keep its state up to date."""
     while not ended.wait(POLLED):
-        for command, *values in mailbox.exchange(router.state()):
+        for command, *values in mailbox.exchange({**router.state(), "roles": list(running.wanted)}):
             if command == "drain":
                 running.drain(*values)
             elif command == "scale":

@@ -19,7 +19,7 @@ from headwater.tiers.store import PEER
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A prompt that a worker has prefilled for another one: who has it, and how it was done."""
+    """The name of the worker that prefilled a prompt, and its account."""
 
     name: str
     account: CacheAccount
@@ -47,7 +47,7 @@ def may_be_apart(generation: Generation) -> bool:
 
 
 def prefill_of(generation: Generation) -> Generation:
-    """Return what the worker that prefills is asked: the first token. Of the answer, the other worker caches all."""
+    """Return the request for the worker that prefills: for the first token, of which it caches nothing."""
     return replace(generation, params=replace(generation.params, max_tokens=1), keep_output=False, ended=False)
 
 

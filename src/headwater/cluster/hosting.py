@@ -83,12 +83,13 @@ class Host:
         config: ServeConfig,
         keys: WorkerKeys,
         own_address: Callable[[], str],
+        *,
         share_weights: bool,
         role: Role = Role.BOTH,
     ) -> None:
         """Load the model and listen on any ports of this host's own address.
 
-        `share_weights`: with other workers of this host. Raises CheckpointError, ConfigError, OSError or ZMQError.
+        `share_weights`: with other workers of this host. Raises CheckpointError, ConfigError or ZMQError.
         """
         from headwater.engine.engine import Engine  # needs torch, which no other part of a cluster does
         from headwater.engine.fingerprint import PROBED, fingerprint, probe

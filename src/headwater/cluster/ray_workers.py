@@ -293,7 +293,7 @@ class RayWorkers:
         hosts: Any = ray.remote(Host)
         options = {"num_cpus": self._cpus, "max_restarts": 0, "max_concurrency": 4}
         actor = hosts.options(**options, runtime_env={"env_vars": variables}).remote(
-            self._config, self._keys, self._own_address, self._share_weights, role
+            self._config, self._keys, self._own_address, share_weights=self._share_weights, role=role
         )
         self._started[name] = Started(name, role, actor, actor.contact.remote())
 

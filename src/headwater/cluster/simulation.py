@@ -58,7 +58,7 @@ class Prefilling:
 
 
 def roles(cluster: Cluster) -> list[Role]:
-    """Return the roles of a cluster's workers. Raises ConfigError where none can prefill for another."""
+    """Return the roles of a cluster's workers. Raises ConfigError if none can prefill for another."""
     if not cluster.prefill:
         return [Role.BOTH] * cluster.workers
     if cluster.prefill >= cluster.workers or cluster.network is None:

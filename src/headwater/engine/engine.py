@@ -110,7 +110,7 @@ class Engine(Answering):
         """Load the checkpoint, lay out the memory and make sure that the kernels are as exact as answers need.
 
         `progress` is called if the kernels are checked now. `share_weights`: with other processes of this host that do
-        so. Raises CheckpointError, ConfigError, or OSError if weights cannot be shared; the engine is not started.
+        so. Raises CheckpointError or ConfigError; the engine is not started.
         """
         prepare_process(config.threads)
         path = folder_of(config.model)

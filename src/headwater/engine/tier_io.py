@@ -428,8 +428,8 @@ class TierIO(Tiers):
             self._closing = True
             self._changed.notify_all()
         until = time.monotonic() + ENDING
-        of_tiers = (threads for tier in self.tiers for threads in (tier.lookups, tier.parts))
-        threads = *of_tiers, self._readers, self._writer
+        lookups, parts = ([getattr(tier, of) for tier in self.tiers] for of in ("lookups", "parts"))
+        threads = *lookups, self._readers, *parts, self._writer  # what gives work to others ends first
         ended = [some.end(until - time.monotonic()) for some in threads]
         closing = Workers(len(self.tiers), "headwater-tier-close")
         closed = wait([closing.submit(tier.store.close) for tier in self.tiers], max(0.0, until - time.monotonic()))

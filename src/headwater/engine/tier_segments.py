@@ -70,7 +70,8 @@ class SegmentIO:
         """Let segments be built that were waited for too long."""
         for key in [key for key, until in self._until.items() if now > until]:
             del self._until[key]
-            self._loads.stop_waiting(key)
+            if self._loads.stop_waiting(key):
+                self._until[key] = now + self._timeout  # unless its requester has gone, it begins the load before
 
     # -- lookups
 

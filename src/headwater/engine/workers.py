@@ -17,7 +17,7 @@ class Workers:
 
     def __init__(self, count: int, name: str) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._ended = False
+        self._ended, self._lock = False, threading.Lock()
         self._threads = [threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True) for i in range(count)]
         for thread in self._threads:
             thread.start()
@@ -25,14 +25,20 @@ class Workers:
     def submit(self, call: Callable[..., Result], *given: Any) -> Future[Result]:
         """Queue a call. After `end` it is cancelled."""
         future: Future[Result] = Future()
-        self._calls.put((future, lambda: call(*given)))
+        with self._lock:
+            if self._ended:
+                future.cancel()
+            else:
+                self._calls.put((future, lambda: call(*given)))
         return future
 
     def end(self, seconds: float) -> bool:
         """Cancel calls that have not begun, and wait at most so long for the others; return whether all ended."""
-        self._ended, until = True, monotonic() + seconds
-        for _ in self._threads:
-            self._calls.put(None)
+        until = monotonic() + seconds
+        with self._lock:
+            self._ended = True
+            for _ in self._threads:
+                self._calls.put(None)
         for thread in self._threads:
             thread.join(max(0.0, until - monotonic()))
         return not any(thread.is_alive() for thread in self._threads)

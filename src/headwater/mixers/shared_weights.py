@@ -11,8 +11,12 @@ A page that a process writes to becomes its own (a private mapping). Linux alone
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
+import resource
+import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,8 +28,12 @@ from headwater.cache_folder import own_folder
 from headwater.mixers.slabs import HUGE_PAGE, advise
 
 NAME = "headwater-weights"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 LEAST = 2**16  # bytes of a weight that is shared: a mapping takes whole pages
+OLD = 30 * 86400.0  # seconds since a folder was changed
 AT_ONCE = 2**30  # bytes that a call writes
+
+log = logging.getLogger("headwater.models")
 
 Holder = tuple[int, int]  # a process, and the number of an open file of its
 
@@ -33,7 +41,7 @@ Holder = tuple[int, int]  # a process, and the number of an open file of its
 class SharedWeights:
     """Weights of this process that others may have, too; `folder` is that of all processes of this user and host.
 
-    A process that has mapped a weight says so as well: others find it there when the first one has ended.
+    A process that has mapped a weight is listed in its file, too: others find it there when the first one has ended.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -103,12 +111,15 @@ def _entries(file: int) -> list[tuple[Holder, int]]:
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
     """Open a weight's file; processes that load the same weight at once wait for each other."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
-    finally:
-        os.close(file)
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file).st_nlink:  # else another process removed it meanwhile
+                yield file
+                return
+        finally:
+            os.close(file)
 
 
 def _path(holder: Holder) -> str:
@@ -137,14 +148,38 @@ _loading = False
 
 
 def share(folder: Path | None = None) -> None:
-    """Share the weights of all models that this process loads from now on. Raises OSError for a folder without access.
+    """Share the weights of all models that this process loads from now on; if it cannot, log why.
 
-    `folder`: the same for all processes that share; None: one in the cache folder. Where the system has no such memory
-    nothing is shared.
+    `folder`: the same for all processes that share; None: one in the cache folder, of this start of this host, since
+    a folder may be that of several hosts, and numbers of processes are of one. A shared weight takes an open file.
     """
     global _shared
-    if hasattr(os, "memfd_create"):
-        _shared = SharedWeights(folder or own_folder("shared-weights"))
+    if not hasattr(os, "memfd_create"):
+        return
+    with _or_private():
+        _shared = SharedWeights(folder or _folder_of_host())
+        least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most) if least != most else (least, most))
+
+
+def _folder_of_host() -> Path:
+    """Make the folder of this start of this host; remove those of others that are old. Raises OSError."""
+    folder = own_folder("shared-weights", BOOT.read_text().strip())
+    for other in folder.parent.iterdir():
+        if other != folder and time.time() - other.stat().st_mtime > OLD:
+            shutil.rmtree(other, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _or_private() -> Iterator[None]:
+    """Share nothing any more after an error of the system."""
+    global _shared
+    try:
+        yield
+    except OSError as error:
+        _shared = None
+        log.warning("weights are not shared with other workers of this host: %s", error)
 
 
 @contextmanager
@@ -163,4 +198,6 @@ def kept(tensor: torch.Tensor) -> torch.Tensor:
     shared = _shared if _loading else None
     if shared is None or tensor.device.type != "cpu" or tensor.numel() * tensor.element_size() < LEAST:
         return tensor
-    return shared.keep(tensor)
+    with _or_private():
+        return shared.keep(tensor)
+    return tensor

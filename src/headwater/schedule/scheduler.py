@@ -232,7 +232,7 @@ class Scheduler(Preemption):
         if not seq.scores_prompt and self.tiers.holds_back(seq):
             return True
         missing, waits = self.composer.prepare(seq)
-        absent = (*missing, *self.composer.unused(seq))
+        absent = tuple(dict.fromkeys((*missing, *self.composer.unused(seq))))  # a segment may stand there twice
         held = self.tiers.hold_segments(seq.awaited, absent)
         for key in absent:
             if key not in held and self._may_build():

@@ -84,7 +84,7 @@ class SegmentLoads:
 
     def hold_back(self, awaited: Awaited, keys: Iterable[SegmentKey]) -> set[SegmentKey]:
         """Return those of the missing segments `keys` that their requester is to wait for; begin loads that pay."""
-        keys, held = [key for key in keys if key not in awaited.outcomes], set[SegmentKey]()
+        keys, held = [key for key in dict.fromkeys(keys) if key not in awaited.outcomes], set[SegmentKey]()
         self._look_up([key for key in keys if key not in self._sought])
         building: float | None = 0.0  # seconds until a segment is there if it and those before it are built
         for key in keys:
@@ -136,20 +136,22 @@ class SegmentLoads:
             sought.unanswered.remove(tier)
             sought.tiers += [tier] * has
 
-    def stop_waiting(self, key: SegmentKey) -> None:
+    def stop_waiting(self, key: SegmentKey) -> bool:
         """Let a segment be built that is late. Its load goes on, for later requests.
 
-        If a tier has answered that has it, no other is waited for.
+        If a tier has answered that has it, no other is waited for. True: the segment is still sought there.
         """
         sought = self._sought.get(key)
         if sought is None:
-            return
+            return False
         if sought.unanswered and sought.tiers:
             sought.unanswered.clear()
-        elif sought.unanswered or sought.load is not None:
+            return True
+        if sought.unanswered or sought.load is not None:
             self._end(key, TierOutcome.SLOW)
         else:  # the answer was not used in time: it may be another by now
             del self._sought[key]
+        return False
 
     def give_up(self) -> list[SegmentLoad]:
         """Give up all loads in progress, and return them: their pages are free once they are finished."""

@@ -57,7 +57,7 @@ class Metrics(Watcher):
         self._hits = count("hits", "Prompts of which something was cached")
         self._misses = count("misses", "Prompts that could have resumed deeper, by reason", ("reason",))
         self._waited = count("waited_for_leader", "Prompts that waited for another request to compute the same prefix")
-        self._handed = count("handed_over_tokens", "Tokens that a decoding worker pulled from the one that prefilled")
+        self._handed = count("handed_over_tokens", "Tokens that a decoding worker loaded after another one's prefill")
         self._ttft = spread("time_to_first_token_seconds", "From a request's arrival to its first token")
         self._queued = spread("queue_seconds", "From a request's submission until its first leg ran")
         self._gap = spread("inter_token_latency_seconds", "Between two tokens of an answer", buckets=GAPS)
