@@ -40,6 +40,7 @@ from headwater.cluster.worker import Worker
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
+from headwater.schedule.sequence import key_of
 
 PAGE, TOKEN_BYTES = 64, 4
 STATES = KV + 1  # the group of states
@@ -168,7 +169,7 @@ class Direct:
 
     def _asked(self, prompt: tuple[int, ...]) -> float:
         begun = time.perf_counter()
-        self._link.send(Submit(next(self._ids), 1, asked(prompt), ()))
+        self._link.send(Submit(next(self._ids), 1, asked(()), key_of(prompt)))
         while self._link.socket.poll(int(1000 * PATIENCE)):
             if any(isinstance(message, FinishedMessage) for message in self._link.receive()):
                 return time.perf_counter() - begun

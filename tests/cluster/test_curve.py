@@ -31,6 +31,7 @@ from headwater.cluster.wire import Ping, Submit, encode
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.events import TokenEvent
+from headwater.schedule.sequence import key_of
 from tests.cache.toy import Toy
 from tests.cluster.fake import PATIENCE, FakeWorker, FormulaEngine, Received, asking, cluster, formula, until
 from tests.cluster.rig import TIGHT, logged, stream_of
@@ -102,7 +103,7 @@ def stranger(one: Up, kind: str, client: Client, key: bytes) -> Iterator[zmq.Soc
         client.to(key)(socket, one.at[kind])
         if kind == "requests":
             socket.send(encode(Ping(is_first=True)))
-            socket.send(encode(Submit(1, 0, asking([9], 1))))
+            socket.send(encode(Submit(1, 0, asking([], 1), key_of([9]))))
         elif kind == "replay":
             socket.send_multipart((b"", SNAPSHOT))
         yield socket
@@ -146,7 +147,7 @@ def test_a_stranger_gets_nothing_and_disturbs_nothing(
 def test_a_peer_of_an_old_protocol_is_answered_without_curve_alone(is_plain: bool) -> None:
     """ZMTP 1.0 has no mechanisms: an identity comes first, then messages."""
     server, client = (PLAIN, PLAIN) if is_plain else (new_server(), CLIENT)
-    message = encode(Submit(1, 0, asking([9], 1)))
+    message = encode(Submit(1, 0, asking([], 1), key_of([9])))
     with up(server, client) as one:
         host, port = one.at["requests"].removeprefix("tcp://").split(":")
         with tcp.create_connection((host, int(port)), PATIENCE) as connection:
@@ -277,7 +278,7 @@ def test_on_the_wire_prompt_and_answer_are_seen_without_curve_alone(is_plain: bo
         router.submit(asking(PROMPT, 5), received.on_event)
         received.wait()
         said = TokenEvent(received.tokens[-1], f"{received.tokens[-1]} ", -0.5)
-        for direction, content in {"there": list(PROMPT), "back": said}.items():
+        for direction, content in {"there": key_of(PROMPT), "back": said}.items():
             shown = msgspec.msgpack.encode(content)
             passed = relay.passed[direction]
             assert (b"NULL" if is_plain else b"CURVE") in passed, "the greeting says how messages are protected"

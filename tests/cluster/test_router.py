@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,7 @@ from headwater.errors import (
 )
 from headwater.events import FailedEvent
 from headwater.request import Boundaries, Constraint, Drafting, Fidelity, Generation, SamplingParams, Span
+from headwater.schedule.sequence import key_of
 from tests.cluster.fake import LONG, FakeWorker, FormulaEngine, Received, asking, cluster, formula, kill, until
 
 SLOW = 0.01  # seconds a token
@@ -326,10 +328,13 @@ def test_every_field_of_a_request_reaches_the_worker() -> None:
         Fidelity.HIGH,
         Drafting("ngram", 3, (8, 9)),
     )
-    assert for_worker(encode(Submit(1, 2, whole, (5, 6)))) == Submit(1, 2, whole, (5, 6))
+    sent = Submit(1, 2, replace(whole, prompt=()), key_of(whole.prompt), (5, 6))
+    read = for_worker(encode(sent))
+    assert read == sent
+    assert read.whole == whole
 
 
-@pytest.mark.parametrize("payload", [b"", b"\x01", b"\x91\xa3abc", encode(Submit(1, 1, asking([1], 1)))[:-3]])
+@pytest.mark.parametrize("payload", [b"", b"\x01", b"\x91\xa3abc", encode(Submit(1, 1, asking([1], 1), b""))[:-3]])
 def test_what_is_no_message_is_an_error(payload: bytes) -> None:
     for read in (for_worker, from_worker):
         with pytest.raises(WireError):

@@ -45,6 +45,7 @@ class Routed:
     generation: Generation
     on_event: Callable[[Event], None]
     began: float  # seconds of a monotonic clock
+    key: bytes  # of its prompt
     blocks: Sequence[int] = ()  # digests of its prompt's units
     attempt: int = 0
     sent: list[TokenEvent] = field(default_factory=list)

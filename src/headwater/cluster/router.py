@@ -177,7 +177,7 @@ class Router:
         if generation.params.seed is None:
             params = replace(generation.params, seed=secrets.randbits(63))
             generation = replace(generation, params=params)
-        request = Routed(next(self._ids), generation, on_event, time.monotonic())
+        request = Routed(next(self._ids), generation, on_event, time.monotonic(), key_of(generation.prompt))
         self._do(lambda: self._begin(request))
         return request.id
 
@@ -240,14 +240,17 @@ class Router:
         try:
             due = 0.0
             while not self._stopping:
-                self._poll(due - time.monotonic())
+                heard = self._poll(due - time.monotonic())
                 for _ in range(min(len(self._actions), MOST_ACTIONS)):
                     self._actions.popleft()()
-                for link in tuple(self._links.values()):
-                    for message in link.receive():
-                        self._take(link, message)
                 now = time.monotonic()
-                if now >= due:  # after what came meanwhile: if this thread did not run, no worker was silent
+                if now >= due:  # what came meanwhile, too: if this thread did not run, no worker was silent
+                    heard = list(self._links.values())
+                for link in heard:
+                    for message in link.receive() if self._links.get(link.name) is link else ():
+                        self._take(link, message)
+                if now >= due:
+                    now = time.monotonic()
                     due = now + PING
                     self._ping(now)
                 if self._unassigned:
@@ -260,13 +263,15 @@ class Router:
         for link in self._links.values():
             link.close()
 
-    def _poll(self, seconds: float) -> None:
+    def _poll(self, seconds: float) -> list[Link]:
+        """Wait for messages or actions; return the workers that have sent something."""
         poller = zmq.Poller()
         poller.register(self._waker, zmq.POLLIN)
         for link in self._links.values():
             poller.register(link.socket, zmq.POLLIN)
-        poller.poll(0 if self._actions else max(0, int(seconds * 1000)) + 1)
+        there = dict(poller.poll(0 if self._actions else max(0, int(seconds * 1000)) + 1))
         self._waker.clear()
+        return [link for link in self._links.values() if link.socket in there]
 
     # -- workers
 
@@ -384,7 +389,7 @@ class Router:
             return Prompt(len(generation.prompt))
         if not request.blocks:
             digests = Digests(self._key, info.unit_bytes)
-            request.blocks = digests.prefix(generation.namespace, key_of(generation.prompt))
+            request.blocks = digests.prefix(generation.namespace, request.key)
         return Prompt(len(generation.prompt), request.blocks, info.unit_bytes // TOKEN_BYTES)
 
     def _send(self, request: Routed, link: Link, reusable: int) -> None:
@@ -398,7 +403,8 @@ class Router:
             generation = replace(generation, deadline=max(0.001, left))
         link.open[request.id] = request
         self.counts["told_of_peers"] += bool(request.peers)
-        link.send(Submit(request.id, request.attempt, generation, output, request.peers))
+        without = replace(generation, prompt=())
+        link.send(Submit(request.id, request.attempt, without, request.key, output, request.peers))
 
     def _assign_waiting(self) -> None:
         """Try again to give requests to workers; those that have waited too long fail."""

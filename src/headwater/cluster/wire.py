@@ -6,7 +6,7 @@ did before it was restarted, is told from what it does now.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from headwater.errors import (
 )
 from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, TokenEvent
 from headwater.request import Generation
+from headwater.schedule.sequence import tokens_of
 
 NO_CONTACT = Contact("", b"")
 BY_FIELDS = (OutOfPages, QueueFull, DeadlineExceeded)  # errors whose message is made of their fields
@@ -63,13 +64,20 @@ class AboutRequest(msgspec.Struct, array_like=True):
 class Submit(AboutRequest, tag=True):
     """A request for a worker.
 
+    `generation` is without its prompt, and `prompt` the prompt's index key: reading 8,192 integers takes twice as long.
     `output`: the first tokens of its answer, which another worker sent. `peers`: incarnations of workers that have more
     of its prompt cached.
     """
 
     generation: Generation
+    prompt: bytes
     output: tuple[int, ...] = ()
     peers: tuple[bytes, ...] = ()
+
+    @property
+    def whole(self) -> Generation:
+        """The request with its prompt. Raises struct.error for a prompt with a part of a token."""
+        return replace(self.generation, prompt=tokens_of(self.prompt))
 
 
 class Cancel(AboutRequest, tag=True):

@@ -191,7 +191,7 @@ class Worker:
     def _submit(self, task: Task, work: Submit) -> None:
         """Give a request to the engine; what it raises is the answer."""
         try:
-            number = self._engine.submit(work.generation, self._receiver(task), work.output, work.peers)
+            number = self._engine.submit(work.whole, self._receiver(task), work.output, work.peers)
         except Exception as error:
             self._receiver(task)(FailedEvent(error))
             return
