@@ -281,6 +281,25 @@ class Slow(MemoryStore):
         return super().has(names)
 
 
+def test_a_store_that_does_not_give_segments_delays_no_other(make: Make, store, first) -> None:
+    """The slow one is asked for two segments, as many as it has threads, while another has the third."""
+    slow, other = SegmentsAlone(), SegmentsAlone()
+    with server(make, [slow]) as rig:
+        ask(rig, DOCUMENTS[:2])
+    with server(make, [other]) as rig:
+        ask(rig, DOCUMENTS[2:])
+    slow.waits["get"] = threading.Event()
+    with server(make, [slow, other]) as rig:
+        waiting = submit(rig, DOCUMENTS[:2])
+        while len(rig.engine.scheduler.tiers._segments._loads._open) < 2:
+            time.sleep(0.005)
+        loaded = ask(rig, DOCUMENTS[2:])
+        assert not waiting.done.is_set()
+        slow.waits["get"].set()
+        rig.wait(waiting)
+    assert (loaded.account.loaded_segments, waiting.account.loaded_segments) == (1, 2)
+
+
 def test_a_text_that_two_clients_warm_at_once_is_built_once(make: Make) -> None:
     text, done = tuple(DOCUMENTS[0]), []
     with server(make, [Slow(None)]) as rig:

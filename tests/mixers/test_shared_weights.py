@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -153,6 +155,34 @@ def test_weights_are_private_once_the_system_has_no_memory_for_others(
         with of_a_model():
             assert memory_of(kept(torch.zeros(LEAST))) == 0
     assert caplog.text.count("weights are not shared with other workers of this host: [Errno 28] No space") == 1
+
+
+def test_a_file_that_another_process_removes_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked, removed = fcntl.flock, []
+
+    def removing(file: int, how: int) -> None:
+        if not removed:
+            removed.extend(tmp_path.iterdir())
+            removed[0].unlink()
+        locked(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", removing)
+    first = SharedWeights(tmp_path).keep(torch.ones(LEAST))
+    assert removed
+    assert memory_of(SharedWeights(tmp_path).keep(torch.ones(LEAST))) == memory_of(first)
+
+
+def test_each_weight_may_take_an_open_file(tmp_path: Path) -> None:
+    had = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1000, had[1]), had[1]))
+    try:
+        share(tmp_path)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (had[1], had[1])
+    finally:
+        shared_weights._shared = None
+        resource.setrlimit(resource.RLIMIT_NOFILE, had)
 
 
 def test_without_a_folder_weights_are_private(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

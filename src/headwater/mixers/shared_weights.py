@@ -75,7 +75,7 @@ class SharedWeights:
         return mapped.view(tensor.dtype).view(tensor.shape)
 
     def _open(self, holder: Holder) -> int | None:
-        """Return this process's number of a file that another has open, None if it has ended."""
+        """Return this process's number of a file that a holder has open, None if that has ended."""
         if holder not in self._files and _is_open(holder):
             with suppress(OSError):
                 self._files[holder] = os.open(_path(holder), os.O_RDONLY | os.O_CLOEXEC)
@@ -158,8 +158,8 @@ def share(folder: Path | None = None) -> None:
         return
     with _or_private():
         _shared = SharedWeights(folder or _folder_of_host())
-        least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most) if least != most else (least, most))
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _folder_of_host() -> Path:
