@@ -401,3 +401,54 @@ def test_a_cluster_with_workers_that_prefill(tmp_path: Path) -> None:
         whole = httpx.post(f"{one.url}/completions", json={**long, "cache_salt": "another"}, timeout=PATIENCE).json()
     assert whole["headwater"]["prefilled_by"] is None
     assert whole["choices"] == apart["choices"]
+
+
+TOOL = {"name": "look_up", "parameters": {"type": "object", "properties": {"name": {"type": "string"}}}}
+ASKED = {
+    "two answers": {"n": 2, "seed": 5, "logprobs": True},
+    "a tool call": {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required", "seed": 3},
+    "JSON": {"response_format": {"type": "json_object"}, "seed": 4},
+    "a stream": {"stream": True, "seed": 6, "logprobs": True},
+}
+
+
+def chat(url: str, number: int, **more: object) -> tuple[list[str | None], list[object]]:
+    """Return which worker prefilled a chat for another one, of each answer, and what was said, without ids."""
+    asked = [
+        {"role": "system", "content": f"{number} " + "the tide comes in " * 400},
+        {"role": "user", "content": "Who is there?"},
+    ]
+    body = {"messages": asked, "max_tokens": 30, **more}
+    answer = httpx.post(f"{url}/chat/completions", json=body, timeout=PATIENCE).text
+    if more.get("stream"):
+        parts = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
+    else:
+        parts = [json.loads(answer)]
+    accounts = [one for part in parts if "headwater" in part for one in [part["headwater"]]]
+    accounts = accounts[0] if isinstance(accounts[0], list) else accounts
+    said = json.dumps([part["choices"] for part in parts if part["choices"]])
+    return [one["prefilled_by"] for one in accounts], [re.sub(r'"call_\w+"', '"call"', said)]
+
+
+@pytest.mark.full
+def test_what_is_prefilled_apart_is_answered_alike(tmp_path: Path) -> None:
+    """Each chat is asked for beside answers, and again in a cluster whose workers have no roles."""
+    folders = [tmp_path / "roles", tmp_path / "none"]
+    for folder in folders:
+        folder.mkdir()
+    apart = {}
+    with up(folders[0], "--prefill", "1", "--decode", "1") as one, ThreadPoolExecutor(4) as clients:
+        until(lambda: len(one.ups()) == 2)
+        roles = {worker["role"]: name for name, worker in one.workers().items()}
+        for number, (name, more) in enumerate(ASKED.items()):
+            stories = [clients.submit(one.story, LONG) for _ in range(4)]
+            until(lambda: one.workers()[roles["decode"]]["running"] == 4)
+            by, apart[name] = chat(one.url, number, **more)
+            assert by == [roles["prefill"]] * more.get("n", 1), name
+            for story in stories:
+                story.result()
+    with up(folders[1]) as one:
+        for number, (name, more) in enumerate(ASKED.items()):
+            by, whole = chat(one.url, number, **more)
+            assert set(by) == {None}, name
+            assert whole == apart[name], name
