@@ -96,7 +96,7 @@ def ranks(model: Model, prompts: Iterable[list[int]]) -> list[list[Ranks]]:
         verify_every_draft(engine.scheduler.speculation)
         # the head is asked before each step, and nothing that it says is verified
         engine.scheduler.speculation.worth = lambda drafts, rows: [0 for _ in drafts]  # type: ignore[method-assign]
-        with patch.object(Speculator, "is_paused", lambda self: False):
+        with patch.object(Speculator, "is_paused", lambda self, time_is_left: False):
             for prompt in prompts:
                 watch = Watch(decoded(engine, prompt))
                 with watch():

@@ -186,17 +186,20 @@ class Lab:
         tokens = self.ledger.run(step)
         self.rows.append({decode.seq.id: decode.rows for decode in step.decodes})
         drafts = {decode.seq.id: decode.drafts for decode in step.decodes}
-        if not step.legs:
-            rows, n_drafts = sum(decode.rows for decode in step.decodes), sum(map(len, drafts.values()))
-            self.scheduler.speculation.note_step(rows, n_drafts, self.seconds(rows, n_drafts))
+        rows, n_drafts, n_right = sum(decode.rows for decode in step.decodes), sum(map(len, drafts.values())), 0
         for seq in self.scheduler.finish_step(step):
             guesses = drafts.get(seq.id, ())
             right = accepted(guesses, tokens[seq.id])
+            n_right += right
             seq.tokens += tokens[seq.id][: right + 1]
             if seq.n_output >= seq.generation.params.max_tokens:
                 self.scheduler.finish(seq)
             elif guesses:
                 self.scheduler.accept(seq, len(guesses), right)
+        seconds = self.seconds(rows, n_drafts)
+        self.scheduler.speculation.asking.earn_share(seconds)
+        if not step.legs:
+            self.scheduler.speculation.note_step(rows, n_drafts, n_right, seconds)
         assert all(isinstance(error, OutOfPages) for _, error in self.scheduler.failures), self.scheduler.failures
         self.cache.check()
         self.steps += 1

@@ -99,9 +99,11 @@ class Answering:
             tokens = sum(leg.plan.computed_tokens for leg in step.legs)
             self._meter.prefilled(tokens, seconds)
             self.scheduler.tiers.prefilled(tokens, seconds)
+        speculation, seconds = self.scheduler.speculation, planning + time.perf_counter() - started
+        speculation.asking.earn_share(seconds)
         if not (step.legs or self.runner.was_new):
-            rows = sum(decode.rows for decode in step.decodes)
-            self.scheduler.speculation.note_step(rows, drafts, planning + time.perf_counter() - started)
+            rows, right = sum(decode.rows for decode in step.decodes), sum(one.right for one in judged)
+            speculation.note_step(rows, drafts, right, seconds)
 
     def _judge(self, logits_RV: torch.Tensor, judged: list[Judged]) -> None:
         """Sample each request's rows one after the other: the next row if the token is the draft that it stands after.

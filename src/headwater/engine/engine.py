@@ -169,6 +169,7 @@ class Engine(Answering):
         """Return an engine, with memory of its own, over a loaded model, for which `draft` drafts if it is given."""
         spec = loaded.spec
         slots, speculation = config.max_running + EXTRA_SLOTS, speculation_of(config.speculation)
+        speculation.clock = time.perf_counter
         of_draft_model = 0 if draft is None else config.memory // SHARE
         of_drafts = draft_bytes(spec, slots, speculation) + of_draft_model
         head = loaded.mtp if config.speculation in (AUTO, MTP) and draft is None else None

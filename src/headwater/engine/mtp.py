@@ -62,6 +62,11 @@ class Entries:
     write_from: int = 0  # earlier pages of the table have theirs
 
 
+def drafts(seq: AnySequence) -> bool:
+    """Return whether the head may draft for a sequence."""
+    return isinstance(seq, Request) and seq.speculator is not None and seq.speculator.uses_head
+
+
 def filled_up(rows: list[T]) -> list[T]:
     """Return rows, the last one repeated up to a power of two: fewer numbers of rows are recorded."""
     return rows + rows[-1:] * ((1 << max(0, len(rows) - 1).bit_length()) - len(rows))
@@ -117,14 +122,16 @@ class MtpRunner:
         legs = [leg for leg in step.legs if leg.plan.build is None]  # a segment's pages are no prefix of a sequence
         self._store([entries for leg in legs for entries in self._of_leg(leg, batch, hidden_NC)])
         row, rows, places = batch.n_prefill, list[int](), list[int]()
-        for decode in step.decodes:
-            if isinstance(decode.seq, Request) and decode.seq.speculator and decode.seq.speculator.uses_head:
+        decodes = [(decode, drafts(decode.seq)) for decode in step.decodes]
+        self._write_waiting([decode.seq for decode, is_drafting in decodes if is_drafting])
+        for decode, is_drafting in decodes:
+            if is_drafting:
                 rows += range(row, row + decode.rows)
                 places += self._places_for(decode)
             row += decode.rows
         if rows:
-            row_M, place_M = torch.tensor((rows, places), dtype=torch.int64, device=self.device)
-            self._hidden_WC[place_M] = hidden_NC[row_M]
+            row_M, place_M = torch.from_numpy(np.array((rows, places))).to(self.device)
+            self._hidden_WC.index_copy_(0, place_M, hidden_NC.index_select(0, row_M))
 
     def _of_leg(self, leg: Leg, batch: StepBatch, hidden_NC: Tensor) -> Iterator[Entries]:
         """Yield the entries of a leg's tokens, and note its last hidden state, and those at the ends of pages."""
@@ -186,15 +193,24 @@ class MtpRunner:
         self.last_PC[page_P] = 0
         self.complete_P[list(pages)] = False
 
+    def _write_waiting(self, seqs: list[AnySequence]) -> None:
+        """Write the entries that wait of all these sequences, in one pass, once as many wait as may of one of them."""
+        if max((self._of(seq) for seq in seqs), default=0) >= MOST_WAITING:
+            self._store([self._waiting_of(seq) for seq in seqs if self._of(seq)])
+
+    def _waiting_of(self, seq: AnySequence) -> Entries:
+        """Return the entries of a sequence that wait; from now on none do."""
+        slot, n, end = seq.slot or 0, self._of(seq), seq.computed + 1
+        waiting, first = self._waiting[slot], slot * ROOM
+        tokens = torch.tensor(seq.tokens[waiting.first : end], device=self.device)
+        entries = Entries(waiting.first, tokens, self._hidden_WC[first : first + n], self._table(seq))
+        waiting.first, waiting.known = end, 0
+        return entries
+
     def _places_for(self, decode: Decode) -> range:
         """Return places for the hidden states of a sequence's rows: the first is that of its next token."""
         seq, waiting, at = decode.seq, self._waiting[decode.slot], decode.seq.computed + 1
         n = waiting.of(seq)
-        if n >= MOST_WAITING:
-            tokens = torch.tensor(seq.tokens[waiting.first : at], device=self.device)
-            first = decode.slot * ROOM
-            self._store([Entries(waiting.first, tokens, self._hidden_WC[first : first + n], self._table(seq))])
-            n = 0
         if n == 0:
             waiting.sequence, waiting.first = seq.id, at
         waiting.known = n + decode.rows

@@ -186,11 +186,12 @@ class Serving:
         step = work.step
         self.segment_work.note(step)
         drafts = {decode.seq.id: len(decode.drafts) for decode in step.decodes if decode.drafts}
-        if not step.legs:
-            rows = sum(decode.rows for decode in step.decodes)
-            self.scheduler.speculation.note_step(rows, sum(drafts.values()), work.seconds)
+        rows, speculation = sum(decode.rows for decode in step.decodes), self.scheduler.speculation
+        accepted = speculation.accepted
         for seq in self.scheduler.finish_step(step):
             self._tokens(seq, drafts.get(seq.id, 0), arrivals, tally)
+        if not step.legs:
+            speculation.note_step(rows, sum(drafts.values()), speculation.accepted - accepted, work.seconds)
         self._count_failures(arrivals, tally)
 
     def _pass(self, seconds: float, waiting: int) -> None:

@@ -53,16 +53,17 @@ class Preemption(RunningSequences):
         if not self.speculation or self.decode_reuse == "raw":
             return
         rows = sum(one.rows for one in self._decodes.values())
-        is_measured = bool(rows) and self.speculation.seconds.is_to_measure(rows)
+        is_measured = bool(rows) and self.speculation.is_to_measure(rows)
         asked = [] if is_measured else list(self._ask_drafters())
-        self.speculation.asked = bool(asked)
-        if self.speculation.head is not None:
+        self.speculation.is_plain = not (asked or any(one.seq.accepted for one in self._decodes.values()))
+        if self.speculation.head is not None and asked:
             self._ask_head(asked, rows)
-        counts = self.speculation.worth(
-            [(speculator, len(speculator.draft.tokens)) for _, speculator, _ in asked], rows
-        )
+        drafts = [(speculator, len(speculator.draft.tokens)) for _, speculator, _ in asked]
+        counts = self.speculation.worth(drafts, rows, self._rows_left())
         for (one, speculator, _), n in zip(asked, counts, strict=True):
             speculator.note_verified(n)
+            if n:
+                self.speculation.asking.earn(speculator.asking)
             n = min(n, self._rows_left())
             n = self._with_pages(one.seq, one.count + n) - one.count
             self._decodes[one.seq.id] = replace(one, drafts=tuple(speculator.draft.tokens[:n]))
@@ -76,9 +77,10 @@ class Preemption(RunningSequences):
             if seq.speculator is None:
                 seq.speculator = self.speculation.speculator(seq.generation, seq.grammar)
             left = seq.generation.params.max_tokens - seq.n_output - 1
-            if seq.speculator is not None and left > 0 and not seq.speculator.is_paused():
-                seq.speculator.propose(seq.tokens, min(MOST_DRAFTS, left))
-                yield one, seq.speculator, left
+            speculator, may_ask = seq.speculator, self.speculation.asking.is_left
+            if speculator is not None and left > 0 and not speculator.is_paused(may_ask):
+                self.speculation.propose(speculator, seq.tokens, min(MOST_DRAFTS, left))
+                yield one, speculator, left
 
     def _ask_head(self, asked: list[tuple[Decode, Speculator, int]], rows: int) -> None:
         """Let the model's head draft for requests, as far as there are pages; not after rows that are replayed."""

@@ -20,8 +20,9 @@ from headwater.draft.ngram import PromptLookup
 from headwater.draft.prediction import PredictedAnswer
 from headwater.draft.suffix import PastAnswers, SuffixDrafter
 from headwater.request import Generation
+from headwater.schedule.draft_gains import AskingTime, Trials, Trust
 from headwater.schedule.sequence import Sequence as AnySequence
-from headwater.schedule.step_seconds import StepSeconds
+from headwater.schedule.step_seconds import OUTLIER, StepSeconds
 
 OFF, AUTO, MTP, DRAFT = "off", "auto", "mtp", "draft"
 # drafts of a step: few sizes, so that recorded steps are met again
@@ -38,6 +39,9 @@ FIRST_FROM_HEAD = 2  # of the head for a request, before its own drafts count
 WEIGHT = 4  # judged drafts that the server's experience counts as for a request, and what is expected for a server
 # steps after which a request whose drafts do not pay tries one: at first, and at most; each try that fails doubles them
 TRIES_EVERY, RARELY = 32, 256
+LIKELY = 0.5  # chance of drafts that are tried whatever they cost
+FEW_TRY = 8  # requests of which one tries a head that does not pay
+CLEAR = 1.5  # gain from which steps without drafts are measured rarely
 LONGEST_PAUSE = 8  # steps in which a request is not asked for drafts, after some in which none paid
 CHEAP = 0.1  # of a step: a pass of the head that is tried for each new request
 
@@ -116,6 +120,7 @@ class Speculator:
     draft: Draft = NO_DRAFT  # the last one
     uses_head: bool = False
     from_head: int = 0  # drafts of the head
+    asking: float = 0.0  # seconds that the last draft took
 
     def __post_init__(self) -> None:
         self.tries_every = self.tries_every or self.experience.tries_every
@@ -130,12 +135,16 @@ class Speculator:
         self.draft = max((draft for draft in found if draft.tokens), key=self._expected, default=NO_DRAFT)
         return self.draft.tokens
 
-    def is_paused(self) -> bool:
-        """Count a step; return whether no drafts are asked for in it, since in those before none paid."""
+    def is_paused(self, time_is_left: bool) -> bool:
+        """Count a step; return whether no drafts are asked for in it: in those before none paid, or no time is left.
+
+        A constraint's forced tokens are always asked for.
+        """
         paused = self.pauses > 0
         self.pauses -= paused
-        self.idle += paused
-        return paused
+        skips = paused or not (time_is_left or self.grammar is not None)
+        self.idle += skips
+        return skips
 
     def note_verified(self, drafts: int) -> None:
         """Note how many drafts a step verifies of those that it was asked for: after none, it pauses ever longer.
@@ -212,9 +221,16 @@ class Speculation:
     accepted: int = 0  # drafts, since the start
     rejected: int = 0
     seconds: StepSeconds = field(default_factory=StepSeconds)
-    asked: bool = False  # whether drafts were asked for before the step that is planned
+    clock: Callable[[], float] = lambda: 0.0  # of asking, which takes no time by default
+    asking: AskingTime = field(default_factory=AskingTime)
+    trust: Trust = field(default_factory=Trust)
+    trials: Trials = field(default_factory=Trials)
+    tries: bool = False  # the step that is planned: likely drafts are verified whatever they are thought to cost
+    is_plain: bool = True  # the step that is planned: no drafts were asked for before it, and it replays none
     _unasked: int = 0  # steps since it did
     _asks_every: int = TRIES_EVERY  # of such steps
+    _new: int = 0  # requests
+    _expected_gain: float = 0.0  # of the drafts of the step that is planned; 0: none are thought to pay
     experience: Experience = field(default_factory=Experience)
     head: Guesser | None = None
 
@@ -232,8 +248,15 @@ class Speculation:
         build = self.drafters if asked.drafter is None else partial(DRAFTERS[asked.drafter], self.past)
         drafters += build(generation.namespace)
         most = MOST_DRAFTS if asked.tokens is None else asked.tokens
-        uses_head = self.head is not None and (asked.drafter or self.kind) in (AUTO, MTP, DRAFT)
+        uses_head = self._head_pays() and (asked.drafter or self.kind) in (AUTO, MTP, DRAFT)
         return Speculator(drafters, grammar, most, self.experience, uses_head=uses_head)
+
+    def _head_pays(self) -> bool:
+        """Return whether a new request drafts with the head: some do if it did not pay at its last try."""
+        if self.head is None:
+            return False
+        self._new += 1
+        return self._asks_every == TRIES_EVERY or self._new % FEW_TRY == 0
 
     def ask_head(self, wanted: Sequence[tuple[AnySequence, Speculator, int]], rows: int) -> None:
         """Let the head draft for requests, at most so many tokens of each, before a step that has `rows` rows."""
@@ -271,11 +294,35 @@ class Speculation:
         """Return whether a step that has `rows` rows gives more tokens a second with the head's drafts of requests."""
         drafts = sum(most for _, most in asking)
         expected = sum(sum_of_chances(one.chance_of_head, most) for one, most in asking)
-        return (rows + expected) * self.seconds(rows, 0) > rows * self.seconds(rows + drafts, drafts)
+        if self.tries:
+            return True
+        gain = (rows + expected) * self.seconds(rows, 0) / (rows * self.seconds(rows + drafts, drafts))
+        return gain * self.trust.of(rows) > 1
 
-    def note_step(self, rows: int, drafts: int, seconds: float) -> None:
-        """Add the seconds of a step without legs; drafts that were asked for, and not verified, may have taken long."""
-        if drafts or not self.asked:
+    def propose(self, speculator: Speculator, tokens: Sequence[int], most: int) -> None:
+        """Ask a request for a draft of at most so many tokens."""
+        begun = self.clock()
+        speculator.propose(tokens, most)
+        speculator.asking = self.clock() - begun
+        self.asking.spend(speculator.asking)
+
+    def is_to_measure(self, rows: int) -> bool:
+        """Count a step that is planned; return whether it is to have no drafts, so that its seconds are known."""
+        self.tries = self.trials.is_due(rows)
+        return self.seconds.is_to_measure(rows, self._expected_gain * self.trust.of(rows) < CLEAR)
+
+    def note_step(self, rows: int, drafts: int, right: int, seconds: float) -> None:
+        """Add the seconds of a step without legs. Drafts that were asked for, or are replayed, may have taken long."""
+        plain = rows - drafts
+        if drafts:
+            self.trials.note(plain)
+        if drafts and self._expected_gain:
+            counted = min(seconds, OUTLIER * self.seconds(rows, drafts))
+            gained = (plain + right) * self.seconds(plain, 0) / (plain * counted)
+            self.trust.note(plain, self._expected_gain, gained)
+        elif rows:
+            self.trust.relax(rows)
+        if drafts or self.is_plain:
             self.seconds.note(rows, drafts, seconds)
 
     def learn(self, speculator: Speculator | None, drafted: int, right: int) -> None:
@@ -295,13 +342,17 @@ class Speculation:
         if self.learns:
             self.past.add(namespace, answer)
 
-    def worth(self, drafts: Sequence[tuple[Speculator, int]], rows: int) -> list[int]:
+    def worth(self, drafts: Sequence[tuple[Speculator, int]], rows: int, room: int) -> list[int]:
         """Return how many drafts each of these requests verifies in a step that has `rows` rows without any.
 
-        `drafts` are how many each has at most. Of the drafts that are likeliest right, as many are taken as make the
-        expected tokens of a second most.
+        `drafts` are how many each has at most, `room` how many a step has. Of the drafts that are likeliest right, as
+        many are taken as make the expected tokens of a second most; none if such drafts gave less than was expected.
         """
-        least, chances = self.seconds.least_chance(rows), list[tuple[float, int]]()
+        self._expected_gain = 0.0
+        if not drafts:
+            return []
+        least = LIKELY if self.tries else self.seconds.least_chance(rows)
+        chances = list[tuple[float, int]]()
         for number, (one, most) in enumerate(drafts):
             right = chance = one.chance
             while most and right > least:
@@ -309,11 +360,17 @@ class Speculation:
                 right, most = right * chance, most - 1
         chances.sort(reverse=True)
         tokens = float(rows)
-        best, most_a_second = 0, tokens / self.seconds(rows, 0)
-        for n, (chance, _) in enumerate(chances, start=1):
+        best, plain_a_second = 0, tokens / self.seconds(rows, 0)
+        most_a_second = plain_a_second
+        for n, (chance, _) in enumerate(chances[:room], start=1):
             tokens += chance
             if n in COUNTS and tokens > most_a_second * self.seconds(rows + n, n):
                 best, most_a_second = n, tokens / self.seconds(rows + n, n)
+        if best and most_a_second * self.trust.of(rows) <= plain_a_second:
+            best = 0
+        self._expected_gain = most_a_second / plain_a_second if best else 0.0
+        if self.tries and not best:
+            best = min(len(chances), room)
         counts = Counter(number for _, number in chances[:best])
         tries = (most > 0 and one.idle > one.tries_every for one, most in drafts)
         return [counts[number] or int(trying) for number, trying in enumerate(tries)]

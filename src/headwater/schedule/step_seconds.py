@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections import Counter
 
 FORGETS = 0.98  # weight of a server's earlier steps with each new one
+FORGETS_SIZE = 0.9  # of those of one size without drafts
 ROW_COST = 0.1  # of a step, until it is measured
 OUTLIER = 2  # times what is expected: kernels are read, or another process computes
+FASTER = 3  # steps with drafts, each much faster than expected, after which earlier ones no longer count
 LEAST_SPREAD = 0.01  # variance of the rows of recent steps from which their cost is learned
-# the first MEASURED of OF_STEPS steps of one size have no drafts: their seconds are what drafts are compared with.
-# Steps in which prompts are computed, too, do not tell; they may be among the TRIED for which no drafts are asked
-MEASURED, TRIED, OF_STEPS = 6, 24, 512
+# MEASURED of OF_STEPS steps of one size have no drafts, and of OFTEN where drafts gain little: their seconds are what
+# drafts are compared with. Steps in which prompts are computed, too, do not tell; they may be among the TRIED for which
+# no drafts are asked
+MEASURED, TRIED, OF_STEPS, OFTEN = 4, 16, 512, 96
 
 
 class Sums:
     """Sums over steps: how many, their rows, rows squared, seconds, rows times seconds; recent steps weigh more."""
 
-    def __init__(self) -> None:
+    def __init__(self, forgets: float = FORGETS) -> None:
+        self._forgets = forgets
         self.n = self.x = self.xx = self.y = self.xy = 0.0
 
     def add(self, rows: int, seconds: float) -> None:
         """Add a step; earlier ones weigh less from now on."""
         terms = 1.0, rows, rows * rows, seconds, rows * seconds
         sums = self.n, self.x, self.xx, self.y, self.xy
-        self.n, self.x, self.xx, self.y, self.xy = (FORGETS * s + t for s, t in zip(sums, terms, strict=True))
+        self.n, self.x, self.xx, self.y, self.xy = (self._forgets * s + t for s, t in zip(sums, terms, strict=True))
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -46,30 +50,34 @@ class StepSeconds:
     def __init__(self) -> None:
         self._plain, self._drafting = Sums(), Sums()
         self._by_size: dict[int, Sums] = {}  # steps without drafts, by the bit length of their rows
-        # by the bit length of rows without drafts: steps that were planned, and those that are still to be measured
-        self._planned, self._due = Counter[int](), Counter[int]()
+        # by the bit length of rows without drafts: steps since some were measured, and those that are still to be
+        self._since, self._due = Counter[int](), Counter[int]()
+        self._faster = 0  # steps with drafts, one after the other, that were much faster than was expected
         self._slope: float | None = None  # unknown until steps of different rows were measured
 
-    def is_to_measure(self, rows: int) -> bool:
+    def is_to_measure(self, rows: int, often: bool) -> bool:
         """Count a step that is planned; return whether it is to have no drafts, so that its seconds are known."""
         size = rows.bit_length()
-        number = self._planned[size] % OF_STEPS
-        self._planned[size] += 1
-        if number == 0:
-            self._due[size] = MEASURED
-        return self._due[size] > 0 and number < TRIED
+        if size not in self._due or self._since[size] >= (OFTEN if often else OF_STEPS):
+            self._since[size], self._due[size] = 0, MEASURED
+        self._since[size] += 1
+        return self._due[size] > 0 and self._since[size] <= TRIED
 
     def note(self, rows: int, drafts: int, seconds: float) -> None:
         """Add a step, some of whose rows are drafts; it counts at most OUTLIER times what is expected of its kind."""
         if drafts:
-            seconds = min(seconds, OUTLIER * self(rows, drafts)) if self._plain.n else seconds
+            expected = self(rows, drafts)
+            self._faster = self._faster + 1 if self._drafting.n and seconds * OUTLIER < expected else 0
+            if self._faster == FASTER:
+                self._drafting, self._slope = Sums(), None
+            seconds = min(seconds, OUTLIER * expected) if self._plain.n else seconds
             self._drafting.add(rows, seconds)
         else:
             size = rows.bit_length()
             self._due[size] -= 1
-            of_size = self._by_size.get(size, Sums())
+            of_size = self._by_size.get(size, Sums(FORGETS_SIZE))
             if of_size.n and seconds * OUTLIER < of_size.line(rows, self._slope) and of_size.n < MEASURED / 2:
-                of_size = Sums()  # kernels were read in the first steps
+                of_size = Sums(FORGETS_SIZE)  # kernels were read in the first steps
             elif of_size.n:
                 seconds = min(seconds, OUTLIER * of_size.line(rows, self._slope))
             of_size.add(rows, seconds)
