@@ -58,7 +58,7 @@ class OwnParts:
     def sealed(self, namespace: str, key: bytes, at: int, name: str) -> Iterator[list[Buffer] | None]:
         """Yield the bytes of a part of the prefix that ends at `at`, in pieces, or None if it is not there.
 
-        Pieces are views of the arena: they are as they were stored until the context ends.
+        Pieces are as they were stored until the context ends; on a card, until this thread's next call, too.
         """
         with self._held(namespace, key, at) as parts:
             make = parts.get(name)

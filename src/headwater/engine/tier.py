@@ -27,7 +27,8 @@ BREAK = 10.0  # seconds for which a store that failed is left alone
 READERS = 2  # threads that read parts
 LATE = 4  # times the expected seconds, after which a load is not waited for
 
-NamedPart = tuple[str, Callable[[], Part]]  # a part that is made when it is to be written
+# A part that is made when it is to be written, and is valid until its thread makes the next one.
+NamedPart = tuple[str, Callable[[], Part]]
 
 log = logging.getLogger("headwater.engine")
 

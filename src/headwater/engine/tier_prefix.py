@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-
-import numpy as np
 
 from headwater.account import TierOutcome
 from headwater.engine.runner import Runner
@@ -29,13 +27,13 @@ class PrefixParts:
     ) -> None:
         self._layout, self._prefill_seconds = layout, prefill_seconds
         self._digests = lru_cache(PREFIXES)(names.digests)
-        self._pages: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = runner.arena.pages.numpy()
+        self._pages = runner.arena.bytes
         self._entries = PageEntries() if runner.mtp is None else HeadEntries(runner.mtp)
         self.run_tokens = max(layout.page_size, RUN_TOKENS // layout.page_size * layout.page_size)
 
     def bytes_of(self, state: bool, tokens: int) -> int:
         """Return the bytes of a state, if `state`, and of the KV of `tokens` tokens, with entries beside it."""
-        layout, of_page = self._layout, self._pages.shape[1]
+        layout, of_page = self._layout, self._pages.page_bytes
         pages = tokens // layout.page_size * layout.kv_pages_per_unit
         return pages * (of_page + self._entries.page_bytes) + state * layout.checkpoint_pages * of_page
 
@@ -49,9 +47,11 @@ class PrefixParts:
         name = state_name(digests, end) if is_state else run_name(digests, start, end)
         key = load.key[: end * self._layout.unit_bytes]
         if is_state:
-            return tier.read(name, STATE, end, key, self._views(load.plan.saves[0].pages if load.plan.saves else ()))
+            of_state = load.plan.saves[0].pages if load.plan.saves else ()
+            return self._pages.fill(of_state, lambda views: tier.read(name, STATE, end, key, views))
         had, pages = self._pages_of(load, source)
-        failed = tier.read(name, RUN, end, key, [*_thrown_away(had, self._pages.shape[1]), *self._views(pages)])
+        before = _thrown_away(had, self._pages.page_bytes)
+        failed = self._pages.fill(pages, lambda views: tier.read(name, RUN, end, key, [*before, *views]))
         if failed is None and self._entries.page_bytes:
             self._entries.loaded(pages, self._read_entries(tier, entries_name(name), end, key, had, pages))
         return failed
@@ -90,7 +90,7 @@ class PrefixParts:
         return [*found, (state_name(digests, end), partial(self._state, key, at, held))]
 
     def _run(self, key: bytes, units: tuple[int, int], pages: Sequence[int], below: str) -> Part:
-        return Part(RUN, *units, key[: units[1] * self._layout.unit_bytes], self._views(pages), below=below)
+        return Part(RUN, *units, key[: units[1] * self._layout.unit_bytes], self._pages.views(pages), below=below)
 
     def _beside(self, key: bytes, units: tuple[int, int], pages: Sequence[int]) -> Part:
         return Part(ENTRIES, *units, key[: units[1] * self._layout.unit_bytes], self._entries.views(pages))
@@ -98,10 +98,7 @@ class PrefixParts:
     def _state(self, key: bytes, at: int, held: Held) -> Part:
         end, after = (position // self._layout.unit_tokens for position in (at, held.after))
         seconds = self._prefill_seconds(at - held.after) or 0.0
-        return Part(STATE, after, end, key, self._views(held.state), seconds)
-
-    def _views(self, pages: Iterable[int]) -> list[memoryview]:
-        return [memoryview(self._pages[page]) for page in pages]
+        return Part(STATE, after, end, key, self._pages.views(held.state), seconds)
 
 
 def _thrown_away(pages: int, page_bytes: int) -> list[memoryview]:

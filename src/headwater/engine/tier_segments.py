@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Protocol
 
-import numpy as np
-
 from headwater.account import TierOutcome
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.engine.runner import Runner
@@ -48,7 +46,7 @@ class SegmentIO:
     ) -> None:
         """`runner`: with the arena; `changed`: the engine's lock; `timeout`: of a lookup, in seconds."""
         self._tiers, self._names, self._scheduler = tiers, names, scheduler
-        self._pages: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = runner.arena.pages.numpy()
+        self._pages = runner.arena.bytes
         self._changed, self._timeout, self._owner = changed, timeout, owner
         self._cache, self._layout = scheduler.cache, scheduler.layout
         self._loads = SegmentLoads(scheduler.cache, self, scheduler.new_id)
@@ -106,7 +104,7 @@ class SegmentIO:
         return self._tiers[tier].seconds(self._bytes(key))
 
     def _bytes(self, key: SegmentKey) -> int:
-        return sum(self._cache.segments.needs(key)) * self._pages.shape[1]
+        return sum(self._cache.segments.needs(key)) * self._pages.page_bytes
 
     # -- loads
 
@@ -123,9 +121,11 @@ class SegmentIO:
         load.tiers = tier.store.kind
         try:
             encoded, pages = key.encoded, (*load.plan.table, *build.state, *build.transition)
-            name, payload = self._names.segment(encoded), self._views(pages)
+            name, end = self._names.segment(encoded), load.plan.end
             no_memory = TierOutcome.NO_MEMORY if load.given_up else None
-            load.failed = no_memory or tier.read(name, SEGMENT, load.plan.end, encoded, payload)
+            load.failed = no_memory or self._pages.fill(
+                pages, lambda views: tier.read(name, SEGMENT, end, encoded, views)
+            )
         except Exception:
             log.exception("a load of a segment failed")
             load.failed = TierOutcome.FAILED
@@ -149,9 +149,6 @@ class SegmentIO:
             key, pages = stored.key, (*stored.kv, *stored.state, *stored.transition)
             start, end = key.widths.head, key.tokens - key.widths.tail
             seconds = self._owner.prefill_seconds(end) or 0.0
-            return Part(SEGMENT, start, end, key.encoded, self._views(pages), seconds)
+            return Part(SEGMENT, start, end, key.encoded, self._pages.views(pages), seconds)
 
         return make
-
-    def _views(self, pages: Iterable[int]) -> list[memoryview]:
-        return [memoryview(self._pages[page]) for page in pages]

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import torch
 
+from headwater.memory.page_bytes import page_bytes
 from headwater.spec import KEY_BLOCK, ModelSpec
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -65,6 +66,7 @@ class Arena:
         self.page_size = spec.page_size
         self._memory = LazyBytes(n_pages * spec.page_bytes, device, huge=True)
         self.pages = self._memory.tensor.view(n_pages, spec.page_bytes)
+        self.bytes = page_bytes(self.pages)
         flat = self.pages.view(-1).view(getattr(torch, spec.dtype_name))
         stride = spec.page_bytes // spec.element_bytes
         self._layers: dict[int, tuple[torch.Tensor, ...]] = {}

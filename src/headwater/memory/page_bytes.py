@@ -1,0 +1,134 @@
+"""Bytes of pages of the arena, read and filled by threads beside the engine's: tiers store and load them.
+
+P pages of the arena, N pages of one call, B bytes of a page.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+
+MOST_PINNED = 256 * 2**20  # bytes that a thread keeps; a larger part, of a long segment, takes other memory meanwhile
+
+Failure = TypeVar("Failure")
+Read = Callable[[list[memoryview]], Failure | None]
+
+
+class PageBytes(Protocol):
+    """Bytes of pages. Pages that are read do not change meanwhile; pages that are filled are the caller's alone."""
+
+    page_bytes: int
+
+    def views(self, pages: Sequence[int]) -> list[memoryview]:
+        """Return the bytes of pages. They are valid until the thread's next call."""
+
+    def fill(self, pages: Sequence[int], read: Read[Failure]) -> Failure | None:
+        """Fill pages by `read`, and return what it returns: None if it has filled the memory that it was given.
+
+        The pages have that content when the call returns, or any content if it fails.
+        """
+
+
+class BytesInPlace:
+    """Bytes of an arena on the CPU. Nothing is copied."""
+
+    def __init__(self, pages_PB: torch.Tensor) -> None:
+        self.page_bytes = pages_PB.shape[1]
+        self._pages: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = pages_PB.numpy()
+
+    def views(self, pages: Sequence[int]) -> list[memoryview]:
+        return [memoryview(self._pages[page]) for page in pages]
+
+    def fill(self, pages: Sequence[int], read: Read[Failure]) -> Failure | None:
+        return read(self.views(pages))
+
+
+class Lane(Protocol):
+    """One thread's copies between a card and the host."""
+
+    def memory(self, size: int) -> torch.Tensor:
+        """Return `size` bytes of the host's memory, which are used until the next call."""
+
+    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """Begin copies. Steps on the card go on."""
+
+    def wait(self) -> None:
+        """Wait until all copies that were begun have ended."""
+
+
+class CardLane:
+    """Copies on a stream of their own, from and to pinned memory: at most MOST_PINNED bytes, of a power of two."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pinned = torch.empty(0, dtype=torch.uint8)
+
+    def memory(self, size: int) -> torch.Tensor:
+        if size > MOST_PINNED:
+            return torch.empty(size, dtype=torch.uint8)
+        if size > len(self._pinned):
+            self._pinned = torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8, pin_memory=True)
+        return self._pinned[:size]
+
+    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        with torch.cuda.stream(self._stream):
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=True)
+
+    def wait(self) -> None:
+        self._stream.synchronize()
+
+
+class StagedBytes:
+    """Copies of the pages of an arena on a card, in memory of the host. Each thread has a lane of its own.
+
+    No stream waits for another. A step has ended on the card when its plan is committed (`Runner.run`), and pages are
+    read and filled by plans that come after that: so nothing of a step is in flight for them. A call returns when its
+    copies have ended: so a step that is planned later reads what was filled.
+    """
+
+    def __init__(self, pages_PB: torch.Tensor, lane: Callable[[], Lane]) -> None:
+        """`lane` is called once by each thread."""
+        self.page_bytes = pages_PB.shape[1]
+        self._card, self._new_lane, self._own = pages_PB, lane, threading.local()
+
+    def views(self, pages: Sequence[int]) -> list[memoryview]:
+        lane, rows_NB = self._staged(len(pages))
+        lane.copy(list(rows_NB), self._of_card(pages))
+        lane.wait()
+        return _views(rows_NB)
+
+    def fill(self, pages: Sequence[int], read: Read[Failure]) -> Failure | None:
+        lane, rows_NB = self._staged(len(pages))
+        failed = read(_views(rows_NB))
+        if failed is None:  # what is not what was stored does not get there
+            lane.copy(self._of_card(pages), list(rows_NB))
+            lane.wait()
+        return failed
+
+    def _staged(self, n: int) -> tuple[Lane, torch.Tensor]:
+        """Return the thread's lane, and memory for n pages."""
+        if not hasattr(self._own, "lane"):
+            self._own.lane = self._new_lane()
+        lane: Lane = self._own.lane
+        return lane, lane.memory(n * self.page_bytes).view(n, self.page_bytes)
+
+    def _of_card(self, pages: Sequence[int]) -> list[torch.Tensor]:
+        return [self._card[page] for page in pages]
+
+
+def _views(rows_NB: torch.Tensor) -> list[memoryview]:
+    rows: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = rows_NB.numpy()
+    return [memoryview(rows[i]) for i in range(len(rows))]
+
+
+def page_bytes(pages_PB: torch.Tensor) -> PageBytes:
+    """Return the bytes of an arena's pages, [pages, bytes] uint8 on any device."""
+    if pages_PB.device.type == "cpu":
+        return BytesInPlace(pages_PB)
+    return StagedBytes(pages_PB, partial(CardLane, pages_PB.device))
