@@ -97,6 +97,13 @@ def test_bad_settings_are_named_with_their_values(given, message):
         ServeConfig(**given)
 
 
+@pytest.mark.parametrize("given", [{"cache": False}, {"decode_reuse": "raw"}])
+def test_tiers_need_exact_content_and_no_certain_device(given):
+    assert ServeConfig(tier=("memory,size=20GB",), device="cuda").tier == ("memory,size=20GB",)
+    with pytest.raises(ConfigError, match="tier is"):
+        ServeConfig(tier=("memory,size=20GB",), **given)
+
+
 def test_a_split_pool_needs_a_fraction_between_0_and_1():
     assert ServeConfig(pool="split", state_fraction=0.5).state_fraction == 0.5
 

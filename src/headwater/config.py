@@ -317,8 +317,6 @@ class ServeConfig:
         shown = repr(TIERS.show(self.tier))
         if not self.cache:
             raise SettingError("tier", shown, "but the cache is off: there is nothing to keep")
-        if self.device != "cpu":
-            raise SettingError("tier", shown, f"but tiers work on the CPU alone, and device is {self.device!r}")
         if self.decode_reuse == "raw":
             raise SettingError("tier", shown, "but decode_reuse is 'raw': what it caches is not exact")
 

@@ -9,18 +9,22 @@ from itertools import product
 import pytest
 import torch
 
+from headwater.engine.fingerprint import fingerprint, probe
 from headwater.engine.selfcheck import HEIGHTS
 from headwater.mixers import numerics
 from headwater.mixers.gpu.sampling import Draw, choose
 from headwater.mixers.linear import Linear, answers_product, first_bad_height
 from headwater.mixers.numerics import Numerics
 from headwater.models.load import load_model
+from headwater.tiers.memory import MemoryStore
 from tests.card.conftest import DEVICE
 from tests.checkpoints import TRAINED
 from tests.exactness.rig import Answer, Make, Rig, words
 from tests.exactness.scenarios import SCENARIOS
 from tests.exactness.test_matrix import FAMILIES
 from tests.exactness.test_speculating_servers import drafting
+from tests.exactness.test_tier_segments import OFF, ask, built, contents
+from tests.exactness.test_tiers import copied, disk, files_of, server
 from tests.mixers.gpu.test_gpu_sampling import expected
 from tests.support import Bench
 
@@ -34,6 +38,7 @@ NAMES = (
     "with_seven_other_requests_running",
 )
 PROMPT, CUT = 200, 128  # tokens
+TIERED = 1300  # tokens: one whole run of KV, and a ragged one
 DRAFTED = ("qwen3_5", "qwen3_window", "bamba", "mamba2", "kimi_linear", "ring", "jamba")
 
 
@@ -114,6 +119,70 @@ def test_steps_are_recorded_as_graphs_that_have_the_bits_of_eager_ones(load, rec
         rig.engine.runner.graphs = None
         eager = asked(rig)
     assert all(one.same_bits(other) for one, other in zip(recorded, eager, strict=True))
+
+
+@pytest.mark.parametrize(("recipe", "dtype"), models(RECIPES))
+def test_tiers_below_a_card_change_no_bit(load, same_bits_as_without_a_cache, tmp_path, recipe, dtype):
+    """Prefixes come back from disk and from the host's memory, while steps are recorded beside loads."""
+    make = Make(*load(recipe, dtype, 2), device=DEVICE)
+    own, memory = fingerprint(make.loaded, make.loaded.path, make.check.mode, probe(make.loaded)), MemoryStore(10**9)
+    for open_stores in (lambda: disk(tmp_path), lambda: [memory]):
+        with server(make, open_stores(), fingerprint=own) as rig:
+            first = rig.ask(words(TIERED, "tier"))
+        with server(make, open_stores(), fingerprint=own) as rig:
+            beside = [rig.submit(words(150 + 40 * i, "beside", i), 24) for i in range(3)]
+            answers = [first, rig.ask(first.prompt), *(rig.wait(one) for one in beside)]
+            assert rig.engine.scheduler.tiers.tiers[0].counts["corrupt"] == 0
+        assert answers[1].account.loaded_tokens == answers[1].account.cached_tokens == (TIERED - 1) // 64 * 64
+        assert all(same_bits_as_without_a_cache(make, answers))
+
+
+@pytest.mark.parametrize(("recipe", "dtype"), models(FAMILIES))
+def test_segments_come_back_from_disk_to_a_card_to_the_bit(load, tmp_path, recipe, dtype):
+    make = Make(*load(recipe, dtype, 2), OFF, device=DEVICE)
+    with server(make, disk(tmp_path)) as rig:
+        composed = ask(rig)
+        copied(rig)
+        stored = contents(rig)
+    for file in files_of(tmp_path, "s"):  # the leading part is computed in both
+        file.unlink()
+    with server(make, disk(tmp_path)) as rig:
+        recomposed, loaded = ask(rig), contents(rig)
+        assert built(rig) == 0
+    assert stored.keys() == loaded.keys()
+    assert all(stored[key].equal(loaded[key]) and stored[key].any() for key in stored)
+    assert recomposed.same_bits(composed)
+
+
+@pytest.mark.parametrize(("recipe", "dtype"), models(("qwen3_5",)))
+def test_a_flipped_byte_gets_not_to_the_card(load, same_bits_as_without_a_cache, tmp_path, recipe, dtype):
+    make = Make(*load(recipe, dtype, 2), device=DEVICE)
+    with server(make, disk(tmp_path)) as rig:
+        first = rig.ask(words(TIERED, "tier"))
+    for file in files_of(tmp_path, "k"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 0x40
+        file.write_bytes(content)
+    with server(make, disk(tmp_path)) as rig:
+        again = rig.ask(first.prompt)
+        assert rig.engine.scheduler.tiers.tiers[0].counts["corrupt"] >= 1
+    assert again.account.cached_tokens == 0
+    assert same_bits_as_without_a_cache(make, [again]) == [True]
+
+
+@pytest.mark.parametrize(("recipe", "dtype"), models(("qwen3_5", "kimi_linear")))
+def test_prefixes_come_back_while_memory_evicts_on_a_card(load, same_bits_as_without_a_cache, recipe, dtype):
+    """Loads and copies go on beside steps, of prompts that are evicted for each other."""
+    make = Make(*load(recipe, dtype, 2), device=DEVICE)
+    prompts = [words(TIERED, "evicted", i) for i in range(3)]
+    with server(make, [MemoryStore(10**9)], pages=TIERED // 64 + 10) as rig:
+        answers = []
+        for i, prompt in enumerate(3 * prompts):
+            beside = rig.submit(words(200, "beside", i), 16)
+            answers += [rig.ask(prompt, 4), rig.wait(beside)]
+        assert rig.engine.scheduler.cache.stats().evicted_checkpoints > 0
+        assert rig.engine.scheduler.tiers.loaded_tokens > TIERED
+    assert all(same_bits_as_without_a_cache(make, answers))
 
 
 @pytest.mark.parametrize(("recipe", "dtype"), models(DRAFTED))

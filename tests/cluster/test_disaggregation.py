@@ -265,7 +265,7 @@ def test_a_next_turn_goes_on_where_the_answer_was_decoded(model) -> None:
         ({}, 1, 0, "both must be given, or neither"),
         ({}, 0, 2, "both must be given, or neither"),
         ({"cache": False}, 1, 2, "with a cache"),
-        ({"device": "cuda"}, 1, 2, "on a CPU alone"),
+        ({"device": "cuda"}, 1, 2, {Role.PREFILL: 1, Role.DECODE: 2}),
         ({"decode_reuse": "raw"}, 1, 2, "not with decode_reuse raw"),
     ],
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.errors import ConfigError
 from headwater.tiers.names import (
     ENTRIES,
     RUN,
@@ -27,6 +28,7 @@ from headwater.tiers.names import (
     tag_of,
 )
 from headwater.tiers.part import HEADER, CorruptPart, Part, Sealer
+from headwater.tiers.place import TierPlace
 from headwater.tiers.store import Store, StoreError, StoreFull
 from tests.redis_server import redis_server
 
@@ -450,3 +452,18 @@ def test_what_changes_while_a_folder_is_listed_counts(
         store.delete(["sabc"])
     assert (store.usage().parts, store.usage().bytes) == ((1, 4) if is_kept else (0, 0))
     store.close()
+
+
+@pytest.mark.parametrize("text", ["memory,size=20GB", "memory:,size=20GB"])
+def test_a_tier_in_memory_has_a_size_and_no_place(text: str) -> None:
+    assert TierPlace.parse(text) == TierPlace("memory", "", 20 * 10**9)
+    store = TierPlace.parse(text).open()
+    assert (store.kind, store.limit) == ("memory", 20 * 10**9)
+
+
+@pytest.mark.parametrize(
+    "text", ["memory", "memory:", "memory:/x,size=2GB", "disk,size=2GB", "disk:,size=2GB", "redis"]
+)
+def test_a_tier_without_its_place_or_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="tier"):
+        TierPlace.parse(text)

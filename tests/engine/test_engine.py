@@ -24,6 +24,7 @@ from headwater.engine import engine as engines
 from headwater.engine.engine import Engine
 from headwater.engine.live import Deadlines, NoObserver
 from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.start_checks import check_memory_tiers
 from headwater.errors import (
     CheckpointError,
     ConfigError,
@@ -42,6 +43,7 @@ from headwater.request import Generation, SamplingParams
 from headwater.schedule.limits import EXTRA_SLOTS
 from headwater.schedule.sequence import Sequence
 from headwater.setting import SettingError
+from headwater.tiers.memory import MemoryStore
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make, Rig, words
 from tests.gguf.convert import convert
@@ -206,6 +208,23 @@ def test_more_memory_than_there_is_names_the_setting_and_what_there_is(loaded, m
     monkeypatch.setattr(Engine, "over", classmethod(failing(OSError(12, "Cannot allocate memory"))))
     with pytest.raises(SettingError, match=r"memory is '3GB', .* 16\.0 GB in all"):
         Engine.load(replace(config, memory=3 * 10**9))
+
+
+def test_a_tier_in_memory_is_below_that_of_a_card(loaded, monkeypatch, caplog):
+    monkeypatch.setattr(machine, "meminfo", {"MemTotal": 16 * 10**9, "MemAvailable": 16 * 10**9}.get)
+    monkeypatch.setattr(machine, "memory_limit", lambda: None)
+    on_cpu = ServeConfig(model=loaded.path, memory=4 * 10**9)
+    on_card = replace(on_cpu, memory=80 * 10**9, device="cuda")
+    store = MemoryStore(14 * 10**9)
+    check_memory_tiers(on_card, [store, MemoryStore(10**9)])
+    check_memory_tiers(on_cpu, [])
+    assert "a larger --memory" not in caplog.text
+    with pytest.raises(SettingError, match=r"the host has 16\.0 GB$"):
+        check_memory_tiers(on_card, [store, store])
+    with pytest.raises(SettingError, match=r"the host has 16\.0 GB, and memory is 4\.0 GB"):
+        check_memory_tiers(on_cpu, [store])
+    check_memory_tiers(on_cpu, [MemoryStore(10**9)])
+    assert "on a CPU a larger --memory caches as much" in caplog.text
 
 
 def failing(error):

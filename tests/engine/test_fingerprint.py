@@ -6,7 +6,9 @@ import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 
 from headwater import machine
 from headwater.engine import verdict as verdicts
-from headwater.engine.fingerprint import Probe, fingerprint
+from headwater.engine.fingerprint import Probe, fingerprint, probe
 from headwater.engine.tier_fingerprints import MOST, TierFingerprints
 from headwater.models.load import LoadedModel, load_model
 from headwater.tiers.fingerprint import Fingerprint
@@ -56,7 +58,8 @@ def another_weight(path: Path) -> None:
 
 def versions(patch: Patch, package: str) -> None:
     known = machine.versions
-    patch.setattr(machine, "versions", lambda *names: {**known(*names), package: "9.9"})
+    other = {package: "9.9"}
+    patch.setattr(machine, "versions", lambda *names: {n: other.get(n, found) for n, found in known(*names).items()})
 
 
 def other_threads(patch: Patch) -> None:
@@ -145,6 +148,53 @@ def test_each_component_alone_changes_every_name(model) -> None:
         names = Names(KEY, other.digest, 4)
         assert not {*digests} & {*names.digests("", bytes(40))}, name
         assert own.differs(other) == [name]
+
+
+CARD = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
+# by name, a change of a card or of what computes on it
+CARDS: dict[str, Callable[[Patch], Any]] = {
+    "name": lambda patch: card(patch, name="NVIDIA H100 80GB HBM3"),
+    "capability": lambda patch: card(patch, minor=1),
+    "multiprocessors": lambda patch: card(patch, multi_processor_count=114),
+    "cuda": lambda patch: patch.setattr(torch.version, "cuda", "99.9"),
+    "cublas": lambda patch: versions(patch, "nvidia-cublas"),
+    "driver": lambda patch: patch.setattr(verdicts, "DRIVER", Path(__file__)),
+}
+
+
+def card(patch: Patch, **more: Any) -> None:
+    patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**{**vars(CARD), **more}))
+
+
+@pytest.mark.parametrize("change", CARDS)
+def test_the_card_and_what_computes_on_it_are_a_component(model, change: str, monkeypatch: Patch) -> None:
+    loaded, path = model
+    on_card = replace(loaded, device="cuda"), path
+    card(monkeypatch)
+    own = of(on_card)
+    assert own.differs(of(model)) == ["device", "products"]
+    assert of(on_card) == own
+    with monkeypatch.context() as patch:
+        CARDS[change](patch)
+        assert own.differs(of(on_card)) == ["device"]
+
+
+def test_the_kernels_of_cards_are_in_the_code_of_the_component() -> None:
+    files = [text.partition("\n")[0] for text in verdicts._code()]
+    assert {"mixers/gpu/attention.py", "mixers/gpu/gdn.py", "mixers/gpu/ragged.py"} <= {*files}
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here: it comes with the test extra")
+@pytest.mark.usefixtures("wide_blocks")
+def test_the_probe_computes_where_the_model_does(model, gpu_path, monkeypatch: Patch) -> None:
+    """With the kernels of cards, in Triton's interpreter, the bits are others."""
+    monkeypatch.setattr("headwater.engine.fingerprint.PROBED", 20)
+    loaded, path = model
+    on_cpu = probe(loaded)
+    gpu_path(True)
+    assert probe(load_model(path, "float32")).digest != on_cpu.digest
+    gpu_path(False)
+    assert probe(load_model(path, "float32")).digest == on_cpu.digest
 
 
 def test_a_fingerprint_in_a_store_is_read_with_its_key_alone() -> None:

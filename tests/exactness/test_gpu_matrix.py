@@ -11,11 +11,15 @@ import pytest
 
 pytest.importorskip("triton", reason="no Triton here: it comes with the test extra")
 
+from headwater.account import TierOutcome
 from headwater.mixers.gpu.recurrent import RecurrentOnGpu
 from headwater.models.decode_graphs import DecodeGraphs
 from headwater.models.load import LoadedModel, load_model
+from headwater.tiers.memory import MemoryStore
 from tests.exactness.rig import Answer, Make, Rig, words
+from tests.exactness.test_tiers import server
 from tests.replay import Replay
+from tests.staging import stage
 from tests.support import FULL
 
 PAGES = 20
@@ -77,3 +81,20 @@ def test_decode_reuse_raw_changes_bits_on_a_gpu(make, same_bits_as_without_a_cac
     with make(PAGES + 6 * make.checkpoint_pages) as rig:
         answers = turns_in_company(rig)
     assert not all(same_bits_as_without_a_cache(make, answers))
+
+
+@pytest.mark.parametrize("recipe", ["qwen3_5"])
+def test_a_load_into_staged_pages_changes_no_bit_on_a_gpu(make, same_bits_as_without_a_cache, monkeypatch, recipe):
+    """From the host's memory, after the prefix was lost with its engine."""
+    staged, store = stage(monkeypatch), MemoryStore(10**9)
+    with server(make, [store], pages=PAGES) as rig:
+        replayed(rig)
+        first = rig.ask(words(130, "gpu"), 4)
+    with server(make, [store], pages=PAGES) as rig:
+        recorder = replayed(rig)
+        again = rig.ask(first.prompt, 4)
+        assert recorder.count
+    assert again.account.tier_outcome == TierOutcome.LOADED
+    assert (again.account.loaded_tokens, again.account.loaded_from) == (128, "memory")
+    assert staged["copied"] > 0
+    assert all(same_bits_as_without_a_cache(make, [first, again]))

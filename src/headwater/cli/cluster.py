@@ -72,7 +72,7 @@ def roles_of(config: ServeConfig, workers: int, prefill: int, decode: int) -> di
     from headwater.cluster.hosting import pulls  # needs the web framework
 
     if not pulls(config):
-        must = "workers pull prefixes on a CPU alone, with a cache, and not with decode_reuse raw"
+        must = "workers pull prefixes with a cache, and not with decode_reuse raw"
         raise ConfigError(f"prefill is {prefill}, must be 0 with these settings: {must}")
     return {Role.PREFILL: prefill, Role.DECODE: decode}
 

@@ -28,7 +28,7 @@ CHECKED = 0.05  # seconds between looks at whether a draining worker is idle
 
 def pulls(config: ServeConfig) -> bool:
     """Return whether workers with these settings pull prefixes from each other."""
-    return config.cache and config.device == "cpu" and config.decode_reuse != "raw"
+    return config.cache and config.decode_reuse != "raw"
 
 
 def info_of(

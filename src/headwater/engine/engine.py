@@ -29,7 +29,7 @@ from headwater.engine.own_parts import OwnParts
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import PromptScores, Sampling
 from headwater.engine.selfcheck import Progress, SelfCheck, no_progress
-from headwater.engine.start_checks import check_memory, no_mtp, too_much_memory, warn_if_slow
+from headwater.engine.start_checks import check_memory, check_memory_tiers, no_mtp, too_much_memory, warn_if_slow
 from headwater.engine.tier import open_stores, tier_key
 from headwater.engine.tier_io import TierIO
 from headwater.engine.verdict import verdict
@@ -121,6 +121,7 @@ class Engine(Answering):
         if config.speculation == MTP and not has_head:
             raise no_mtp(spec, config)
         stores, key = (open_stores(config), tier_key(config)) if config.tier else ([], b"")
+        check_memory_tiers(config, stores)
         check = verdict(spec, config.device, config.reproducible, config.recheck, progress)
         if check.proven is not None:
             log.info("hits are exact: proven %s UTC for %s, %s", f"{check.proven:%F %R}", spec.dtype_name, check.mode)

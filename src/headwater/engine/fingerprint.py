@@ -44,21 +44,22 @@ class Probe:
 
 def probe(loaded: LoadedModel) -> Probe:
     """Prefill a fixed prompt of 192 tokens in memory of its own, twice: the second time is measured."""
-    spec = loaded.spec
+    spec, device = loaded.spec, torch.device(loaded.device)
     pages = -(-PROBED // spec.page_size)
-    arena, states = Arena(spec, pages), StateMemory(spec.state, 1, spec.state.bytes)
-    token_N = torch.tensor([(7919 * i + 13) % spec.vocab_size for i in range(PROBED)])
-    none_B = torch.empty(0, dtype=torch.int64)
-    one = Slice(0, PROBED, 0, 0, torch.arange(pages), 0)
-    batch = StepBatch(token_N, torch.arange(PROBED), (one,), none_B, (), torch.tensor([PROBED - 1]))
+    arena, states = Arena(spec, pages, device), StateMemory(spec.state, 1, spec.state.bytes, device)
+    token_N = torch.tensor([(7919 * i + 13) % spec.vocab_size for i in range(PROBED)], device=device)
+    position_N, table_P = torch.arange(PROBED, device=device), torch.arange(pages, device=device)
+    none_B = torch.empty(0, dtype=torch.int64, device=device)
+    one = Slice(0, PROBED, 0, 0, table_P, 0)
+    batch = StepBatch(token_N, position_N, (one,), none_B, (), position_N[-1:])
     for _ in range(2):
         states.zero(0)
         begun = time.perf_counter()
-        logits_RV = loaded.model.forward(batch, arena, states)
+        logits_RV = loaded.model.forward(batch, arena, states).cpu()  # which waits for a card
         seconds = time.perf_counter() - begun
     running = blake3()
     for bits in (arena.pages, states.bytes_RB[0], logits_RV.contiguous().view(torch.uint8)):
-        running.update(bits.contiguous().numpy().tobytes())
+        running.update(bits.contiguous().cpu().numpy().tobytes())
     return Probe(running.hexdigest(), seconds)
 
 
@@ -66,7 +67,7 @@ def fingerprint(loaded: LoadedModel, path: Path, mode: str, probed: Probe) -> Fi
     """Return the fingerprint of a model that was loaded from a folder or a file."""
     spec = loaded.spec
     values = {
-        **key_of(spec),
+        **key_of(spec, loaded.device),
         "mode": mode,
         "page": str(spec.page_size),
         "layout": f"{spec.page_bytes} {spec.state.bytes} {spec.max_length} {spec.transition.bytes}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
 
 import torch
 
@@ -13,8 +14,10 @@ from headwater.machine import free_memory, gigabytes, total_memory
 from headwater.mixers.linear import product_dtype, slowdown
 from headwater.mixers.numerics import Numerics
 from headwater.schedule.speculation import MTP
-from headwater.setting import SettingError, show_bytes
+from headwater.setting import TIERS, SettingError, show_bytes
 from headwater.spec import ModelSpec
+from headwater.tiers.place import MEMORY
+from headwater.tiers.store import Store
 
 log = logging.getLogger("headwater.engine")
 
@@ -27,6 +30,20 @@ def check_memory(config: ServeConfig) -> None:
     if config.memory > free:
         log.warning(
             "memory is %s, %s are free: the process may be ended as it fills", *map(gigabytes, (config.memory, free))
+        )
+
+
+def check_memory_tiers(config: ServeConfig, stores: Iterable[Store]) -> None:
+    """Refuse tiers in memory that the host does not have; say what is better on a CPU. Raises SettingError."""
+    on_cpu = config.device == "cpu"
+    size = sum(store.limit or 0 for store in stores if store.kind == MEMORY)
+    beside, total = (config.memory if on_cpu else 0), total_memory()
+    if size and size + beside > total:
+        has = f"but the host has {gigabytes(total)}" + f", and memory is {gigabytes(beside)}" * on_cpu
+        raise SettingError("tier", repr(TIERS.show(config.tier)), has)
+    if size and on_cpu:
+        log.warning(
+            "a tier in memory is below the memory of a card: on a CPU a larger --memory caches as much, uncopied"
         )
 
 

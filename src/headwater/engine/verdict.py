@@ -30,6 +30,8 @@ from headwater.spec import ModelSpec
 
 PACKAGE = Path(__file__).parent.parent
 PACKAGES = ("headwater", "llvmlite", "numba", "triton")
+PACKAGES_OF_CARDS = ("nvidia-cublas", "nvidia-cublas-cu12")
+DRIVER = Path("/proc/driver/nvidia/version")  # it compiles kernels that come without code for the card
 # what computes, and what checks it
 CODE = ("kernels", "mixers", "layers", "engine/selfcheck.py", "models/build.py", "spec.py")
 # beginnings of variables that choose kernels, or the libraries that have them
@@ -124,7 +126,10 @@ def _file(key: Mapping[str, str]) -> Path:
 def _name_of(device: str) -> str:
     if torch.device(device).type != "cuda":
         return f"{device} {torch.backends.cpu.get_cpu_capability()}"
-    return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+    card = torch.cuda.get_device_properties(device)
+    driver = DRIVER.read_text() if DRIVER.exists() else ""
+    libraries = _digest(str(torch.version.cuda), driver, *map(str, machine.versions(*PACKAGES_OF_CARDS).values()))
+    return f"{card.name} {card.major}.{card.minor}, {card.multi_processor_count} multiprocessors, {libraries}"
 
 
 def _code() -> list[str]:

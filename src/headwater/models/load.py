@@ -47,6 +47,7 @@ class LoadedModel:
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json
     eos_token_ids: tuple[int, ...] = ()
     mtp: MtpModule | None = None  # the head of multi-token prediction, if it was asked for
+    device: str = "cpu"  # where the model computes
 
 
 def read_spec(
@@ -101,6 +102,7 @@ def load_model(
         generation=texts.generation,
         eos_token_ids=_end_tokens(text_config(config), texts.generation, named_end),
         mtp=head,
+        device=device,
     )
 
 

@@ -1,4 +1,7 @@
-"""Store in the process's own memory, for tests: on a CPU a larger `--memory` is better, since nothing is copied."""
+"""Store in the process's own memory: that of the host, below a card's.
+
+On a CPU a larger `--memory` is better: nothing is copied.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places of tiers in settings: `disk:/path,size=100GB`, `redis://host:6379/0,size=1TB`, `memory:,size=2GB`."""
+"""Places of tiers in settings: `disk:/path,size=100GB`, `redis://host:6379/0,size=1TB`, `memory,size=20GB`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TierPlace:
         """Read a setting. Raises ConfigError."""
         place, *options = text.split(",")
         kind, colon, rest = place.partition(":")
-        if not colon or kind not in KINDS:
+        if kind not in KINDS or not (colon or kind == MEMORY):
             raise ConfigError(f"a tier is a kind and a place, such as {EXAMPLES}")
         if kind == DISK and not rest:
             raise ConfigError("a disk tier needs a folder: disk:/path")
@@ -45,8 +45,10 @@ class TierPlace:
             else:
                 more = " and password-file=PATH" if kind in REDIS else ""  # the option may be part of a password
                 raise ConfigError(f"a {kind} tier has the options size=100GB{more}, and no other")
+        if kind == MEMORY and rest:
+            raise ConfigError("a memory tier has no place: memory,size=20GB")
         if kind == MEMORY and size is None:
-            raise ConfigError("a memory tier needs a size: memory:,size=2GB")
+            raise ConfigError("a memory tier needs a size: memory,size=20GB")
         return cls(kind, rest, size, password_file)
 
     def open(self) -> Store:
