@@ -1,7 +1,7 @@
 """Tiers: a long session after a restart, a working set of several times the memory, and the cost where nothing hits.
 
-    python -m benchmarks.tiers [--model FOLDER] [--dtype bfloat16] [--length 32768] [--folder /tmp] [--small]
-        [--parts restart choice working_set loss start cost]
+    python -m benchmarks.tiers [--model FOLDER] [--dtype bfloat16] [--device cuda] [--length 32768] [--folder /tmp]
+        [--parts restart choice working_set loss start cost] [--small]
 
 Restart: a prompt is computed and stored (write-through), then a new engine over the same folder answers it with one
 token more, with its files out of the page cache and in it. Beside it: reading the same files whole, and the prompt if
@@ -10,7 +10,8 @@ memory has all but its last tokens.
 Choice: short prompts that are stored are answered by a new engine that loads them if reading is expected to take less
 time than computing, one that always loads, and one that never does.
 
-Working set: sessions take turns, each turn appends to its session; memory holds a fifth of them.
+Working set: sessions take turns, each turn appends to its session; memory holds a fifth of them. With `--device cuda` a
+tier in the host's memory, too.
 
 Start: a folder with 100,000 states is opened, asked, and listed.
 
@@ -39,13 +40,14 @@ from time import perf_counter
 from benchmarks import measure
 from benchmarks.engines import Asked, Model, ask, bench_checkpoint, finished, settle, submit
 from benchmarks.measure import Row, ratios
-from headwater.config import ServeConfig
+from headwater.config import DEVICES, ServeConfig
 from headwater.engine.engine import Engine
 from headwater.percentile import percentile
 from headwater.schedule.step import Step
 from headwater.spec import ModelSpec
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.fingerprint import Fingerprint
+from headwater.tiers.memory import MemoryStore
 from headwater.tiers.names import DIGEST_BYTES, STATE, TAG_BYTES, state_name
 from headwater.tiers.part import Part, Sealer
 from headwater.tiers.redis import RedisStore
@@ -69,7 +71,7 @@ def tiered(model: Model, memory: int, stores: list[Store], through: bool = True)
     """A started engine with these stores, whose costs of prefill it learns as it goes."""
     gc.collect()  # of an earlier engine, whose memory is reused, as after a restart
     config = ServeConfig(memory=memory, tier=("disk:unused",), tier_store="through" if through else "selective")
-    with model.engines(one=ServeConfig(memory=memory)) as (engine,):
+    with model.engines(one=ServeConfig(memory=memory, device=model.loaded.device)) as (engine,):
         if stores:
             with engine._changed:
                 engine.use_tiers(stores, KEY, Fingerprint.of({}), config)
@@ -323,6 +325,7 @@ def main() -> None:
     parser = measure.parser(__doc__, "tiers", repeats=3)
     parser.add_argument("--model", type=Path, help="folder of a checkpoint; without it, a random one")
     parser.add_argument("--dtype", default="auto", help="of --model")
+    parser.add_argument("--device", default="cpu", choices=DEVICES, help="where the model computes")
     parser.add_argument("--length", type=int, default=32_768, help="tokens of the long prompt")
     parser.add_argument(
         "--folder", type=Path, help="where the disk tier is; without it, the system's for temporary files"
@@ -334,9 +337,11 @@ def main() -> None:
     sessions = (5, 128, 64) if given.small else (SESSIONS, BEGIN, GROWS)
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=given.folder)))
-        model = Model(given.model or stack.enter_context(bench_checkpoint()), given.dtype)
+        model = Model(given.model or stack.enter_context(bench_checkpoint()), given.dtype, device=given.device)
         url = stack.enter_context(redis(root))
         opened: dict[str, Opened] = {"no tier": list, "disk": lambda: [DiskStore(root / "set", None)]}
+        if given.device != "cpu":
+            opened["host memory"] = lambda: [MemoryStore(None)]
         if url is not None:
             opened["redis"] = lambda: [RedisStore(url, None)]
         parts = (
@@ -348,7 +353,8 @@ def main() -> None:
             lambda: without_hits(model, 1_000_000_000, root, repeats, turn, rng),
         )
         rows = [row for name, part in zip(PARTS, parts, strict=True) if name in given.parts for row in part()]
-    measure.report(given, rows, model=given.model.name if given.model else "random", dtype=given.dtype)
+    of = given.model.name if given.model else "random"
+    measure.report(given, rows, model=of, dtype=given.dtype, device=given.device)
 
 
 if __name__ == "__main__":
