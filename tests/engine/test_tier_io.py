@@ -250,6 +250,15 @@ def test_what_memory_lost_while_a_request_waited_is_looked_up_then(make) -> None
     assert queued.account.tier_outcome == TierOutcome.LOADED
 
 
+def test_scratch_memory_of_a_load_is_provided_while_it_is_read(make, monkeypatch) -> None:
+    store, prompt = holding(make, words(PROMPT, "expected"))
+    expected: list[int] = []
+    monkeypatch.setattr("headwater.memory.arena.Arena.expect", lambda arena, tokens: expected.append(tokens))
+    with server(make, [store]) as rig:
+        assert rig.ask(prompt).account.loaded_tokens == (PROMPT - 1) // 64 * 64
+    assert expected == [(PROMPT - 1) // 64 * 64]
+
+
 @pytest.mark.parametrize(("seconds", "outcome"), [(1e-9, "computing_is_faster"), (1.0, "loaded")])
 def test_a_state_is_loaded_only_if_that_beats_computing(make, seconds, outcome) -> None:
     store, prompt = holding(make, words(PROMPT, "choice"))

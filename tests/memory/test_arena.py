@@ -4,13 +4,14 @@ import ctypes
 import resource
 import runpy
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from headwater.memory import arena as arena_module
-from headwater.memory.arena import Arena
+from headwater.memory.arena import HUGE_BYTES, Arena, LazyBytes
 from headwater.models.families import read_config
 from headwater.spec import KEY_BLOCK, ModelSpec
 
@@ -117,9 +118,58 @@ def test_first_use_of_an_arena_takes_a_page_fault_for_2_mb_not_for_4_kb() -> Non
         pytest.skip("the system has no huge pages")
     spec = read_config(CONFIG, "float32")
     arena = Arena(spec, n_pages=32_000_000 // spec.page_bytes)
+    assert arena._memory._map is not None
+    assert len(arena._memory._map) % HUGE_BYTES == 0, "so that Linux lets it begin at a large page"
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
     arena.pages.fill_(1)
     assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 32_000_000 / 4096 / 4
+
+
+def gathered(expected: int) -> tuple[int, list[torch.Tensor]]:
+    """Gather 64,000 tokens after memory for `expected` was provided; return page faults, and what was gathered."""
+    spec = read_config(CONFIG, "float32")
+    arena = Arena(spec, n_pages=1000)
+    arena.pages.view(torch.float32).copy_(torch.arange(spec.page_bytes // 4).expand(1000, -1))
+    arena.expect(expected)
+    table = torch.arange(1000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    rows = arena.gather(spec.attention_layers[0], table, 64_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, [one.clone() for one in rows]
+
+
+def test_scratch_memory_that_was_expected_takes_no_page_faults() -> None:
+    lazy = LazyBytes(HUGE_BYTES, huge=True)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    lazy.provide(HUGE_BYTES)
+    if resource.getrusage(resource.RUSAGE_THREAD).ru_minflt == before:
+        pytest.skip("the system provides no memory ahead")
+    (without, known), (some, first), (all_of_it, second) = gathered(0), gathered(3000), gathered(63_000)
+    assert all_of_it < 8 < without, "the test's own objects may take some"
+    assert some > 8
+    for found in (first, second):
+        assert all(one.equal(other) for one, other in zip(found, known, strict=True))
+
+
+def test_memory_may_be_expected_while_steps_gather() -> None:
+    spec = read_config(CONFIG, "float32")
+    arena = Arena(spec, n_pages=40)
+    arena.pages.view(torch.float32).copy_(torch.rand(40, spec.page_bytes // 4))
+    layer, table, done = spec.attention_layers[0], torch.arange(40), threading.Event()
+
+    def expecting() -> None:
+        n = 0
+        while not done.is_set():
+            n = (n + 17) % 4000
+            arena.expect(n)
+
+    thread = threading.Thread(target=expecting)
+    thread.start()
+    for length in range(100, 2500, 30):
+        whole = arena.read(layer, table, 0, length)
+        rows = arena.gather(layer, table, length)
+        assert all(one[:length].equal(other) and not one[length:].any() for one, other in zip(rows, whole, strict=True))
+    done.set()
+    thread.join()
 
 
 def test_without_madvise_discarded_memory_reads_as_zeros(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,6 +283,7 @@ class TierIO(Tiers):
                 tiers[one.tier].parts.submit(self._read, tiers[one.tier], load, one, digests[one.tier])
                 for one in sources
             ]
+            self._runner.arena.expect(load.plan.end)
             wait(parts)  # all of them, even if one fails: none may write to pages that are given back
             load.failed = next(filter(None, (part.result() for part in parts)), None)
         except Exception:

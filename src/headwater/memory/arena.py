@@ -20,7 +20,9 @@ from headwater.spec import KEY_BLOCK, ModelSpec
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # Linux returns the pages at once, and they read as zeros; other systems take MADV_DONTNEED as a hint, or lack it.
 _MADVISE = getattr(_LIBC, "madvise", None) if sys.platform == "linux" else None
+HUGE_BYTES = 2 * 2**20  # of a large page
 _HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+_POPULATE = 23  # MADV_POPULATE_WRITE of Linux 5.14 and later, which Python does not name
 
 
 class LazyBytes:
@@ -35,12 +37,24 @@ class LazyBytes:
         if torch.device(device).type != "cpu":
             self.tensor = torch.zeros(size, dtype=torch.uint8, device=device)
             return
+        # Linux lets a mapping of whole large pages begin at one; otherwise up to 511 small ones come before the first.
+        length = -(-size // HUGE_BYTES) * HUGE_BYTES if huge else size
         # Private, because pages of a shared mapping would keep their content when they are given back.
-        self._map = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map = mmap.mmap(-1, max(1, length), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if huge and _HUGE is not None:
             with suppress(OSError):  # the kernel has none
                 self._map.madvise(_HUGE)
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)[:size]
+
+    def provide(self, size: int) -> None:
+        """Let the system provide the first `size` bytes now, if it can; other threads go on meanwhile."""
+        if self._map is None or _MADVISE is None:
+            return
+        address = self.tensor.data_ptr()
+        for start in range(0, size, HUGE_BYTES):  # in small steps: another thread that maps memory waits for one
+            length = min(HUGE_BYTES, size - start)
+            if _MADVISE(ctypes.c_void_p(address + start), ctypes.c_size_t(length), _POPULATE):
+                return
 
     def discard(self, start: int, size: int) -> None:
         """Return the whole system pages within these bytes to the system; their content is lost."""
@@ -118,6 +132,11 @@ class Arena:
         """
         return self._scratch[layer].gather_batch(self._layers[layer], table_BP, unused_T)
 
+    def expect(self, n_tokens: int) -> None:
+        """Provide scratch memory for a sequence of `n_tokens` tokens, which no step waits for then. For any thread."""
+        for scratch in set(self._scratch.values()):
+            scratch.expect(n_tokens)
+
     def discard(self, page_ids: Iterable[int]) -> None:
         """Return the physical memory of pages that are lent to a slot, and so neither read nor written."""
         size = self.pages.shape[1]
@@ -131,6 +150,7 @@ class Scratch:
     def __init__(self, like: torch.Tensor, widths: Iterable[int], page_size: int) -> None:
         """Make rows of these widths, of the type and device of the tensor `like`."""
         self._rows, self._page_size = [like.new_empty(0, width) for width in widths], page_size
+        self._expected = self._rows  # memory that was provided ahead, of no rows if none was
         self._dirty = 0  # rows from here on are zeros
 
     def gather(self, pages: tuple[torch.Tensor, ...], table_P: torch.Tensor, length: int) -> tuple[torch.Tensor, ...]:
@@ -162,15 +182,34 @@ class Scratch:
         for source, rows in zip(pages, self._rows, strict=True):
             torch.index_select(source, 0, table_P, out=rows[:n_tokens].view(len(table_P), -1))
 
+    def expect(self, n_tokens: int) -> None:
+        """Provide memory for `n_tokens` tokens beside steps; the step that needs it takes it from here."""
+        n_rows = -(-n_tokens // KEY_BLOCK) * KEY_BLOCK
+        if n_rows <= max(len(self._rows[0]), len(self._expected[0])) or self._rows[0].device.type != "cpu":
+            return
+        # of twice the size, for what follows these tokens: memory that is not touched is not provided
+        memory = [_lazy(2 * n_rows, rows) for rows in self._rows]
+        for lazy in memory:
+            lazy.provide(lazy.tensor.numel() // 2)
+        self._expected = [_rows_of(lazy, rows) for lazy, rows in zip(memory, self._rows, strict=True)]
+
     def _grow(self, n_tokens: int) -> None:
-        have = self._rows[0].shape[0]
+        have, expected = len(self._rows[0]), self._expected
         if have < n_tokens:
-            n = max(n_tokens, 2 * have)
-            self._rows = [_zeros(n, rows) for rows in self._rows]
+            if len(expected[0]) >= n_tokens:
+                self._rows = expected
+            else:
+                n = max(n_tokens, 2 * have)
+                self._rows = [_rows_of(_lazy(n, rows), rows) for rows in self._rows]
+            self._expected = [rows[:0] for rows in self._rows]
             self._dirty = 0
 
 
-def _zeros(n: int, rows: torch.Tensor) -> torch.Tensor:
-    """Return n rows of zeros of the width and type of `rows`; on the CPU, memory that is provided on first touch."""
-    size = n * rows.shape[1] * rows.element_size()
-    return LazyBytes(size, rows.device, huge=True).tensor.view(rows.dtype).view(n, rows.shape[1])
+def _lazy(n: int, rows: torch.Tensor) -> LazyBytes:
+    """Return zeros for n rows of the width and type of `rows`; on the CPU, memory that is provided on first touch."""
+    return LazyBytes(n * rows.shape[1] * rows.element_size(), rows.device, huge=True)
+
+
+def _rows_of(memory: LazyBytes, rows: torch.Tensor) -> torch.Tensor:
+    """Return memory as rows of the width and type of `rows`."""
+    return memory.tensor.view(rows.dtype).view(-1, rows.shape[1])
