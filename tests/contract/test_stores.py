@@ -21,6 +21,7 @@ from headwater.tiers.names import (
     STATE,
     Names,
     entries_name,
+    fingerprint_name,
     read_key,
     run_name,
     runs_of,
@@ -163,6 +164,23 @@ def test_entries_go_with_their_runs(make: Make) -> None:
     run = run_name(NAMES.digests("", key), 0, 4)
     store.delete([run])
     assert entries_name(run) in store.catalog().stranded()
+
+
+def test_a_fingerprint_goes_when_nothing_of_it_is_left(make: Make) -> None:
+    store = make()
+    fingerprint = fingerprint_name(NAMES.tag)
+    store.put(fingerprint, [b"fingerprint"])
+    assert store.catalog().stranded() == [fingerprint]
+    put(store, session(key_of("a", 12), (4, 10)))
+    assert store.catalog().stranded() == []
+    states = [name for name in store.catalog().entries if name.startswith(STATE)]
+    store.delete(states)
+    stranded = store.catalog().stranded()
+    assert fingerprint not in stranded
+    store.delete(stranded)
+    assert store.catalog().stranded() == [fingerprint]
+    assert next(store.catalog().victims(now=0.0)) == [], "it may be that of a server that begins to store"
+    assert next(store.catalog().victims(now=2e9)) == [fingerprint]
 
 
 def test_states_are_counted_by_the_tags_of_their_fingerprints(make: Make) -> None:

@@ -224,3 +224,26 @@ def test_only_a_few_other_fingerprints_are_asked_for() -> None:
     one.learn(store.usage().states)
     most = [Names(KEY, Fingerprint.of({"files": str(n)}).digest, 4).tag for n in range(2 * MOST - 1, MOST - 1, -1)]
     assert [names.tag for names in one.others] == most
+
+
+def test_an_own_fingerprint_that_is_not_what_was_stored_is_stored_again() -> None:
+    store, own = MemoryStore(None), Fingerprint.of({"threads": "2"})
+    kept = TierFingerprints(store, KEY, own, 4)
+    kept.keep()
+    name = fingerprint_name(kept.names.tag)
+    store.delete([name])
+    store.put(name, [b"spoilt"])
+    TierFingerprints(store, KEY, own, 4).keep()
+    assert Fingerprint.read(Sealer(KEY).unseal(name, store.get(name))) == own
+
+
+def test_a_fingerprint_that_another_key_wrote_is_left_alone() -> None:
+    """It cannot be told from one that is damaged; `headwater tiers verify --delete` removes both."""
+    store, own = MemoryStore(None), Fingerprint.of({"threads": "2"})
+    other = TierFingerprints(store, bytes(32), own, 4)
+    other.keep()
+    store.put(state_name(other.names.digests("", bytes(8)), 2), [b"state"])
+    one = TierFingerprints(store, KEY, own, 4)
+    one.learn(store.usage().states)
+    one.keep()
+    assert store.has([fingerprint_name(other.names.tag), fingerprint_name(one.names.tag)]) == [True, True]

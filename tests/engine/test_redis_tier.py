@@ -104,6 +104,7 @@ def test_a_part_without_its_pieces_costs_itself_where_redis_takes_no_writes(tmp_
         refuse.assert_called_once()
 
 
+KEY = bytes(32)
 ZEROS = b"0" * 24
 NUMBERS = st.integers(-(1 << 70), 1 << 70) | st.sampled_from([0, -1, 1, 10**15, 10**14])
 MANIFESTS = st.binary(max_size=60) | st.builds(
@@ -173,6 +174,66 @@ def test_an_entry_of_anybody_costs_itself_alone(tmp_path, name, entry) -> None:
             store.put(part, [bytes(600)])
         assert store.has(["s2"]) == [True]
         assert not store._client.hexists(store._shared[0], name)
+
+
+def of_a_list(store: RedisStore, key: str) -> None:
+    """Let a key be of a type that no server of ours writes."""
+    store._client.delete(key)
+    store._client.rpush(key, "a")
+
+
+def test_a_manifest_or_piece_of_another_type_costs_its_part_alone(tmp_path) -> None:
+    with redis_server(tmp_path) as redis:
+        store = RedisStore(redis.url, None)
+        tier = Tier(0, store, TierFingerprints(store, KEY, Fingerprint.of({}), 4), Sealer(KEY))
+        for damaged in ("manifest", "piece"):
+            store.put("sdef", [b"content of sdef"])
+            store.put("sabc", [b"content"])
+            upload = store._client.get(store._manifest("sdef")).decode().split()[0]
+            of_a_list(store, store._manifest("sdef") if damaged == "manifest" else store._piece(upload, 0))
+            assert not store.read_into("sdef", [memoryview(bytearray(len(b"content of sdef")))])
+            tier.read("sdef", "s", 1, b"key", [memoryview(bytearray(10))])
+            assert (tier.usable, tier.writable) == (True, True)
+            assert store.has(["sdef", "sabc"]) == [False, True]
+            assert bytes(store.get("sabc") or b"") == b"content"
+            assert set(store.catalog().entries) == {"sabc"}
+
+
+@pytest.mark.parametrize("key", ["entries", "used", "bytes", "states"])
+def test_a_shared_key_of_another_type_is_deleted_and_costs_one_call(tmp_path, caplog, key) -> None:
+    with redis_server(tmp_path) as redis:
+        store = RedisStore(redis.url, 10**6)
+        store.put("sabc", [b"content"])
+        of_a_list(store, f"headwater:{key}")
+        with pytest.raises(StoreError, match="WRONGTYPE"):
+            _ = store.catalog() if key in ("entries", "used") else store.usage()
+        assert f"key headwater:{key} is deleted" in caplog.text
+        assert bytes(store.get("sabc") or b"") == b"content"
+        store.put("sdef", [b"content"])
+        assert store.usage().parts == len(store.catalog().entries) == (1 if key == "entries" else 2)
+
+
+@pytest.mark.parametrize(("key", "spoil"), [("bytes", "SET"), ("states", "HSET")])
+def test_figures_that_are_no_numbers_are_deleted_and_cost_one_call(tmp_path, caplog, key, spoil) -> None:
+    with redis_server(tmp_path) as redis:
+        store = RedisStore(redis.url, 10**6)
+        store.put("sabc", [b"content"])
+        store._client.execute_command(spoil, f"headwater:{key}", *(["tag"] if spoil == "HSET" else []), "many")
+        with pytest.raises(StoreError):
+            store.usage()
+        assert f"key headwater:{key} is deleted" in caplog.text
+        store.put("sdef", [b"content"])
+        assert store.usage().parts == 2
+
+
+def test_a_server_that_does_not_answer_is_not_asked_what_is_wrong(tmp_path, monkeypatch) -> None:
+    with redis_server(tmp_path) as redis:
+        store = RedisStore(redis.url, None)
+        store.put("sabc", [b"content"])
+    monkeypatch.setattr(store, "_mend", Mock())
+    with pytest.raises(StoreError):
+        store.get("sabc")
+    store._mend.assert_not_called()
 
 
 def test_redis_that_evicts_keys_by_itself_changes_no_answer(make, tmp_path) -> None:

@@ -120,7 +120,7 @@ def verify(
 
 @group.command()
 def gc(place: Place) -> None:
-    """Delete runs of KV that no state needs."""
+    """Delete runs of KV that no state needs, and fingerprints of which nothing is left."""
     store = opened(place)
     stranded = store.catalog().stranded()
     store.delete(stranded)

@@ -22,12 +22,20 @@ class TierFingerprints:
         self._store, self._key, self._unit_bytes = store, key, unit_bytes
         self._sealer = Sealer(key)
         self.own, self.names = own, Names(key, own.digest, unit_bytes)
+        self._checked = False  # what the store has of the own one
         self._known: set[str] = {self.names.tag}
         self.others: list[Names] = []  # at most MOST, those with most states first
 
     def keep(self) -> None:
-        """Store the own fingerprint, if it is not there. Raises StoreError."""
+        """Store the own fingerprint, if it is not there, or was not what was stored at the first call.
+
+        Raises StoreError.
+        """
         name = fingerprint_name(self.names.tag)
+        if not self._checked:
+            if self._read(self.names.tag) is None:
+                self._store.delete([name])
+            self._checked = True
         if not self._store.has([name])[0]:
             self._store.put(name, self._sealer.seal(name, self.own.part()))
 

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from headwater.tiers.names import ENTRIES, RUN, STATE, WHOLE, entries_name, tag_of
+from headwater.tiers.names import ENTRIES, FINGERPRINT, RUN, STATE, WHOLE, entries_name, tag_of
 
 LEAST_AGE = 1.0  # seconds; a clock may go back
 YOUNG = 60.0  # seconds: a run without a state may be part of a copy that another server makes
@@ -55,7 +55,7 @@ class Catalog:
             self.states[tag_of(name)] -= name.startswith(STATE)
 
     def stranded(self) -> list[str]:
-        """Return runs of KV that no state needs, and entries without a run."""
+        """Return runs of KV that no state needs, entries without a run, and fingerprints of which nothing is left."""
         return list(_Tree(dict(self.entries), frozenset()).stranded())
 
     def victims(self, now: float, keep: Set[str] = frozenset()) -> Iterator[list[str]]:
@@ -109,8 +109,10 @@ class _Tree:
     def stranded(self) -> Iterator[str]:
         """Remove runs that no state and no later run needs, from leaves to roots, and yield their names.
 
-        Entries without a run are among them.
+        Entries without a run and fingerprints without any other part are among them.
         """
+        tags = {tag_of(name) for name in self.entries if name[0] != FINGERPRINT}
+        yield from [name for name in self.entries if name[0] == FINGERPRINT and name[1:] not in tags]
         yield from [name for name in self.entries if name[0] == ENTRIES and RUN + name[1:] not in self.entries]
         for digest in list(self.runs):
             yield from self.stranded_at(digest)

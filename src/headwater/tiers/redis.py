@@ -32,6 +32,9 @@ NAMES_AT_ONCE = 1000
 MANIFEST = re.compile(rb"([0-9a-f]{24}) (\d{1,15}) (\d{1,15})")  # upload, number of pieces, size
 ENTRY = re.compile(rb"(\d{1,15}) (\S{1,32}) ([0-9a-f]*)")  # size, seconds, digest of the run that it goes on from
 
+WRONG_TYPE = "WRONGTYPE"  # beginning of Redis' error
+KINDS, NONE = (b"hash", b"zset", b"string", b"hash"), b"none"  # types of the shared keys; of a key that is not there
+
 log = logging.getLogger("headwater.tiers")
 
 # Publish an upload. KEYS: manifest, entries, times, bytes, states. ARGV: name, manifest, entry, time, size, pieces'
@@ -48,9 +51,11 @@ redis.call('INCRBY', KEYS[4], ARGV[5])
 if ARGV[8] ~= '' then redis.call('HINCRBY', KEYS[5], ARGV[8], 1) end
 return 1
 """
-# Remove a part if it is still of that upload. KEYS likewise; ARGV: name, manifest, tag. The entry has the size.
+# Remove a part if it is still of that upload, or its key is no string. KEYS likewise; ARGV: name, manifest, tag. The
+# entry has the size.
 REMOVE = """
-if redis.call('GET', KEYS[1]) ~= ARGV[2] then return 0 end
+local manifest = redis.pcall('GET', KEYS[1])
+if type(manifest) ~= 'table' and manifest ~= ARGV[2] then return 0 end
 redis.call('DEL', KEYS[1])
 local entry = redis.call('HGET', KEYS[2], ARGV[1])
 if entry then
@@ -126,7 +131,7 @@ class RedisStore:
         A part without a valid manifest has no bytes: its reader finds it corrupt.
         """
         with self._errors("cannot be read"):
-            manifest = self._client.get(self._manifest(name))
+            manifest = self._read_key(self._manifest(name))
             if manifest is None:
                 return None
             found = _read_manifest(manifest)
@@ -140,13 +145,31 @@ class RedisStore:
                 pipe = self._client.pipeline(transaction=False)
                 for number in range(first, min(first + AT_ONCE, count)):
                     pipe.get(self._piece(upload, number))
-                pieces += (piece for piece in pipe.execute() if piece is not None)
+                pieces += (piece for piece in map(self._found, pipe.execute(raise_on_error=False)) if piece)
                 if len(pieces) < min(first + AT_ONCE, count):
                     self._drop(name)
                     return None
             with suppress(self._redis.RedisError):  # a server that takes no writes serves
                 self._client.zadd(self._shared[1], {name: self._clock()}, xx=True)
             return pieces
+
+    def _read_key(self, key: str) -> bytes | None:
+        """Return what a key has: None if it is not there, nothing if it is no string."""
+        try:
+            return self._found(self._client.get(key))
+        except self._redis.ResponseError as error:
+            return self._found(error)
+
+    def _found(self, answer: bytes | Exception | None) -> bytes | None:
+        """Return the answer to a GET; nothing for a key of another type, which no server of ours has written.
+
+        Raises other errors.
+        """
+        if isinstance(answer, Exception):
+            if isinstance(answer, self._redis.ResponseError) and str(answer).startswith(WRONG_TYPE):
+                return b""
+            raise answer
+        return answer
 
     def _drop(self, name: str) -> None:
         """Delete a part that is not whole, if the server takes writes."""
@@ -264,7 +287,7 @@ class RedisStore:
 
     def _delete(self, name: str) -> None:
         """Remove a part, and its own upload alone: another server may store it again meanwhile."""
-        manifest = self._client.get(self._manifest(name))
+        manifest = self._read_key(self._manifest(name))
         if manifest is None:
             return
         removed = self._remove(keys=[self._manifest(name), *self._shared], args=(name, manifest, _counted_tag(name)))
@@ -273,6 +296,23 @@ class RedisStore:
             numbers = range(first, min(first + NAMES_AT_ONCE, pieces))
             if not self._client.delete(*(self._piece(upload, number) for number in numbers)):
                 return  # a manifest that is not ours may claim any number
+
+    def _mend(self) -> None:
+        """Delete shared keys that are not what servers of ours write, and would make every later call fail.
+
+        What they said of parts is lost: these are read as before, but not counted.
+        """
+        _, _, size, states = self._shared
+        wrong = [
+            key for key, kind in zip(self._shared, KINDS, strict=True) if self._client.type(key) not in (kind, NONE)
+        ]
+        if size not in wrong and not _is_number(self._client.get(size) or b"0"):
+            wrong.append(size)
+        if states not in wrong and not all(map(_is_number, self._client.hvals(states))):
+            wrong.append(states)
+        for key in wrong:
+            log.warning("%s: key %s is deleted: it is not what was stored", self.shown, key)
+            self._client.delete(key)
 
     def _manifest(self, name: str) -> str:
         return f"{self._prefix}part:{name}"
@@ -286,15 +326,23 @@ class RedisStore:
             yield
         except self._redis.RedisError as error:
             with suppress(Exception):
+                if isinstance(error, self._redis.ResponseError):  # the server answers
+                    self._mend()
                 self._client.connection_pool.disconnect(inuse_connections=False)
             raise StoreError(f"{self.shown} {what}: {error}") from error
         except (ValueError, OSError) as error:
+            with suppress(Exception):
+                self._mend()
             raise StoreError(f"{self.shown} {what}: {error}") from error
 
 
 def _counted_tag(name: str) -> str:
     """Return the tag of a state's fingerprint; "" of other parts, which are not counted by it."""
     return tag_of(name) if name.startswith(STATE) else ""
+
+
+def _is_number(text: bytes) -> bool:
+    return re.fullmatch(rb"-?\d{1,18}", text) is not None
 
 
 def _read_manifest(manifest: bytes) -> tuple[str, int, int] | None:
