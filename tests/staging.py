@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import pytest
 import torch
 
 from headwater.memory import arena
-from headwater.memory.page_bytes import StagedBytes
+from headwater.memory.page_bytes import Copy, StagedBytes
 
 STALE = 0xA5
 
@@ -23,7 +23,7 @@ class LateLane:
 
     def __init__(self, counts: Counter[str] | None = None) -> None:
         self.thread, self.counts = threading.get_ident(), Counter[str]() if counts is None else counts
-        self._begun: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._begun: list[Copy] = []
         self._memory = torch.empty(0, dtype=torch.uint8)
         self.counts["lanes"] += 1
 
@@ -34,9 +34,9 @@ class LateLane:
             self._memory = torch.empty(size, dtype=torch.uint8)
         return self._memory[:size].fill_(STALE)
 
-    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    def copy(self, pairs: Iterable[Copy]) -> None:
         assert threading.get_ident() == self.thread
-        self._begun += zip(targets, sources, strict=True)
+        self._begun += pairs
 
     def wait(self) -> None:
         for target, source in self._begun if self.waits else ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from contextlib import contextmanager
 
 import pytest
@@ -52,6 +53,16 @@ def test_pages_are_read_and_filled_to_the_bit_in_any_order(arena: torch.Tensor, 
     expected = before.clone()
     expected[some] = new
     assert arena.equal(expected)
+
+
+def test_pages_that_follow_each_other_are_one_copy(arena: torch.Tensor) -> None:
+    counts = Counter[str]()
+    bytes_of = StagedBytes(arena, lambda: LateLane(counts))
+    bytes_of.views([4, 5, 6, 9, 8, 7, 20, 21])
+    assert counts["copied"] == 5
+    bytes_of.fill(range(10, 30), spread(bytes(20 * SIZE)))
+    assert counts["copied"] == 6
+    assert not arena[10:30].any()
 
 
 def test_what_was_not_read_whole_does_not_get_to_the_card(arena: torch.Tensor) -> None:

@@ -6,8 +6,9 @@ P pages of the arena, N pages of one call, B bytes of a page.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 MOST_PINNED = 256 * 2**20  # bytes that a thread keeps; a larger part, of a long segment, takes other memory meanwhile
 
 Failure = TypeVar("Failure")
+Copy = tuple[torch.Tensor, torch.Tensor]  # target, source
 Read = Callable[[list[memoryview]], Failure | None]
 
 
@@ -54,7 +56,7 @@ class Lane(Protocol):
     def memory(self, size: int) -> torch.Tensor:
         """Return `size` bytes of the host's memory, which are used until the next call."""
 
-    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    def copy(self, pairs: Iterable[Copy]) -> None:
         """Begin copies. Steps on the card go on."""
 
     def wait(self) -> None:
@@ -75,9 +77,9 @@ class CardLane:
             self._pinned = torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8, pin_memory=True)
         return self._pinned[:size]
 
-    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    def copy(self, pairs: Iterable[Copy]) -> None:
         with torch.cuda.stream(self._stream):
-            for target, source in zip(targets, sources, strict=True):
+            for target, source in pairs:
                 target.copy_(source, non_blocking=True)
 
     def wait(self) -> None:
@@ -99,7 +101,7 @@ class StagedBytes:
 
     def views(self, pages: Sequence[int]) -> list[memoryview]:
         lane, rows_NB = self._staged(len(pages))
-        lane.copy(list(rows_NB), self._of_card(pages))
+        lane.copy((rows, on_card) for on_card, rows in self._together(pages, rows_NB))
         lane.wait()
         return _views(rows_NB)
 
@@ -107,7 +109,7 @@ class StagedBytes:
         lane, rows_NB = self._staged(len(pages))
         failed = read(_views(rows_NB))
         if failed is None:  # what is not what was stored does not get there
-            lane.copy(self._of_card(pages), list(rows_NB))
+            lane.copy(self._together(pages, rows_NB))
             lane.wait()
         return failed
 
@@ -118,8 +120,12 @@ class StagedBytes:
         lane: Lane = self._own.lane
         return lane, lane.memory(n * self.page_bytes).view(n, self.page_bytes)
 
-    def _of_card(self, pages: Sequence[int]) -> list[torch.Tensor]:
-        return [self._card[page] for page in pages]
+    def _together(self, pages: Sequence[int], rows_NB: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield pages on the card that follow each other, as one tensor, and their rows."""
+        for _, group in groupby(enumerate(pages), lambda at: at[1] - at[0]):
+            (row, page), *more = group
+            n = 1 + len(more)
+            yield self._card[page : page + n], rows_NB[row : row + n]
 
 
 def _views(rows_NB: torch.Tensor) -> list[memoryview]:
