@@ -1,10 +1,11 @@
-"""Cost of a pull between two workers: seconds of a processor a gigabyte, and bandwidth, with CURVE and without.
+"""Cost of a pull between two workers: seconds of a processor a gigabyte, and bandwidth, by the way that parts come.
 
     python -m benchmarks.pulls [--megabytes 400] [--repeats 5] [--out FILE]
 
-One worker's parts are sealed, sent over loopback, received and checked, by the code of workers, two at a time; both
-ends are in this process. A part has the bytes of 1,024 tokens of Qwen3.5-0.8B. Plain and CURVE run in turns. Processor
-time is that of all threads of both ends; bandwidth depends on what else the machine does.
+One worker's parts are sealed, sent, received and checked, by the code of workers, two at a time: over loopback, plain
+and with CURVE, and through shared memory with CURVE for the questions. Both ends are in this process. A part has the
+bytes of 1,024 tokens of Qwen3.5-0.8B. The three run in turns. Processor time is that of all threads of both ends;
+bandwidth depends on what else the machine does.
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ from headwater.cli.common import prepare_outputs
 from headwater.cluster.part_server import PartServer
 from headwater.cluster.peer_memory import PeerMemory
 from headwater.cluster.pulling import own_security
+from headwater.cluster.shared_buffers import this_host
 from headwater.cluster.sockets import PLAIN
 from headwater.cluster.wire import Peer
 from headwater.table import Table
 from headwater.tiers.names import RUN
 from headwater.tiers.part import HEADER, SEAL_BYTES, Buffer, Part, Sealer
+from headwater.tiers.prefix import PartPlace, Prefix
 
 OUT = Path(__file__).resolve().parent / "results" / "pull_cost.json"
 PAGE_BYTES, PAGES = 64 * 12_288, 16
 KEY, INCARNATION = bytes(range(32)), b"sender"
 PROMPT = bytes(4 * 64 * PAGES)  # the index key of a part's tokens
 READERS = 2
+SHARED = "shared memory"
 
 
 class SyntheticParts:
@@ -41,19 +45,19 @@ class SyntheticParts:
 
     def __init__(self, count: int) -> None:
         self._page, self._sealer = bytes(PAGE_BYTES), Sealer(KEY)
-        self.names = [f"{RUN}{number}" for number in range(count)]
+        self.places = [PartPlace(f"{RUN}{number}", RUN, 0, PAGES) for number in range(count)]
 
-    def find(self, namespace: str, key: bytes, tokens: int) -> tuple[int, list[str]]:
-        return tokens, self.names
+    def find(self, namespace: str, key: bytes, tokens: int) -> Prefix:
+        return Prefix(namespace, key, tokens, self.places)
 
     @contextmanager
-    def sealed(self, namespace: str, key: bytes, at: int, name: str) -> Iterator[list[Buffer] | None]:
-        yield self._sealer.seal(name, Part(RUN, 0, PAGES, PROMPT, [self._page] * PAGES))
+    def sealed(self, prefix: Prefix, part: int) -> Iterator[list[Buffer] | None]:
+        yield self._sealer.seal(prefix.places[part].name, Part(RUN, 0, PAGES, PROMPT, [self._page] * PAGES))
 
 
-def pulled(parts: SyntheticParts, is_plain: bool) -> tuple[float, float]:
+def pulled(parts: SyntheticParts, way: str) -> tuple[float, float]:
     """Pull all parts; return seconds on the clock, and of a processor."""
-    server, client = (PLAIN, PLAIN) if is_plain else own_security()
+    server, client = (PLAIN, PLAIN) if way == "plain" else own_security()
     sender = PartServer(parts, INCARNATION, "tcp://127.0.0.1:*", server)
     memory, sealer = PeerMemory(b"receiver", client), Sealer(KEY)
     peer = Peer(INCARNATION, sender.contact)
@@ -68,9 +72,12 @@ def pulled(parts: SyntheticParts, is_plain: bool) -> tuple[float, float]:
 
     with ThreadPoolExecutor(READERS) as readers:
         memory.ask([INCARNATION], "", PROMPT, 64 * PAGES)
+        for channel in memory._channels.values():
+            channel.shares = way == SHARED
         begun, used = time.perf_counter(), time.process_time()
-        list(readers.map(read, parts.names))
+        list(readers.map(read, [place.name for place in parts.places]))
         seconds = time.perf_counter() - begun, time.process_time() - used
+    assert bool(memory.bytes_by_way[0]) is (way == SHARED), "parts came another way"
     memory.close()
     sender.close()
     return seconds
@@ -84,12 +91,13 @@ def main() -> None:
     given = parser.parse_args()
     prepare_outputs(given.out)
     parts = SyntheticParts(max(1, given.megabytes * 10**6 // (PAGE_BYTES * PAGES)))
-    gigabytes = len(parts.names) * PAGE_BYTES * PAGES / 1e9
-    found: dict[str, list[tuple[float, float]]] = {"plain": [], "CURVE": []}
+    gigabytes = len(parts.places) * PAGE_BYTES * PAGES / 1e9
+    ways = ("plain", "CURVE", *([SHARED] if this_host() else []))
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for _ in range(given.repeats):
         for name, runs in found.items():
-            runs.append(pulled(parts, name == "plain"))
-    shown = Table(f"{gigabytes:.2f} GB in {len(parts.names)} parts", ("sockets",), ("processor, s/GB", "GB/s"))
+            runs.append(pulled(parts, name))
+    shown = Table(f"{gigabytes:.2f} GB in {len(parts.places)} parts", ("way",), ("processor, s/GB", "GB/s"))
     for name, runs in found.items():
         processor = [used / gigabytes for _, used in runs]
         bandwidth = [gigabytes / seconds for seconds, _ in runs]

@@ -210,7 +210,7 @@ def test_a_hand_over_that_fails_has_the_bits_of_one_server(model) -> None:
     with real(model, p=Role.PREFILL, d=Role.DECODE) as (router, workers):
         p, hand_over = workers["p"], router._hand_over
         find = p.pulling._sending._parts.find
-        p.pulling._sending._parts.find = lambda *given: (0, [])
+        p.pulling._sending._parts.find = lambda *given: None
         answers = [ask(router, asked[0]).wait()]
         p.pulling._sending._parts.find = find
 

@@ -8,6 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,8 +17,8 @@ import zmq
 from headwater.account import TierOutcome
 from headwater.cluster import peer_memory
 from headwater.cluster.curve import CurveClient, KeyPair
-from headwater.cluster.part_messages import FAILED, Find, encode, found
-from headwater.cluster.peer_memory import Offered, PeerMemory
+from headwater.cluster.part_messages import FAILED, Find, Get, answer, encode
+from headwater.cluster.peer_memory import Channel, Offered, PeerMemory
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.sockets import PLAIN, Contact, opened
 from headwater.cluster.wire import Peer
@@ -26,6 +27,7 @@ from headwater.schedule.sequence import key_of
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.names import Names
+from headwater.tiers.part import Part, Sealer
 from headwater.tiers.store import Store
 from tests.cluster.fake import until
 from tests.exactness.conftest import load, same_bits_as_without_a_cache  # noqa: F401  fixtures
@@ -101,13 +103,18 @@ def make(load) -> Make:  # noqa: F811
     return Make(*load("qwen3_5", "float32", 2))
 
 
-def test_a_pulled_prefix_changes_no_bit(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+@pytest.mark.parametrize("way", ["shared memory", "network"])
+def test_a_pulled_prefix_changes_no_bit(make, monkeypatch, same_bits_as_without_a_cache, way) -> None:  # noqa: F811
+    if way == "network":
+        monkeypatch.setattr(peer_memory, "this_host", lambda: "")
     a, b = Worker(make, security=own_security()), Worker(make, security=own_security())
     with pool(a, b):
         first = a.ask(words(PROMPT, "pull"))
         again = b.ask(first.prompt, a)
         turn = b.ask([*first.prompt, *words(40, "turn")])
         assert a.pulling._sending._parts.sent == 3
+        stats = b.tiers.stats()[0]
+    assert stats.pulled_by_way() == {"shared memory": 0, "network": 0} | {way: stats.bytes_read}
     assert again.account.tier_outcome == TierOutcome.LOADED
     assert again.account.loaded_from == "peer"
     assert again.account.loaded_tokens == again.account.cached_tokens == END
@@ -137,7 +144,20 @@ def changing(worker: Worker, change) -> None:
     parts.sealed = changed
 
 
-@pytest.mark.parametrize("piece", [0, 1, 2, -1], ids=["header", "key", "content", "digest"])
+def test_a_part_of_other_tokens_is_computed(make, monkeypatch) -> None:
+    """Keys do not travel with parts: the digest tells whether the holder's is the reader's."""
+    seal = Sealer.seal
+
+    def of_others(self, name: str, part: Part) -> list:
+        return seal(self, name, replace(part, key=bytes(len(part.key))))
+
+    with holder_and_other(make) as (a, b, first):
+        monkeypatch.setattr(Sealer, "seal", of_others)
+        again = b.ask(first.prompt, a)
+    assert (again.account.cached_tokens, again.account.tier_outcome) == (0, TierOutcome.CORRUPT)
+
+
+@pytest.mark.parametrize("piece", [0, 2, -1], ids=["header", "content", "digest"])
 def test_a_part_changed_on_the_way_is_computed(make, caplog, same_bits_as_without_a_cache, piece) -> None:  # noqa: F811
     def flipped(pieces: list[bytes]) -> list[bytes]:
         content = bytearray(pieces[piece])
@@ -279,6 +299,34 @@ def test_a_holder_computes_the_names_of_a_pulled_prefix_once(make, monkeypatch) 
         assert by_thread["headwater-parts"] == 2
 
 
+def test_a_prompt_is_sent_once_for_all_of_its_parts(make, monkeypatch) -> None:
+    ask, asked = Channel.ask, []
+
+    def noted(self, message, seconds):
+        asked.append(message)
+        return ask(self, message, seconds)
+
+    monkeypatch.setattr(Channel, "ask", noted)
+    with holder_and_other(make) as (a, b, first):
+        assert b.ask(first.prompt, a).account.loaded_tokens == END
+    assert [type(one) for one in asked] == [Find, Get, Get, Get]
+    assert all(len(encode(one)) < 250 for one in asked[1:])
+
+
+def test_a_holder_that_forgot_the_prompt_is_told_again(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    with holder_and_other(make) as (a, b, first):
+
+        def forgetting(pieces: list[bytes]) -> list[bytes]:
+            a.pulling._sending._prefixes.clear()
+            return pieces
+
+        changing(a, forgetting)
+        again = b.ask(first.prompt, a)
+        assert again.account.loaded_tokens == END
+        assert b.counts["read"] == a.pulling._sending._parts.sent == 3
+    assert all(same_bits_as_without_a_cache(make, [first, again]))
+
+
 def test_a_pull_is_no_use_of_the_holders_copy(make) -> None:
     """The pulling worker has its own copy, and its request counts there."""
 
@@ -311,18 +359,18 @@ def test_pages_are_not_evicted_while_they_are_sent(make) -> None:
     with pool(a):
         a.ask(prompt, max_tokens=1)
         parts, key = a.pulling._sending._parts, key_of(prompt)
-        at, names = parts.find("", key, len(prompt))
-        assert at == 256
-        with parts.sealed("", key, at, names[0]) as pieces:
+        prefix = parts.find("", key, len(prompt))
+        assert prefix.at == 256
+        with parts.sealed(prefix, 0) as pieces:
             before = [bytes(piece) for piece in pieces]
             for n in range(8):
                 a.ask(words(700, "other", n), max_tokens=1)
             assert [bytes(piece) for piece in pieces] == before
-            assert parts.find("", key, len(prompt))[0] == at
+            assert parts.find("", key, len(prompt)).at == 256
         for n in range(8):
             a.ask(words(700, "more", n), max_tokens=1)
-        assert parts.find("", key, len(prompt)) == (0, [])
-        with parts.sealed("", key, at, names[0]) as pieces:
+        assert parts.find("", key, len(prompt)) is None
+        with parts.sealed(prefix, 0) as pieces:
             assert pieces is None
 
 
@@ -344,7 +392,7 @@ def test_strangers_get_no_prefix(make, caplog) -> None:
             CurveClient(own).to(a.pulling.contact.key)(socket, a.pulling.contact.address)
             socket.send(asked)
             assert socket.poll(20_000)
-            assert found(socket.recv()).at == END
+            assert answer(socket.recv()).at == END
 
 
 @pytest.mark.full
@@ -365,8 +413,8 @@ def test_an_answer_takes_the_place_of_an_earlier_one_to_the_same_prompt() -> Non
     memory.know([Peer(b"other", Contact("tcp://other", b""))])
     channel = memory._channels[b"other"]
     for names in (["state at 2", "run"], ["state at 1", "run"]):
-        memory._note(Offered(channel, "", b"prompt", 2), names)
-    memory._note(Offered(channel, "", b"prompt, longer", 2), ["run"])
+        memory._note(Offered(channel, Find(b"other", "", b"prompt", 2), b"", dict.fromkeys(names, 0)))
+    memory._note(Offered(channel, Find(b"other", "", b"prompt, longer", 2), b"", {"run": 0}))
     assert memory.has(["state at 2", "state at 1", "run"]) == [False, True, True]
     assert len(memory._offered) == 2
 

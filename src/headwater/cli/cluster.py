@@ -92,13 +92,23 @@ def status(address: Found = None) -> None:
     for role in (Role.PREFILL, Role.DECODE):
         if named := [one["name"] for one in state["workers"] if one["role"] == role]:
             roles.add_row(role.value, ", ".join(named))
+    pulls = Table("pulled", ("worker", "through"), ("bytes",))
+    for one in state["workers"]:
+        for way, size in one["pulled_bytes"].items():
+            if size:
+                pulls.add_row(one["name"], way, f"{size:,}")
     requests = Table("requests", ("what became of them",), ("number",))
     for what, number in sorted(state["requests"].items()):
         requests.add_row(what.replace("_", " "), f"{number:,}")
     routers = Table("routers", (), ("process",))
     for process in state.get("routers", ()):
         routers.add_row(str(process))
-    show(workers, *([roles] if roles.row_count else []), requests, *([routers] if state.get("routers") else []))
+    show(
+        workers,
+        *(one for one in (roles, pulls) if one.row_count),
+        requests,
+        *([routers] if state.get("routers") else []),
+    )
 
 
 @group.command()

@@ -1,52 +1,72 @@
 """Messages between workers of a pool, in msgpack: one asks another for parts of a prompt, then for each part.
 
-The answer to `Find` is `Found`; to `Get` it is the part's bytes, in as many frames as they have pieces, or one empty
-frame if the part is not there. `FAILED` is the answer to a question that cannot be answered.
+The index key of a prompt goes to the holder once, with `Find`; its answer, `Found`, has a ticket for the prefix, and
+the parts are asked for by their number. The answer to `Get` is `Sent`, after which the payload follows in frames of its
+own unless it is in the shared buffer that was named; or `Missing`. `FAILED` is the answer to a question that cannot be
+answered.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from headwater.cluster.shared_buffers import BufferPlace
 from headwater.cluster.wire import WireError
 
 
 class AboutPrefix(msgspec.Struct, array_like=True):
-    """Question to one incarnation of a worker about a prompt. `key`: of the index."""
+    """Question to one incarnation of a worker."""
 
     incarnation: bytes
-    namespace: str
-    key: bytes
 
 
 class Find(AboutPrefix, tag=True):
-    """Question for the deepest prefix of a prompt of so many tokens."""
+    """Question for the deepest prefix of a prompt of so many tokens. `key`: of the index."""
 
+    namespace: str
+    key: bytes
     tokens: int
 
 
 class Get(AboutPrefix, tag=True):
-    """Question for one part of the prefix that ends at `at`, in tokens; `key` may go on after it."""
+    """Question for one part of a prefix, by its place among the names that were found."""
 
-    at: int
-    name: str
+    ticket: bytes
+    part: int
+    into: BufferPlace | None = None
 
 
-class Found(msgspec.Struct, array_like=True):
+class Found(msgspec.Struct, array_like=True, tag=True):
     """Position at which a prefix ends, in tokens, and the names of its parts; none if nothing is cached."""
 
     at: int
     names: list[str]
+    ticket: bytes = b""  # secret, and forgotten after a while
 
 
-FAILED = b"\xc0"  # nil: no answer to `Find`, and shorter than any part
+class Sent(msgspec.Struct, array_like=True, tag=True):
+    """A part, without its key, which the worker that asks has, and its payload."""
+
+    header: bytes
+    seal: bytes
+    shared: int | None = None  # bytes of payload in the buffer that was named; None: it follows
+    why_not: str = ""  # a buffer was named, and the payload follows
+
+
+class Missing(msgspec.Struct, array_like=True, tag=True):
+    """A part is not there."""
+
+    is_forgotten: bool = False  # the ticket is not known: the prompt is to be sent again
+
+
+FAILED = b"\xc0"  # nil
 
 _encoder = msgspec.msgpack.Encoder()
 _question: msgspec.msgpack.Decoder[Find | Get] = msgspec.msgpack.Decoder(Find | Get)
-_found = msgspec.msgpack.Decoder(Found)
+_answer: msgspec.msgpack.Decoder[Found | Sent | Missing] = msgspec.msgpack.Decoder(Found | Sent | Missing)
 
 
-def encode(message: Find | Get | Found) -> bytes:
+def encode(message: Find | Get | Found | Sent | Missing) -> bytes:
     """Return a message's bytes."""
     return _encoder.encode(message)
 
@@ -59,9 +79,9 @@ def question(payload: bytes) -> Find | Get:
         raise WireError(str(error)) from error
 
 
-def found(payload: bytes) -> Found:
-    """Read the answer to `Find`. Raises WireError."""
+def answer(payload: bytes) -> Found | Sent | Missing:
+    """Read the first frame of an answer. Raises WireError."""
     try:
-        return _found.decode(payload)
+        return _answer.decode(payload)
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         raise WireError(str(error)) from error

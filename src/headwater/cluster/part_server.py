@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
 import zmq
 
-from headwater.cluster.part_messages import FAILED, Find, Found, Get, encode, question
+from headwater.cluster.part_messages import FAILED, Find, Found, Get, Missing, Sent, encode, question
+from headwater.cluster.shared_buffers import NotShared, fill
 from headwater.cluster.sockets import Server, Waker, bound
 from headwater.tiers.part import Buffer
+from headwater.tiers.prefix import Prefix
+
+MOST_PREFIXES = 32  # for which tickets are valid
+TICKET_BYTES = 16
 
 log = logging.getLogger("headwater.cluster")
 
@@ -20,11 +27,14 @@ log = logging.getLogger("headwater.cluster")
 class Parts(Protocol):
     """Parts of an engine's cached prefixes."""
 
-    def find(self, namespace: str, key: bytes, tokens: int) -> tuple[int, list[str]]:
-        """Return where the deepest prefix of a prompt ends, and the names of its parts."""
+    def find(self, namespace: str, key: bytes, tokens: int) -> Prefix | None:
+        """Return the deepest prefix of a prompt that is cached, with its parts; None if there is none."""
 
-    def sealed(self, namespace: str, key: bytes, at: int, name: str) -> AbstractContextManager[Sequence[Buffer] | None]:
-        """Yield the bytes of a part, in pieces, which stay as they are meanwhile; None if it is not there."""
+    def sealed(self, prefix: Prefix, part: int) -> AbstractContextManager[Sequence[Buffer] | None]:
+        """Yield the bytes of a part, as `Sealer.seal` returns them, which stay as they are meanwhile.
+
+        None: it is not there.
+        """
 
 
 class PartServer:
@@ -33,6 +43,7 @@ class PartServer:
     def __init__(self, parts: Parts, incarnation: bytes, address: str, server: Server) -> None:
         """Bind to an address such as tcp://127.0.0.1:*. `server`: security of the socket. Raises zmq.ZMQError."""
         self._parts, self._incarnation = parts, incarnation
+        self._prefixes: OrderedDict[bytes, Prefix] = OrderedDict()  # by their tickets, the last used last
         self._socket, self.contact = bound(server, address)
         self._closing = False
         self._waker = Waker()
@@ -83,9 +94,32 @@ class PartServer:
         """Return an answer; pages may be evicted then."""
         is_own = asked.incarnation == self._incarnation
         if isinstance(asked, Find):
-            at, names = self._parts.find(asked.namespace, asked.key, asked.tokens) if is_own else (0, [])
-            return [encode(Found(at, names))]
-        if not is_own:
-            return [b""]
-        with self._parts.sealed(asked.namespace, asked.key, asked.at, asked.name) as pieces:
-            return [bytes(piece) for piece in pieces or (b"",)]
+            prefix = self._parts.find(asked.namespace, asked.key, asked.tokens) if is_own else None
+            return [encode(Found(0, []) if prefix is None else self._found(prefix))]
+        prefix = self._prefixes.get(asked.ticket)
+        if prefix is None:
+            return [encode(Missing(is_forgotten=is_own))]
+        self._prefixes.move_to_end(asked.ticket)
+        with self._parts.sealed(prefix, asked.part) as pieces:
+            return [encode(Missing())] if pieces is None else _sent(pieces, asked)
+
+    def _found(self, prefix: Prefix) -> Found:
+        """Give out a ticket for a prefix."""
+        ticket = secrets.token_bytes(TICKET_BYTES)
+        self._prefixes[ticket] = prefix
+        if len(self._prefixes) > MOST_PREFIXES:
+            self._prefixes.popitem(last=False)
+        return Found(prefix.at, prefix.names, ticket)
+
+
+def _sent(pieces: Sequence[Buffer], asked: Get) -> list[bytes]:
+    """Return the answer with a part, whose payload goes to the buffer that was named, if that can be written."""
+    header, _, *payload, seal = pieces
+    shared, why_not = None, ""
+    if asked.into is not None:
+        try:
+            shared = fill(asked.into, payload)
+        except NotShared as error:
+            why_not = str(error)
+    sent = encode(Sent(bytes(header), bytes(seal), shared, why_not))
+    return [sent] if shared is not None else [sent, *map(bytes, payload)]

@@ -8,17 +8,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import zmq
 
-from headwater.cluster.part_messages import FAILED, Find, Get, encode, found
+from headwater.cluster.part_messages import FAILED, Find, Found, Get, Missing, Sent, answer, encode
+from headwater.cluster.shared_buffers import SharedBuffer, SharedBuffers, this_host
 from headwater.cluster.sockets import Client, opened
 from headwater.cluster.wire import Peer, WireError
 from headwater.tiers.catalog import Catalog
-from headwater.tiers.part import Buffer
+from headwater.tiers.part import Buffer, key_bytes_of
 from headwater.tiers.store import PEER, Usage, spread
 
 FIND_TIME = 0.5  # seconds for the answer to a question
@@ -43,13 +44,14 @@ class Channel:
         self._idle: list[zmq.Socket[bytes]] = []
         self._closed = False
         self.failed_until = 0.0
+        self.shares = bool(this_host())  # it is thought to be able to write to this worker's buffers
 
     @property
     def usable(self) -> bool:
         return not self._closed and time.monotonic() >= self.failed_until
 
-    def ask(self, message: Find | Get, seconds: float) -> list[zmq.Frame]:
-        """Return the frames of an answer. Raises PeerFailed."""
+    def ask(self, message: Find | Get, seconds: float) -> tuple[Found | Sent | Missing, list[Buffer]]:
+        """Return an answer, and the payload that follows it. Raises PeerFailed."""
         with self._socket() as socket:
             socket.send(encode(message))
             until = time.monotonic() + seconds
@@ -61,7 +63,10 @@ class Channel:
             frames = socket.recv_multipart(copy=False)
         if len(frames) == 1 and frames[0].bytes == FAILED:
             raise PeerFailed("cannot answer")
-        return frames
+        try:
+            return answer(frames[0].bytes), [frame.buffer for frame in frames[1:]]
+        except WireError as error:
+            raise PeerFailed(f"does not answer as it should: {error}") from error
 
     @contextmanager
     def _socket(self) -> Iterator[zmq.Socket[bytes]]:
@@ -80,6 +85,15 @@ class Channel:
         if self._closed:
             self.close()
 
+    def note_way(self, sent: Sent) -> None:
+        """Name the peer no more buffers if it cannot write to them."""
+        if self.shares and sent.why_not:
+            self.shares = False
+            where = self.peer.contact.address
+            log.info(
+                "parts of the worker at %s come over the network: it says of this worker that %s", where, sent.why_not
+            )
+
     def fail(self, why: object) -> None:
         """Leave the peer alone for a while."""
         if self.usable:
@@ -95,12 +109,17 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """Prefix that a peer has."""
+    """Prefix that a peer has, and its ticket there."""
 
     channel: Channel
-    namespace: str
-    key: bytes
-    at: int  # tokens
+    asked: Find
+    ticket: bytes
+    parts: Mapping[str, int]  # numbers by names
+
+    def get(self, name: str, buffer: SharedBuffer | None) -> tuple[Found | Sent | Missing, list[Buffer]]:
+        """Ask for a part, into a buffer if there is one. Raises PeerFailed."""
+        into = None if buffer is None else buffer.place
+        return self.channel.ask(Get(self.asked.incarnation, self.ticket, self.parts[name], into), PART_TIME)
 
 
 class PeerMemory:
@@ -115,6 +134,8 @@ class PeerMemory:
         self._channels: dict[bytes, Channel] = {}
         self._offered: dict[str, Offered] = {}  # by name of the part
         self._prompts: dict[tuple[str, bytes], list[str]] = {}  # names, by namespace and key, in order of questions
+        self._buffers = SharedBuffers()
+        self._bytes = [0, 0]  # of payloads: over the network, and through shared memory
         self._closed = False
         self._lock = threading.Lock()  # of all of these
 
@@ -135,6 +156,11 @@ class PeerMemory:
     # -- as a store
 
     @property
+    def bytes_by_way(self) -> tuple[int, int]:
+        networked, shared = self._bytes
+        return shared, networked
+
+    @property
     def reachable(self) -> bool:
         with self._lock:
             return any(channel.usable for channel in self._channels.values())
@@ -145,30 +171,37 @@ class PeerMemory:
             channel = self._channels.get(incarnation)
             if channel is None or not channel.usable:
                 continue
-            try:
-                frames = channel.ask(Find(incarnation, namespace, key, tokens), FIND_TIME)
-                has = found(frames[0].bytes)
-            except (PeerFailed, WireError) as error:
-                channel.fail(error)
-                continue
-            if has.names:
-                self._note(Offered(channel, namespace, key, has.at), has.names)
+            offered = self._find(channel, Find(incarnation, namespace, key, tokens))
+            if offered is not None:
+                self._note(offered)
                 return
 
-    def _note(self, offered: Offered, names: list[str]) -> None:
+    def _find(self, channel: Channel, asked: Find) -> Offered | None:
+        """Return what a peer has of a prompt; None if it has nothing, or fails."""
+        try:
+            found, _ = channel.ask(asked, FIND_TIME)
+            if not isinstance(found, Found):
+                raise PeerFailed("does not answer as it should")
+        except PeerFailed as error:
+            channel.fail(error)
+            return None
+        numbers = {name: number for number, name in enumerate(found.names)}
+        return Offered(channel, asked, found.ticket, numbers) if numbers else None
+
+    def _note(self, offered: Offered) -> None:
         """Note parts; those of the oldest prompts are forgotten."""
-        prompt = offered.namespace, offered.key
+        prompt = offered.asked.namespace, offered.asked.key
         with self._lock:
             self._forget_prompt(prompt)
-            self._prompts[prompt] = names
-            self._offered |= dict.fromkeys(names, offered)
+            self._prompts[prompt] = list(offered.parts)
+            self._offered |= dict.fromkeys(offered.parts, offered)
             while len(self._prompts) > MOST_PROMPTS:
                 self._forget_prompt(next(iter(self._prompts)))
 
     def _forget_prompt(self, prompt: tuple[str, bytes]) -> None:
         for name in self._prompts.pop(prompt, ()):
             one = self._offered.get(name)
-            if one is not None and (one.namespace, one.key) == prompt:
+            if one is not None and (one.asked.namespace, one.asked.key) == prompt:
                 del self._offered[name]
 
     def has(self, names: Sequence[str]) -> list[bool]:
@@ -179,28 +212,58 @@ class PeerMemory:
         return one if one is not None and one.channel.usable else None
 
     def get(self, name: str) -> Buffer | None:
-        frames = self._frames(name)
-        return None if frames is None else b"".join(frame.buffer for frame in frames)
+        with self._read(name, None) as pieces:
+            return None if pieces is None else b"".join(pieces)
 
     def read_into(self, name: str, pieces: Sequence[memoryview]) -> bool:
-        frames = self._frames(name)
-        return frames is not None and spread([frame.buffer for frame in frames], pieces)
+        with self._read(name, sum(map(len, pieces))) as found:
+            return found is not None and spread(found, pieces)
 
-    def _frames(self, name: str) -> list[zmq.Frame] | None:
-        """Return the bytes of a part; None if the peer does not have it any more, or fails."""
+    @contextmanager
+    def _read(self, name: str, size: int | None) -> Iterator[list[Buffer] | None]:
+        """Yield the bytes of a part; None if the peer does not have it any more, or fails.
+
+        `size`: of a shared buffer that the part fits into; None: it is to come over the network.
+        """
         one = self._of(name)
-        if one is None:
-            return None
-        asked = Get(one.channel.peer.incarnation, one.namespace, one.key, one.at, name)
+        buffer = None if one is None or size is None or not one.channel.shares else self._buffers.take(size)
+        pieces = None
         try:
-            frames = one.channel.ask(asked, PART_TIME)
+            if one is not None:
+                pieces = self._pieces(one, name, buffer)
         except PeerFailed as error:
+            assert one is not None
             one.channel.fail(error)
+            if buffer is not None:
+                buffer.close()  # the peer may write to it later
+                buffer = None
+        try:
+            yield pieces
+        finally:
+            if buffer is not None:
+                self._buffers.give(buffer)
+
+    def _pieces(self, one: Offered, name: str, buffer: SharedBuffer | None) -> list[Buffer] | None:
+        """Return the bytes of a part, or None if it is not there; a peer that forgot the prompt is asked again.
+
+        Raises PeerFailed.
+        """
+        found, payload = one.get(name, buffer)
+        if isinstance(found, Missing) and found.is_forgotten:
+            again = self._find(one.channel, one.asked)
+            if again is not None and name in again.parts:
+                self._note(again)
+                found, payload = again.get(name, buffer)
+        if not isinstance(found, Sent):
+            self._forget([name])
             return None
-        if any(len(frame.buffer) for frame in frames):
-            return frames
-        self._forget([name])
-        return None
+        one.channel.note_way(found)
+        if found.shared is not None and buffer is not None:
+            payload = [buffer.read(found.shared)]
+        size = sum(map(len, payload))
+        with self._lock:
+            self._bytes[found.shared is not None] += size
+        return [found.header, one.asked.key[: key_bytes_of(found.header)], *payload, found.seal]
 
     def _forget(self, names: Iterable[str]) -> None:
         with self._lock:
@@ -232,3 +295,4 @@ class PeerMemory:
         with self._lock:
             self._closed = True
             self._take({})
+        self._buffers.close()

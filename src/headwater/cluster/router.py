@@ -37,7 +37,7 @@ from headwater.cluster.disaggregation import (
 )
 from headwater.cluster.link import Link, Routed
 from headwater.cluster.sockets import PLAIN, Client, Contact, Waker
-from headwater.cluster.sums import pulls_of, summed, zero
+from headwater.cluster.sums import pulled_bytes, pulls_of, summed, zero
 from headwater.cluster.wire import (
     Cancel,
     FailedMessage,
@@ -211,6 +211,7 @@ class Router:
                 "requests": len(link.open),
                 "running": link.backlog.running,
                 "waiting": link.backlog.waiting,
+                "pulled_bytes": pulled_bytes(link.stats),
             }
             for link in tuple(self._links.values())
         ]

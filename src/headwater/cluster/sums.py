@@ -10,7 +10,7 @@ from headwater.engine.meter import EngineStats
 from headwater.schedule.tier_load import TierStats
 from headwater.tiers.store import PEER
 
-PULLS = ("read", "bytes_read", "corrupt", "errors", "sent")  # counters of pulls
+PULLS = ("read", "bytes_read", "corrupt", "errors", "sent", "bytes_shared", "bytes_networked")  # counters of pulls
 
 Summed = TypeVar("Summed")
 
@@ -37,6 +37,12 @@ def pulls_of(found: Iterable[EngineStats]) -> tuple[TierStats, ...]:
         return ()
     work = {name: sum(getattr(one, name) for one in peers) for name in PULLS}
     return (replace(peers[0], **work, usable=any(one.usable for one in peers)),)
+
+
+def pulled_bytes(stats: EngineStats | None) -> dict[str, int]:
+    """Return the bytes that a worker has pulled, by the way that they came; none if it pulls nothing."""
+    ways = (tier.pulled_by_way() for tier in (stats.tiers if stats is not None else ()))
+    return next(filter(None, ways), {})
 
 
 def zero(kind: type[Summed], **others: Any) -> Summed:

@@ -13,7 +13,8 @@ from headwater.plan import Held
 from headwater.schedule.scheduler import Scheduler
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import Names
-from headwater.tiers.part import Buffer, Part, Sealer
+from headwater.tiers.part import Buffer, Sealer
+from headwater.tiers.prefix import Prefix
 
 
 class OwnParts:
@@ -40,45 +41,45 @@ class OwnParts:
         self.reading = 0  # prefixes whose pages are kept from eviction now
         self.sent = 0  # parts
 
-    def find(self, namespace: str, key: bytes, tokens: int) -> tuple[int, list[str]]:
-        """Return the deepest position at which a prompt of `tokens` tokens can resume, and the names of its parts.
+    def find(self, namespace: str, key: bytes, tokens: int) -> Prefix | None:
+        """Return the deepest prefix at whose end a prompt of `tokens` tokens can resume; None if none is cached.
 
-        `key`: the prompt's, of the index. Position 0 has no parts.
+        `key`: the prompt's, of the index.
         """
         if is_marked(key):
-            return 0, []  # approximate prefixes have no parts
+            return None  # approximate prefixes have no parts
         with self._changed:
             at = self._cache.match(key, tokens, namespace).checkpoint_tokens
-        if not at:
-            return 0, []
-        with self._held(namespace, key, at) as parts:
-            return at, list(parts)
+        layout = self._scheduler.layout
+        key = key[: at // layout.unit_tokens * layout.unit_bytes]
+        with self._held(namespace, key, at) as held:
+            return None if held is None else self._prefixes.prefix(namespace, key, at, held)
 
     @contextmanager
-    def sealed(self, namespace: str, key: bytes, at: int, name: str) -> Iterator[list[Buffer] | None]:
-        """Yield the bytes of a part of the prefix that ends at `at`, in pieces, or None if it is not there.
+    def sealed(self, prefix: Prefix, part: int) -> Iterator[list[Buffer] | None]:
+        """Yield the bytes of a part in pieces, or None if it is not there.
 
         Pieces are as they were stored until the context ends; on a card, until this thread's next call, too.
         """
-        with self._held(namespace, key, at) as parts:
-            make = parts.get(name)
-            self.sent += make is not None
-            yield None if make is None else self._sealer.seal(name, make())
+        with self._held(prefix.namespace, prefix.key, prefix.at) as held:
+            made = None
+            if held is not None and part < len(prefix.places):
+                made = self._prefixes.part(prefix, part, held)
+            self.sent += made is not None
+            yield None if made is None else self._sealer.seal(prefix.places[part].name, made)
 
     @contextmanager
-    def _held(self, namespace: str, key: bytes, at: int) -> Iterator[dict[str, Callable[[], Part]]]:
-        """Yield the parts of a prefix by name; none if it is not cached."""
-        layout = self._scheduler.layout
-        prefix = key[: at // layout.unit_tokens * layout.unit_bytes]
+    def _held(self, namespace: str, prefix: bytes, at: int) -> Iterator[Held | None]:
+        """Keep the pages of a prefix from eviction, and yield them; None if it is not cached."""
         with self._changed:
             id = self._scheduler.new_id()
-            held: Held | None = None if is_marked(prefix) else self._cache.hold(id, namespace, prefix, at)
+            held = self._cache.hold(id, namespace, prefix, at) if at and not is_marked(prefix) else None
             self.reading += held is not None
         if held is None:
-            yield {}
+            yield None
             return
         try:
-            yield dict(self._prefixes.parts(namespace, prefix, at, held))
+            yield held
         finally:
             with self._changed:
                 self._cache.release(id)

@@ -77,7 +77,8 @@ class Peers:
 
     @property
     def stats(self) -> TierStats:
-        return replace(self.tier.stats, sent=self.own.sent)
+        shared, networked = self.store.bytes_by_way
+        return replace(self.tier.stats, sent=self.own.sent, bytes_shared=shared, bytes_networked=networked)
 
 
 class TierIO(Tiers):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 
 from headwater.account import TierOutcome
 from headwater.engine.runner import Runner
@@ -13,10 +13,10 @@ from headwater.plan import CacheLayout, Held
 from headwater.schedule.tier_load import Load, Source
 from headwater.tiers.names import ENTRIES, RUN, STATE, Names, entries_name, run_name, runs_of, state_name
 from headwater.tiers.part import Part
+from headwater.tiers.prefix import PartPlace, Prefix
 from headwater.tiers.store import StoreError
 
 RUN_TOKENS = 1024  # of a run of KV, if pages are shorter
-PREFIXES = 4  # whose digests are kept: another worker asks for the parts of one after the other
 
 
 class PrefixParts:
@@ -25,8 +25,7 @@ class PrefixParts:
     def __init__(
         self, names: Names, layout: CacheLayout, runner: Runner, prefill_seconds: Callable[[int], float | None]
     ) -> None:
-        self._layout, self._prefill_seconds = layout, prefill_seconds
-        self._digests = lru_cache(PREFIXES)(names.digests)
+        self._names, self._layout, self._prefill_seconds = names, layout, prefill_seconds
         self._pages = runner.arena.bytes
         self._entries = PageEntries() if runner.mtp is None else HeadEntries(runner.mtp)
         self.run_tokens = max(layout.page_size, RUN_TOKENS // layout.page_size * layout.page_size)
@@ -75,30 +74,41 @@ class PrefixParts:
         own_from = min(end, max(first, load.plan.write_from))
         return own_from - first, list(load.plan.table[own_from:end])
 
-    def parts(self, namespace: str, key: bytes, at: int, held: Held) -> list[NamedPart]:
-        """Return the parts of a state: the runs of KV below it, the first ones first, then the state itself."""
+    def prefix(self, namespace: str, key: bytes, at: int, held: Held) -> Prefix:
+        """Return a prefix with its parts; entries are parts where all of a run's are there."""
         unit, per_unit = self._layout.unit_tokens, self._layout.unit_pages
         end = at // unit
-        digests = self._digests(namespace, key)
+        digests = self._names.digests(namespace, key)
         runs = runs_of(end, self.run_tokens // unit) if self._layout.kv_pages_per_unit else []
-        found: list[NamedPart] = []
+        places: list[PartPlace] = []
         for start, stop in runs:
-            name, pages = run_name(digests, start, stop), held.table[start * per_unit : stop * per_unit]
-            found.append((name, partial(self._run, key, (start, stop), pages, digests[start])))
-            if self._entries.complete(pages):
-                found.append((entries_name(name), partial(self._beside, key, (start, stop), pages)))
-        return [*found, (state_name(digests, end), partial(self._state, key, at, held))]
+            name = run_name(digests, start, stop)
+            places.append(PartPlace(name, RUN, start, stop, digests[start]))
+            if self._entries.complete(held.table[start * per_unit : stop * per_unit]):
+                places.append(PartPlace(entries_name(name), ENTRIES, start, stop))
+        places.append(PartPlace(state_name(digests, end), STATE, held.after // unit, end))
+        return Prefix(namespace, key, at, places)
 
-    def _run(self, key: bytes, units: tuple[int, int], pages: Sequence[int], below: str) -> Part:
-        return Part(RUN, *units, key[: units[1] * self._layout.unit_bytes], self._pages.views(pages), below=below)
+    def part(self, prefix: Prefix, number: int, held: Held) -> Part | None:
+        """Return a part of a prefix whose pages are held; None for entries that are not there any more."""
+        place, per_unit = prefix.places[number], self._layout.unit_pages
+        own = place.kind, place.start, place.end, prefix.key[: place.end * self._layout.unit_bytes]
+        if place.kind == STATE:
+            return Part(*own, self._pages.views(held.state), self._prefill_seconds(prefix.at - held.after) or 0.0)
+        pages = held.table[place.start * per_unit : place.end * per_unit]
+        if place.kind == RUN:
+            return Part(*own, self._pages.views(pages), below=place.below)
+        return Part(*own, self._entries.views(pages)) if self._entries.complete(pages) else None
 
-    def _beside(self, key: bytes, units: tuple[int, int], pages: Sequence[int]) -> Part:
-        return Part(ENTRIES, *units, key[: units[1] * self._layout.unit_bytes], self._entries.views(pages))
+    def parts(self, namespace: str, key: bytes, at: int, held: Held) -> list[NamedPart]:
+        """Return the parts of a prefix whose pages are held, by their names."""
+        prefix = self.prefix(namespace, key, at, held)
+        return [(place.name, partial(self._made, prefix, number, held)) for number, place in enumerate(prefix.places)]
 
-    def _state(self, key: bytes, at: int, held: Held) -> Part:
-        end, after = (position // self._layout.unit_tokens for position in (at, held.after))
-        seconds = self._prefill_seconds(at - held.after) or 0.0
-        return Part(STATE, after, end, key, self._pages.views(held.state), seconds)
+    def _made(self, prefix: Prefix, number: int, held: Held) -> Part:
+        part = self.part(prefix, number, held)
+        assert part is not None, "pages that are held keep their entries"
+        return part
 
 
 def _thrown_away(pages: int, page_bytes: int) -> list[memoryview]:

@@ -10,6 +10,7 @@ from headwater.account import TierOutcome
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.errors import PlanClosed
 from headwater.plan import Plan
+from headwater.tiers.store import PEER
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,12 @@ class TierStats:
     states: int = 0  # of all fingerprints
     other_states: int = 0  # of fingerprints other than this server's: it cannot use them
     sent: int = 0  # parts of this server's memory that other workers of a cluster read
+    bytes_shared: int = 0  # that came from other workers of a cluster through memory that both have
+    bytes_networked: int = 0  # that came from them over the network
+
+    def pulled_by_way(self) -> dict[str, int]:
+        """Return the bytes that came from other workers of a cluster; none of another tier."""
+        return {} if self.kind != PEER else {"shared memory": self.bytes_shared, "network": self.bytes_networked}
 
     def parts_by_work(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in ("read", "written", "evicted", "corrupt", "sent")}

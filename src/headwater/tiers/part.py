@@ -67,6 +67,12 @@ class Header:
         return cls(kind.decode("latin-1"), seconds, below.hex())
 
 
+def key_bytes_of(header: Buffer) -> int:
+    """Return the bytes of the key that follows a header; 0 for bytes that are no header."""
+    n_key: int = HEADER.unpack(header)[-2] if len(header) == HEADER.size else 0
+    return n_key
+
+
 def is_duration(seconds: float) -> bool:
     """Return whether a number, which a header may have from anyone, is one of seconds."""
     return 0.0 <= seconds < math.inf

@@ -76,6 +76,10 @@ class PeerStore(Store, Protocol):
     """Memory of other workers of a cluster, which is read alone. It has what the workers that were asked said."""
 
     @property
+    def bytes_by_way(self) -> tuple[int, int]:
+        """Bytes of payloads that came through memory which both workers have, and over the network."""
+
+    @property
     def reachable(self) -> bool:
         """False: no other worker is known, or each has failed a short time ago."""
 
