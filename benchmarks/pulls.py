@@ -45,7 +45,7 @@ class SyntheticParts:
 
     def __init__(self, count: int) -> None:
         self._page, self._sealer = bytes(PAGE_BYTES), Sealer(KEY)
-        self.places = [PartPlace(f"{RUN}{number}", RUN, 0, PAGES) for number in range(count)]
+        self.places = [PartPlace(f"{RUN}{number}", RUN, PAGES) for number in range(count)]
 
     def find(self, namespace: str, key: bytes, tokens: int) -> Prefix:
         return Prefix(namespace, key, tokens, self.places)

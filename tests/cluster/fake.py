@@ -46,9 +46,12 @@ class FormulaEngine:
     def __init__(self, pace: float = 0.002, other: int = 0, pull: PullSpeed | None = None) -> None:
         """`other`: added to each token, for an engine whose bits differ. `pull`: as it says of itself."""
         self.pace, self.other, self.pull = pace, other, pull
+        self.finish_reason = "length"
         self.raises: Exception | None = None
         self.seen: list[Generation] = []
         self.cancelled: list[int] = []
+        self.followed: list[tuple[bytes, str, bytes]] = []
+        self.unfollowed: list[int] = []
         self._open: dict[int, Running] = {}
         self._ids = 0
         self._lock = threading.Lock()
@@ -69,6 +72,13 @@ class FormulaEngine:
         with self._lock:
             self.cancelled.append(request_id)
             self._open.pop(request_id, None)
+
+    def follow(self, peer: bytes, namespace: str, key: bytes) -> int:
+        self.followed.append((peer, namespace, key))
+        return len(self.followed)
+
+    def unfollow(self, number: int) -> None:
+        self.unfollowed.append(number)
 
     def backlog(self) -> Backlog:
         return Backlog(len(self._open), 0, 0, 0.001, 1.0, pull=self.pull)
@@ -100,7 +110,7 @@ class FormulaEngine:
                     if len(one.output) == params.max_tokens:
                         del self._open[number]
                         account = CacheAccount(len(prompt), 0, 0, 0, Reason.COLD)
-                        one.on_event(FinishedEvent("length", "", account, len(one.output)))
+                        one.on_event(FinishedEvent(self.finish_reason, "", account, len(one.output)))
 
 
 def kill(router: Router, name: str, worker: FakeWorker) -> None:

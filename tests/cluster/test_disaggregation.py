@@ -11,11 +11,14 @@ import pytest
 from headwater.cli.cluster import roles_of
 from headwater.cluster.choice import Candidate, Prompt, Role, price_pulls
 from headwater.cluster.disaggregation import decoders, prefiller
+from headwater.cluster.sockets import Contact
+from headwater.cluster.wire import NO_CONTACT
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.engine.meter import Backlog
 from headwater.errors import ConfigError
 from headwater.request import Span
+from headwater.schedule.sequence import key_of
 from headwater.schedule.tier_load import PullSpeed
 from tests.cluster.fake import FakeWorker, FormulaEngine, asking, cluster, formula, kill, until
 from tests.cluster.test_routed_answers import KINDS, Whole, ask, generation, lost_after, settle
@@ -75,9 +78,9 @@ def test_every_worker_decodes_if_none_of_that_role_is_there() -> None:
 
 
 @contextmanager
-def disaggregated(p_pace: float = 0.002, **decoding: FakeWorker) -> Iterator:
+def disaggregated(p_pace: float = 0.002, p_parts: Contact = NO_CONTACT, **decoding: FakeWorker) -> Iterator:
     """Yield a router over one worker that prefills and others that decode, all of which have much to do."""
-    p = FakeWorker(FormulaEngine(p_pace), role=Role.PREFILL)
+    p = FakeWorker(FormulaEngine(p_pace), parts=p_parts, role=Role.PREFILL)
     decoding = decoding or {"d": decode_worker()}
     with cluster(p=p, **decoding) as router:
         until(lambda: all(link.backlog.pull for link in router._links.values() if link.name != "p"))
@@ -134,6 +137,41 @@ def test_an_answer_whose_decode_worker_is_lost_goes_on() -> None:
         assert received.wait().tokens == formula(PROMPT, 60)
         assert received.finished.account.prefilled_by == "p"
         assert len(p.engine.seen) == 1, "it is not prefilled apart once more"
+
+
+@pytest.mark.parametrize(
+    "then", ["handed over", "cancelled", "prefill worker lost", "decode worker lost", "first is last"]
+)
+def test_the_worker_that_decodes_reads_meanwhile(then) -> None:
+    """It is told so once, goes on with the answer, and is told if it is not to."""
+    parts = Contact("tcp://127.0.0.1:1", b"")
+    with disaggregated(p_pace=0.3, p_parts=parts, d=decode_worker(), e=decode_worker()) as (router, p, decoding):
+        if then == "first is last":
+            p.engine.finish_reason = "stop"
+        received = submit(router, asking(PROMPT, 20))
+        until(lambda: any(one.engine.followed for one in decoding.values()))
+        ((name, home),) = [(name, one) for name, one in decoding.items() if one.engine.followed]
+        (other,) = [one for one in decoding.values() if one is not home]
+        assert home.engine.followed == [(p.peer.incarnation, "", key_of(PROMPT))]
+        if then == "cancelled":
+            router.cancel(received.id)
+        elif then == "prefill worker lost":
+            kill(router, "p", p)
+        elif then == "decode worker lost":
+            kill(router, name, home)
+        if then == "cancelled":
+            until(lambda: home.engine.unfollowed)
+        else:
+            received.wait()
+        if then == "handed over":
+            assert received.tokens == formula(PROMPT, 20)
+            assert home.engine.seen[-1] == asking(PROMPT, 20)
+            assert not home.engine.unfollowed
+        elif then in ("prefill worker lost", "decode worker lost"):
+            assert received.tokens == formula(PROMPT, 20)
+        if then in ("prefill worker lost", "first is last"):
+            until(lambda: home.engine.unfollowed)
+        assert not other.engine.followed
 
 
 def test_without_workers_that_decode_the_others_do() -> None:
@@ -209,10 +247,10 @@ def test_a_hand_over_that_fails_has_the_bits_of_one_server(model) -> None:
     plain = one_server(model, *asked)
     with real(model, p=Role.PREFILL, d=Role.DECODE) as (router, workers):
         p, hand_over = workers["p"], router._hand_over
-        find = p.pulling._sending._parts.find
-        p.pulling._sending._parts.find = lambda *given: None
+        parts = p.pulling._sending._parts
+        find, parts.find, parts.follow = parts.find, lambda *given: None, lambda *given: None
         answers = [ask(router, asked[0]).wait()]
-        p.pulling._sending._parts.find = find
+        parts.find = find
 
         def ending(request, *given) -> None:
             hand_over(request, *given)

@@ -36,7 +36,7 @@ class SameParts:
     """Parts of one prefix: the content of each page is its number and the part's."""
 
     def __init__(self, count: int = 4) -> None:
-        self.places = [PartPlace(f"{RUN}{n}", RUN, 0, PAGES) for n in range(count)]
+        self.places = [PartPlace(f"{RUN}{n}", RUN, PAGES) for n in range(count)]
 
     def find(self, namespace: str, key: bytes, tokens: int) -> Prefix:
         return Prefix(namespace, key, tokens, self.places)

@@ -140,12 +140,19 @@ class PrefixCache:
 
     # ---- copying to tiers
 
-    def hold(self, request: int, namespace: str, key: bytes, at: int) -> Held | None:
-        """Pin the state at position `at` of a key, and the KV before it, until `release`; None if it is not cached."""
+    def hold(self, request: int, namespace: str, key: bytes, at: int, with_state: bool = True) -> Held | None:
+        """Pin the state at position `at` of a key, and the KV before it, until `release`; None if it is not cached.
+
+        `with_state` False: the KV alone.
+        """
         end = at // self.layout.unit_tokens
         path, depth = self._index.find(namespace, key, end)
         if not path or depth < end:
             return None
+        if not with_state:
+            lease = self._leases[request] = Lease.of_path(namespace, path, path[-1].end * self.layout.unit_tokens)
+            self._index.pin(path[-1], lease.held)
+            return Held(lease.table[: end * self.layout.unit_pages], (), 0)
         if self.layout.every_page:
             path[-1] = self._index.boundary(path[-1], end)
         node = path[-1]

@@ -87,6 +87,17 @@ def prefiller(prompt: Prompt, candidates: Sequence[Candidate]) -> int | None:
     return cheapest if cheapest is not None and apart[cheapest] < whole else None
 
 
+def decoder_after(prompt: Prompt, prefilling: Candidate, candidates: Sequence[Candidate]) -> int:
+    """Return the worker that is to go on after a prefill apart, of which it reads what is computed meanwhile."""
+    speeds = token_seconds(candidates)
+    costs = {
+        i: _with_delays(prompt, handed_over(prompt, candidates[i]), speeds[i])
+        for i in decoders(candidates)
+        if candidates[i].pull is not None and candidates[i].pool == prefilling.pool
+    }
+    return min(costs, key=costs.__getitem__)
+
+
 def note_prefilled(prompt: Prompt, name: str, candidates: Sequence[Candidate]) -> None:
     """Note that a worker has all of a prompt, of which its events may not have come yet."""
     for one in candidates:

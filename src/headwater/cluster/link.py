@@ -59,6 +59,7 @@ class Routed:
     fingerprint: str | None = None  # of workers that can go on with it; None: any
     prefills: bool = False  # its worker only prefills, for another one
     prefilled: Prefilled | None = None  # by a worker that only did that
+    follower: Link | None = None  # the worker that reads what that one computes, and is to go on
 
 
 class Link:

@@ -28,6 +28,23 @@ class Find(AboutPrefix, tag=True):
     tokens: int
 
 
+class Follow(AboutPrefix, tag=True):
+    """Question for the prefix that ends at `at`, in tokens, which may not have been computed yet.
+
+    The answer is `Found`, with the names of all of its parts, if the worker may have it at all.
+    """
+
+    namespace: str
+    key: bytes
+    at: int
+
+
+class Ready(AboutPrefix, tag=True):
+    """Question for how much of a prefix is there: `Progress`."""
+
+    ticket: bytes
+
+
 class Get(AboutPrefix, tag=True):
     """Question for one part of a prefix, by its place among the names that were found."""
 
@@ -53,25 +70,34 @@ class Sent(msgspec.Struct, array_like=True, tag=True):
     why_not: str = ""  # a buffer was named, and the payload follows
 
 
+class Progress(msgspec.Struct, array_like=True, tag=True):
+    """Parts of a prefix that are there."""
+
+    kv_tokens: int
+    state_at: int  # the prefix's length, or 0: its state is not there
+
+
 class Missing(msgspec.Struct, array_like=True, tag=True):
     """A part is not there."""
 
     is_forgotten: bool = False  # the ticket is not known: the prompt is to be sent again
 
 
+Question = Find | Follow | Ready | Get
+Answer = Found | Progress | Sent | Missing
 FAILED = b"\xc0"  # nil
 
 _encoder = msgspec.msgpack.Encoder()
-_question: msgspec.msgpack.Decoder[Find | Get] = msgspec.msgpack.Decoder(Find | Get)
-_answer: msgspec.msgpack.Decoder[Found | Sent | Missing] = msgspec.msgpack.Decoder(Found | Sent | Missing)
+_question: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
+_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
-def encode(message: Find | Get | Found | Sent | Missing) -> bytes:
+def encode(message: Question | Answer) -> bytes:
     """Return a message's bytes."""
     return _encoder.encode(message)
 
 
-def question(payload: bytes) -> Find | Get:
+def question(payload: bytes) -> Question:
     """Read a question. Raises WireError."""
     try:
         return _question.decode(payload)
@@ -79,7 +105,7 @@ def question(payload: bytes) -> Find | Get:
         raise WireError(str(error)) from error
 
 
-def answer(payload: bytes) -> Found | Sent | Missing:
+def answer(payload: bytes) -> Answer:
     """Read the first frame of an answer. Raises WireError."""
     try:
         return _answer.decode(payload)

@@ -12,7 +12,20 @@ from typing import Protocol
 
 import zmq
 
-from headwater.cluster.part_messages import FAILED, Find, Found, Get, Missing, Sent, encode, question
+from headwater.cluster.part_messages import (
+    FAILED,
+    Find,
+    Follow,
+    Found,
+    Get,
+    Missing,
+    Progress,
+    Question,
+    Ready,
+    Sent,
+    encode,
+    question,
+)
 from headwater.cluster.shared_buffers import NotShared, fill
 from headwater.cluster.sockets import Server, Waker, bound
 from headwater.tiers.part import Buffer
@@ -29,6 +42,12 @@ class Parts(Protocol):
 
     def find(self, namespace: str, key: bytes, tokens: int) -> Prefix | None:
         """Return the deepest prefix of a prompt that is cached, with its parts; None if there is none."""
+
+    def follow(self, namespace: str, key: bytes, at: int) -> Prefix | None:
+        """Return the prefix that ends at `at`, which may be computed later; None if it has no parts."""
+
+    def progress(self, prefix: Prefix) -> tuple[int, int]:
+        """Return how many tokens of a prefix have KV, and its length if its state is cached, else 0."""
 
     def sealed(self, prefix: Prefix, part: int) -> AbstractContextManager[Sequence[Buffer] | None]:
         """Yield the bytes of a part, as `Sealer.seal` returns them, which stay as they are meanwhile.
@@ -90,26 +109,31 @@ class PartServer:
         with suppress(zmq.ZMQError):  # it has left
             self._socket.send_multipart((peer, *frames), copy=False)
 
-    def _frames(self, asked: Find | Get) -> list[bytes]:
+    def _frames(self, asked: Question) -> list[bytes]:
         """Return an answer; pages may be evicted then."""
         is_own = asked.incarnation == self._incarnation
         if isinstance(asked, Find):
-            prefix = self._parts.find(asked.namespace, asked.key, asked.tokens) if is_own else None
-            return [encode(Found(0, []) if prefix is None else self._found(prefix))]
+            return [self._found(self._parts.find(asked.namespace, asked.key, asked.tokens) if is_own else None)]
+        if isinstance(asked, Follow):
+            return [self._found(self._parts.follow(asked.namespace, asked.key, asked.at) if is_own else None)]
         prefix = self._prefixes.get(asked.ticket)
         if prefix is None:
             return [encode(Missing(is_forgotten=is_own))]
         self._prefixes.move_to_end(asked.ticket)
+        if isinstance(asked, Ready):
+            return [encode(Progress(*self._parts.progress(prefix)))]
         with self._parts.sealed(prefix, asked.part) as pieces:
             return [encode(Missing())] if pieces is None else _sent(pieces, asked)
 
-    def _found(self, prefix: Prefix) -> Found:
-        """Give out a ticket for a prefix."""
+    def _found(self, prefix: Prefix | None) -> bytes:
+        """Return the answer with a prefix and a ticket for it; with none, if there is none."""
+        if prefix is None:
+            return encode(Found(0, []))
         ticket = secrets.token_bytes(TICKET_BYTES)
         self._prefixes[ticket] = prefix
         if len(self._prefixes) > MOST_PREFIXES:
             self._prefixes.popitem(last=False)
-        return Found(prefix.at, prefix.names, ticket)
+        return encode(Found(prefix.at, prefix.names, ticket))
 
 
 def _sent(pieces: Sequence[Buffer], asked: Get) -> list[bytes]:

@@ -14,7 +14,21 @@ from dataclasses import dataclass
 
 import zmq
 
-from headwater.cluster.part_messages import FAILED, Find, Found, Get, Missing, Sent, answer, encode
+from headwater.cluster.part_messages import (
+    FAILED,
+    Answer,
+    Find,
+    Follow,
+    Found,
+    Get,
+    Missing,
+    Progress,
+    Question,
+    Ready,
+    Sent,
+    answer,
+    encode,
+)
 from headwater.cluster.shared_buffers import SharedBuffer, SharedBuffers, this_host
 from headwater.cluster.sockets import Client, opened
 from headwater.cluster.wire import Peer, WireError
@@ -50,7 +64,7 @@ class Channel:
     def usable(self) -> bool:
         return not self._closed and time.monotonic() >= self.failed_until
 
-    def ask(self, message: Find | Get, seconds: float) -> tuple[Found | Sent | Missing, list[Buffer]]:
+    def ask(self, message: Question, seconds: float) -> tuple[Answer, list[Buffer]]:
         """Return an answer, and the payload that follows it. Raises PeerFailed."""
         with self._socket() as socket:
             socket.send(encode(message))
@@ -109,14 +123,23 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """Prefix that a peer has, and its ticket there."""
+    """Prefix that a peer has, or computes, and its ticket there."""
 
     channel: Channel
-    asked: Find
+    asked: Find | Follow
     ticket: bytes
     parts: Mapping[str, int]  # numbers by names
 
-    def get(self, name: str, buffer: SharedBuffer | None) -> tuple[Found | Sent | Missing, list[Buffer]]:
+    def progress(self) -> tuple[int, int] | None:
+        """Return how many tokens have KV there, and the length if the state is there, else 0; None if it fails."""
+        try:
+            found, _ = self.channel.ask(Ready(self.asked.incarnation, self.ticket), FIND_TIME)
+        except PeerFailed as error:
+            self.channel.fail(error)
+            return None
+        return (found.kv_tokens, found.state_at) if isinstance(found, Progress) else None
+
+    def get(self, name: str, buffer: SharedBuffer | None) -> tuple[Answer, list[Buffer]]:
         """Ask for a part, into a buffer if there is one. Raises PeerFailed."""
         into = None if buffer is None else buffer.place
         return self.channel.ask(Get(self.asked.incarnation, self.ticket, self.parts[name], into), PART_TIME)
@@ -176,7 +199,16 @@ class PeerMemory:
                 self._note(offered)
                 return
 
-    def _find(self, channel: Channel, asked: Find) -> Offered | None:
+    def follow(self, peer: bytes, namespace: str, key: bytes, at: int) -> Offered | None:
+        channel = self._channels.get(peer)
+        if channel is None or not channel.usable:
+            return None
+        offered = self._find(channel, Follow(peer, namespace, key, at))
+        if offered is not None:
+            self._note(offered)
+        return offered
+
+    def _find(self, channel: Channel, asked: Find | Follow) -> Offered | None:
         """Return what a peer has of a prompt; None if it has nothing, or fails."""
         try:
             found, _ = channel.ask(asked, FIND_TIME)

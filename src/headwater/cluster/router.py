@@ -29,6 +29,7 @@ from headwater.cluster.choice import Candidate, Choice, LeastCost, Outstanding, 
 from headwater.cluster.digests import TOKEN_BYTES, Digests
 from headwater.cluster.disaggregation import (
     Prefilled,
+    decoder_after,
     decoders,
     may_be_apart,
     note_prefilled,
@@ -42,6 +43,7 @@ from headwater.cluster.wire import (
     Cancel,
     FailedMessage,
     FinishedMessage,
+    FollowMessage,
     FromWorker,
     Peer,
     Ping,
@@ -371,10 +373,25 @@ class Router:
         request.peers = tuple(links[at].incarnation or b"" for at in holders(chosen, candidates))
         request.outstanding = Outstanding(prompt, candidates[chosen].uncached(prompt), bool(request.sent))
         links[chosen].outstanding.add(request.outstanding)
+        self._unfollow(request, links[chosen] if request.prefilled is not None else None)
         self._send(request, links[chosen], candidates[chosen].reusable)
+        if request.prefills and (peer := links[chosen].as_peer) is not None:
+            request.follower = links[decoder_after(prompt, candidates[chosen], candidates)]
+            namespace, key = request.generation.namespace, request.key
+            request.follower.send(FollowMessage(request.id, request.attempt, namespace, key, peer.incarnation))
+
+    def _unfollow(self, request: Routed, goes_to: Link | None = None) -> None:
+        """Let the worker that reads a request's prefix from another one give that up, unless it has the request now."""
+        follower, request.follower = request.follower, None
+        if follower is not None and follower is not goes_to and self._links.get(follower.name) is follower:
+            follower.send(Cancel(request.id, request.attempt))
 
     def _chosen(self, request: Routed, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
         """Return the worker that a request goes to now, and note in it whether that one prefills for another."""
+        names = [one.name for one in candidates]
+        if request.prefilled is not None and request.follower is not None and request.follower.name in names:
+            request.prefills = False
+            return names.index(request.follower.name)  # it has read what was prefilled
         alone = None if request.sent or not may_be_apart(request.generation) else prefiller(prompt, candidates)
         request.prefills = alone is not None
         if alone is not None:
@@ -427,6 +444,7 @@ class Router:
         if request is None:
             return
         self.counts["cancelled"] += 1
+        self._unfollow(request)
         self._forget(request)
         if request.link is not None:
             request.link.open.pop(request_id, None)
@@ -518,6 +536,7 @@ class Router:
 
     def _end(self, request: Routed, event: Event) -> None:
         self._requests.pop(request.id, None)
+        self._unfollow(request)
         self._forget(request)
         if request.link is not None:
             request.link.open.pop(request.id, None)

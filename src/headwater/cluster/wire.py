@@ -80,8 +80,16 @@ class Submit(AboutRequest, tag=True):
         return replace(self.generation, prompt=tokens_of(self.prompt))
 
 
+class FollowMessage(AboutRequest, tag=True):
+    """A prompt that another worker prefills, and whose answer this one is going to decode."""
+
+    namespace: str
+    prompt: bytes  # its index key
+    peer: bytes  # incarnation of the other worker
+
+
 class Cancel(AboutRequest, tag=True):
-    """End of a request whose client has gone, or that another worker answers."""
+    """End of a request, or of its prefill that is followed: its client has gone, or another worker answers."""
 
 
 class WorkerInfo(msgspec.Struct, array_like=True, tag=True):
@@ -154,7 +162,7 @@ class FailedMessage(AboutRequest, tag=True):
 
 
 Answered = PromptMessage | TokenMessage | FinishedMessage | FailedMessage
-ToWorker = Ping | Members | Submit | Cancel
+ToWorker = Ping | Members | Submit | FollowMessage | Cancel
 FromWorker = WorkerInfo | Heartbeat | StatsMessage | Answered
 
 

@@ -23,6 +23,7 @@ from headwater.cluster.wire import (
     Cancel,
     FailedMessage,
     FinishedMessage,
+    FollowMessage,
     FromWorker,
     Heartbeat,
     Members,
@@ -65,6 +66,10 @@ class WorkingEngine(Protocol):
 
     def cancel(self, request_id: int) -> None: ...
 
+    def follow(self, peer: bytes, namespace: str, key: bytes) -> int: ...
+
+    def unfollow(self, number: int) -> None: ...
+
     def backlog(self) -> Backlog: ...
 
     def stats(self) -> EngineStats: ...
@@ -105,6 +110,7 @@ class Worker:
         self._heard: dict[bytes, float] = {}  # routers, and when each was heard last
         self._tasks: dict[Task, int | None] = {}  # the engine's ids of open requests; None: it is being submitted
         self._lock = threading.Lock()  # of `_tasks`
+        self._follows: dict[tuple[bytes, int], int] = {}  # the engine's numbers, by router and request
         self._came: deque[tuple[Task, Event]] = deque()
         self._starting = ThreadPoolExecutor(COMPILERS, "headwater-worker-start")
         self._closing = False
@@ -173,14 +179,25 @@ class Worker:
             if isinstance(message, Submit):
                 self._begin(Task(router, message.request, message.attempt), message)
             elif isinstance(message, Cancel):
+                self._unfollow(router, message.request)
                 self._cancel(Task(router, message.request, message.attempt))
+            elif isinstance(message, FollowMessage):
+                self._unfollow(router, message.request)
+                number = self._engine.follow(message.peer, message.namespace, message.prompt)
+                self._follows[router, message.request] = number
             elif isinstance(message, Members):
                 self._members[router] = message.peers
                 self._tell_known()
             else:
                 assert isinstance(message, Ping)
 
+    def _unfollow(self, router: bytes, request: int) -> None:
+        number = self._follows.pop((router, request), None)
+        if number is not None:
+            self._engine.unfollow(number)
+
     def _begin(self, task: Task, work: Submit) -> None:
+        self._follows.pop((task.router, task.request), None)  # the engine ends it, now that the request is there
         with self._lock:
             self._tasks[task] = None
         if work.generation.params.constraint is None:
@@ -231,6 +248,8 @@ class Worker:
     def _cancel_all(self, router: bytes) -> None:
         for task in [task for task in self._tasks if task.router == router]:
             self._cancel(task)
+        for other, request in [key for key in self._follows if key[0] == router]:
+            self._unfollow(other, request)
 
     def _send_answers(self) -> None:
         """Send what has come, one message to each router."""

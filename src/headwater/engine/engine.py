@@ -48,6 +48,7 @@ from headwater.schedule.kinds.segment import Composer
 from headwater.schedule.limits import EXTRA_SLOTS, Limits
 from headwater.schedule.planner import DecodeReuse
 from headwater.schedule.scheduler import Scheduler
+from headwater.schedule.sequence import TOKEN_BYTES
 from headwater.schedule.speculation import AUTO, MTP, Speculation, speculation_of
 from headwater.setting import SettingError, show_bytes
 from headwater.spec import ModelSpec
@@ -281,6 +282,19 @@ class Engine(Answering):
                     self._deadlines.forget_all_but(self._live)
             self._changed.notify_all()
         return seq.id
+
+    def follow(self, peer: bytes, namespace: str, key: bytes) -> int:
+        """Read a prompt's prefix from another worker of a cluster while that one computes it; return a number.
+
+        `key`: the prompt's, of the index. It ends when the prompt's request is submitted here, or with `unfollow`.
+        """
+        with self._changed:
+            return self.scheduler.tiers.follow(peer, namespace, key, len(key) // TOKEN_BYTES)
+
+    def unfollow(self, number: int) -> None:
+        """Give up to follow a prefill. Unknown numbers are ignored."""
+        with self._changed:
+            self.scheduler.tiers.unfollow(number)
 
     def _check_admission(self, namespace: str) -> None:
         if self._refusing or self._stopping or self._broken is not None:

@@ -12,7 +12,7 @@ from headwater.engine.tier_prefix import PrefixParts
 from headwater.plan import Held
 from headwater.schedule.scheduler import Scheduler
 from headwater.tiers.fingerprint import Fingerprint
-from headwater.tiers.names import Names
+from headwater.tiers.names import STATE, Names
 from headwater.tiers.part import Buffer, Sealer
 from headwater.tiers.prefix import Prefix
 
@@ -55,25 +55,39 @@ class OwnParts:
         with self._held(namespace, key, at) as held:
             return None if held is None else self._prefixes.prefix(namespace, key, at, held)
 
+    def follow(self, namespace: str, key: bytes, at: int) -> Prefix | None:
+        """Return the prefix `key` of `at` tokens, whose parts may be computed later; None if it has no parts."""
+        return None if is_marked(key) else self._prefixes.prefix(namespace, key, at, None)
+
+    def progress(self, prefix: Prefix) -> tuple[int, int]:
+        """Return how many tokens of a prefix have KV, and its length if its state is cached, else 0."""
+        with self._changed:
+            match = self._cache.match(prefix.key, prefix.at + 1, prefix.namespace)
+        return match.kv_tokens, prefix.at if match.checkpoint_tokens >= prefix.at else 0
+
     @contextmanager
     def sealed(self, prefix: Prefix, part: int) -> Iterator[list[Buffer] | None]:
         """Yield the bytes of a part in pieces, or None if it is not there.
 
         Pieces are as they were stored until the context ends; on a card, until this thread's next call, too.
         """
-        with self._held(prefix.namespace, prefix.key, prefix.at) as held:
-            made = None
-            if held is not None and part < len(prefix.places):
-                made = self._prefixes.part(prefix, part, held)
+        place = prefix.places[part]
+        is_state = place.kind == STATE
+        at = prefix.at if is_state else place.end * self._scheduler.layout.unit_tokens
+        with self._held(prefix.namespace, prefix.key, at, is_state) as held:
+            made = None if held is None else self._prefixes.part(prefix, part, held)
             self.sent += made is not None
-            yield None if made is None else self._sealer.seal(prefix.places[part].name, made)
+            yield None if made is None else self._sealer.seal(place.name, made)
 
     @contextmanager
-    def _held(self, namespace: str, prefix: bytes, at: int) -> Iterator[Held | None]:
-        """Keep the pages of a prefix from eviction, and yield them; None if it is not cached."""
+    def _held(self, namespace: str, key: bytes, at: int, with_state: bool = True) -> Iterator[Held | None]:
+        """Keep pages of a prefix from eviction, and yield them; None if they are not cached.
+
+        `with_state`: a state is at its end, and is kept, too.
+        """
         with self._changed:
             id = self._scheduler.new_id()
-            held = self._cache.hold(id, namespace, prefix, at) if at and not is_marked(prefix) else None
+            held = self._cache.hold(id, namespace, key, at, with_state) if at and not is_marked(key) else None
             self.reading += held is not None
         if held is None:
             yield None

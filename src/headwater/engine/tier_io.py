@@ -24,6 +24,7 @@ from headwater.engine.own_parts import OwnParts
 from headwater.engine.runner import Runner
 from headwater.engine.tier import NamedPart, Tier, patience
 from headwater.engine.tier_fingerprints import TierFingerprints
+from headwater.engine.tier_follow import Follows
 from headwater.engine.tier_prefix import PrefixParts
 from headwater.engine.tier_segments import SegmentIO
 from headwater.engine.workers import Workers
@@ -74,6 +75,7 @@ class Peers:
     tier: Tier
     store: PeerStore
     own: OwnParts
+    follows: Follows
 
     @property
     def stats(self) -> TierStats:
@@ -126,9 +128,18 @@ class TierIO(Tiers):
         fingerprints = TierFingerprints(store, key, fingerprint, self._layout.unit_bytes)
         tier = Tier(len(self.tiers), store, fingerprints, Sealer(key))
         own = OwnParts(key, fingerprint, self._scheduler, self._runner, self._changed, self.prefill_seconds)
-        self._peers = Peers(tier, store, own)
+        given = tier, store, self._scheduler, self._loads, self._changed, self._read, self._finish
+        self._peers = Peers(tier, store, own, Follows(*given))
         self.tiers.append(tier)
         return own
+
+    def follow(self, peer: bytes, namespace: str, key: bytes, tokens: int) -> int:
+        assert self._peers is not None, "workers that pull are followed"
+        return self._peers.follows.begin(peer, namespace, key, tokens)
+
+    def unfollow(self, number: int) -> None:
+        if self._peers is not None:
+            self._peers.follows.cancel(number)
 
     @property
     def pull_speed(self) -> PullSpeed | None:
@@ -142,6 +153,8 @@ class TierIO(Tiers):
 
     def arrived(self, seq: Request) -> None:
         """Ask the stores for a request's prompt, if memory does not have all of it."""
+        if self._peers is not None:
+            self._peers.follows.arrived(seq)
         if not self._stores and not seq.peers:
             return
         match = self._scheduler.planner.match(seq)
@@ -294,6 +307,11 @@ class TierIO(Tiers):
         with self._changed:
             for source in sources:
                 self.tiers[source.tier].waiting -= self._size(load, source)
+        self._finish(load)
+
+    def _finish(self, load: Load) -> None:
+        """Publish what was read, or give its pages back."""
+        with self._changed:
             self._loads.finished(load)
             self._scheduler.room_was_made()
             if load.failed is None:
@@ -320,6 +338,8 @@ class TierIO(Tiers):
 
     def make_room(self) -> bool:
         given_up = len(self._queue)
+        if self._peers is not None:
+            self._peers.follows.give_up()
         while self._queue:
             self._queue.popleft().release()
             self.dropped += 1
@@ -430,8 +450,9 @@ class TierIO(Tiers):
             self._closing = True
             self._changed.notify_all()
         until = time.monotonic() + ENDING
+        follows = [self._peers.follows.threads] if self._peers is not None else []
         lookups, parts = ([getattr(tier, of) for tier in self.tiers] for of in ("lookups", "parts"))
-        threads = *lookups, self._readers, *parts, self._writer  # what gives work to others ends first
+        threads = *lookups, *follows, self._readers, *parts, self._writer  # what gives work to others ends first
         ended = [some.end(until - time.monotonic()) for some in threads]
         closing = Workers(len(self.tiers), "headwater-tier-close")
         closed = wait([closing.submit(tier.store.close) for tier in self.tiers], max(0.0, until - time.monotonic()))

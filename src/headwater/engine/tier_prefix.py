@@ -74,31 +74,41 @@ class PrefixParts:
         own_from = min(end, max(first, load.plan.write_from))
         return own_from - first, list(load.plan.table[own_from:end])
 
-    def prefix(self, namespace: str, key: bytes, at: int, held: Held) -> Prefix:
-        """Return a prefix with its parts; entries are parts where all of a run's are there."""
-        unit, per_unit = self._layout.unit_tokens, self._layout.unit_pages
+    def prefix(self, namespace: str, key: bytes, at: int, held: Held | None) -> Prefix:
+        """Return a prefix with its parts; entries are parts where all of a run's are there.
+
+        `held`: its pages; None: it is still computed, and entries may come with it.
+        """
+        unit = self._layout.unit_tokens
         end = at // unit
         digests = self._names.digests(namespace, key)
         runs = runs_of(end, self.run_tokens // unit) if self._layout.kv_pages_per_unit else []
         places: list[PartPlace] = []
         for start, stop in runs:
             name = run_name(digests, start, stop)
-            places.append(PartPlace(name, RUN, start, stop, digests[start]))
-            if self._entries.complete(held.table[start * per_unit : stop * per_unit]):
-                places.append(PartPlace(entries_name(name), ENTRIES, start, stop))
-        places.append(PartPlace(state_name(digests, end), STATE, held.after // unit, end))
+            places.append(PartPlace(name, RUN, stop, start, digests[start]))
+            if self._entries.page_bytes if held is None else self._has_entries(held.table, start, stop):
+                places.append(PartPlace(entries_name(name), ENTRIES, stop, start))
+        places.append(PartPlace(state_name(digests, end), STATE, end))
         return Prefix(namespace, key, at, places)
 
     def part(self, prefix: Prefix, number: int, held: Held) -> Part | None:
         """Return a part of a prefix whose pages are held; None for entries that are not there any more."""
         place, per_unit = prefix.places[number], self._layout.unit_pages
-        own = place.kind, place.start, place.end, prefix.key[: place.end * self._layout.unit_bytes]
+        key = prefix.key[: place.end * self._layout.unit_bytes]
         if place.kind == STATE:
-            return Part(*own, self._pages.views(held.state), self._prefill_seconds(prefix.at - held.after) or 0.0)
+            seconds = self._prefill_seconds(prefix.at - held.after) or 0.0
+            after = held.after // self._layout.unit_tokens
+            return Part(STATE, after, place.end, key, self._pages.views(held.state), seconds)
         pages = held.table[place.start * per_unit : place.end * per_unit]
         if place.kind == RUN:
-            return Part(*own, self._pages.views(pages), below=place.below)
-        return Part(*own, self._entries.views(pages)) if self._entries.complete(pages) else None
+            return Part(RUN, place.start, place.end, key, self._pages.views(pages), below=place.below)
+        complete = self._entries.complete(pages)
+        return Part(ENTRIES, place.start, place.end, key, self._entries.views(pages)) if complete else None
+
+    def _has_entries(self, table: Sequence[int], start: int, end: int) -> bool:
+        per_unit = self._layout.unit_pages
+        return self._entries.complete(table[start * per_unit : end * per_unit])
 
     def parts(self, namespace: str, key: bytes, at: int, held: Held) -> list[NamedPart]:
         """Return the parts of a prefix whose pages are held, by their names."""

@@ -64,6 +64,9 @@ class Load(OpenLoad):
     state: Source
     runs: tuple[Source, ...]
     before: int  # position at which its request would have resumed otherwise
+    follows: bool = field(default=False, kw_only=True)  # a prefill elsewhere, which may go on for long
+    is_awaited: bool = field(default=True, kw_only=True)  # False: that prefill has not ended
+    is_finished: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

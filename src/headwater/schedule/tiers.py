@@ -31,6 +31,13 @@ class Tiers:
     loaded_segments = 0
     dropped = 0  # copies to stores that were given up
 
+    def follow(self, peer: bytes, namespace: str, key: bytes, tokens: int) -> int:
+        """Follow another worker's prefill of a prompt of `tokens` tokens; return a number for `unfollow`."""
+        return 0
+
+    def unfollow(self, number: int) -> None:
+        """Give up a prefill that is followed. Unknown numbers are ignored."""
+
     @property
     def pull_speed(self) -> PullSpeed | None:
         """Expected seconds of a pull from another worker; None: nothing can be pulled now."""
@@ -146,6 +153,8 @@ class Loads:
 
     def _begins(self, seq: Request, match: Match, offers: Sequence[Offer]) -> bool:
         """Return whether a load is begun or joined: none of a composed prefix, which is not stored."""
+        if seq.load is not None and seq.load.follows and seq.load.failed is not None:
+            seq.load = None  # what it followed did not come: another load may do
         return seq.load is None and seq.marked_from is None and self._load_for(seq, match, offers)
 
     def stop_waiting(self, seq: Request) -> None:
@@ -172,6 +181,7 @@ class Loads:
     def finished(self, load: Load) -> None:
         """Publish what was read, or give its pages back if it failed."""
         del self._open[load.id]
+        load.is_finished = True
         load.close(self._cache)
 
     def _load_for(self, seq: Request, match: Match, offers: Sequence[Offer]) -> bool:
@@ -188,7 +198,7 @@ class Loads:
             missed = TierOutcome.OTHER_FINGERPRINT if is_elsewhere else TierOutcome.MISS
             seq.tier_outcome = TierOutcome.COMPUTING_IS_FASTER if is_there else missed
             return False
-        if len(self._open) >= AT_ONCE:
+        if sum(not load.follows for load in self._open.values()) >= AT_ONCE:
             return True
         return self._begin(seq, match, *best)
 
@@ -242,6 +252,8 @@ class Loads:
     def _covering(self, seq: Request, after: int) -> Load | None:
         """Return a load in progress that ends deeper in the request's prompt than `after`."""
         for load in self._open.values():
+            if not load.is_awaited:
+                continue
             end = load.plan.end
             is_deeper = load.namespace == seq.namespace and after < end <= seq.last_resumable
             if is_deeper and common_tokens(seq.key, load.key, self._cache.layout) >= end:
@@ -250,25 +262,46 @@ class Loads:
 
     def _begin(self, seq: Request, match: Match, state: Source, runs: tuple[Source, ...], seconds: float) -> bool:
         """Reserve the pages of a load, and begin it. False: there is no memory for it."""
-        end, layout = state.end, self._cache.layout
-        key = seq.key[: end // self._unit * layout.unit_bytes]
+        key = seq.key[: state.end // self._unit * self._cache.layout.unit_bytes]
+        load = self._reserved(seq.namespace, key, match, state, runs, seconds)
+        if load is None:
+            seq.tier_outcome = TierOutcome.NO_MEMORY
+            return False
+        seq.tier_outcome, seq.load = None, load
+        self._reader.begin(load)
+        return True
+
+    def follow(self, namespace: str, key: bytes, at: int, match: Match, tier: int) -> Load | None:
+        """Reserve the pages of a load that follows a prefill elsewhere; None if there is no memory for it.
+
+        What it reads comes later, all of it from one tier, and the caller reads it.
+        """
+        all_runs = runs_of(at, self._reader.run_tokens) if self._cache.layout.kv_pages_per_unit else ()
+        runs = tuple(Source(*run, tier) for run in all_runs if run[1] > match.kv_tokens)
+        state = Source(0, at, tier)
+        load = self._reserved(namespace, key, match, state, runs, self._seconds(state, runs, match.kv_tokens))
+        if load is not None:
+            load.follows = True
+        return load
+
+    def _reserved(
+        self, namespace: str, key: bytes, match: Match, state: Source, runs: tuple[Source, ...], seconds: float
+    ) -> Load | None:
+        """Reserve the pages of a load of the prefix `key`; None if there is no memory for it."""
         draft = Draft(
             request=self._new_id(),
-            namespace=seq.namespace,
+            namespace=namespace,
             key=key,
             start=match.checkpoint_tokens,
-            end=end,
-            checkpoints=(end,),
-            publish=end,
+            end=state.end,
+            checkpoints=(state.end,),
+            publish=state.end,
             counts=False,
         )
         try:
             plan = self._cache.reserve(draft, match)
         except OutOfPages:
-            seq.tier_outcome = TierOutcome.NO_MEMORY
-            return False
-        seq.tier_outcome = None
-        seq.load = Load(draft.request, plan, seconds, seq.namespace, key, state, runs, match.checkpoint_tokens)
-        self._open[seq.load.id] = seq.load
-        self._reader.begin(seq.load)
-        return True
+            return None
+        load = Load(draft.request, plan, seconds, namespace, key, state, runs, match.checkpoint_tokens)
+        self._open[load.id] = load
+        return load

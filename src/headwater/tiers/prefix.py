@@ -12,8 +12,8 @@ class PartPlace:
 
     name: str
     kind: str  # STATE, RUN or ENTRIES
-    start: int  # a run's begin; for a state, the position of the previous checkpoint
     end: int
+    start: int = 0  # of a run, and of the entries beside it
     below: str = ""  # digest of the key up to the start of a run
 
 

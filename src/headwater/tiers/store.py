@@ -72,6 +72,16 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
+class Followed(Protocol):
+    """A prefix that another worker computes."""
+
+    def progress(self) -> tuple[int, int] | None:
+        """Return how many of its tokens have KV there, and its length if its state is there, else 0.
+
+        None: the worker does not answer.
+        """
+
+
 class PeerStore(Store, Protocol):
     """Memory of other workers of a cluster, which is read alone. It has what the workers that were asked said."""
 
@@ -87,6 +97,12 @@ class PeerStore(Store, Protocol):
         """Ask workers, by their incarnations, for parts of a prompt of `tokens` tokens; `has` knows of them then.
 
         `key`: the prompt's, of the index. Workers that are unknown, or do not answer, have nothing.
+        """
+
+    def follow(self, peer: bytes, namespace: str, key: bytes, at: int) -> Followed | None:
+        """Ask a worker for the parts, now and later, of a prefix of `at` tokens that it computes.
+
+        None: it is unknown, or does not answer. `has` knows of all parts then.
         """
 
 

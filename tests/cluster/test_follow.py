@@ -1,0 +1,208 @@
+"""Prefixes that are read from another worker while it computes them: no bit changes, and no page is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from headwater.account import TierOutcome
+from headwater.cluster import peer_memory
+from headwater.schedule.sequence import key_of
+from tests.cluster.fake import until
+from tests.cluster.test_pulls import KEY, OWN, Worker, changing, make, pool, words  # noqa: F401  make is a fixture
+from tests.exactness.conftest import load, same_bits_as_without_a_cache  # noqa: F401  fixtures
+from tests.exactness.rig import Answer
+
+PROMPT = 2400  # tokens: two whole runs of KV, and a ragged one
+STEP = 512
+END = (PROMPT - 1) // 64 * 64
+
+
+class Gate:
+    """Steps of an engine, which wait until they are let through."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._steps, self._open = threading.Semaphore(0), threading.Event()
+        run = worker.rig.engine._run
+
+        def waiting(*given) -> None:
+            while not (self._open.is_set() or self._steps.acquire(timeout=0.01)):
+                pass
+            run(*given)
+
+        worker.rig.engine._run = waiting
+
+    def let(self, steps: int) -> None:
+        for _ in range(steps):
+            self._steps.release()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@contextmanager
+def followed(make, **of_other) -> Iterator[tuple[Worker, Worker, Gate, Answer]]:  # noqa: F811
+    """Yield a worker, whose prefill waits, one that follows it, the first one's gate, and its answer."""
+    a, b = Worker(make, max_tokens_per_step=STEP), Worker(make, **of_other)
+    with pool(a, b):
+        gate = Gate(a)
+        try:
+            first = a.rig.submit(words(PROMPT, "follow"), 8)
+            yield a, b, gate, first
+        finally:
+            gate.open()
+
+
+def follow(b: Worker, a: Worker, first: Answer) -> int:
+    return b.rig.engine.follow(a.incarnation, "", key_of(first.prompt))
+
+
+def read(b: Worker) -> int:
+    return b.counts.get("read", 0)
+
+
+def free(worker: Worker) -> int:
+    with worker.rig.engine._changed:
+        return worker.cache._pool.free
+
+
+def follows(b: Worker):
+    return b.tiers._peers.follows
+
+
+def test_kv_travels_while_the_prefill_runs(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    with followed(make) as (a, b, gate, first):
+        follow(b, a, first)
+        for steps, parts in ((2, 1), (2, 2)):
+            gate.let(steps)
+            until(lambda parts=parts: read(b) == parts)
+            assert not first.done.is_set()
+        assert b.cache.match(key_of(first.prompt), PROMPT).kv_tokens == 0, "nothing is published yet"
+        gate.open()
+        a.rig.wait(first)
+        again = b.ask(first.prompt, a)
+        assert read(b) == a.pulling._sending._parts.sent == 4
+        assert not follows(b)._open
+    account = again.account
+    assert (account.loaded_tokens, account.cached_tokens, account.loaded_from) == (END, END, "peer")
+    assert account.tier_outcome == TierOutcome.LOADED
+    assert all(same_bits_as_without_a_cache(make, [first, again]))
+
+
+def test_a_request_that_comes_before_the_last_parts_waits_for_them(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    goes_on = threading.Event()
+
+    def slow(pieces: list[bytes]) -> list[bytes]:
+        assert goes_on.wait(60)
+        return pieces
+
+    with followed(make) as (a, b, gate, first):
+        follow(b, a, first)
+        changing(a, slow)
+        gate.open()
+        a.rig.wait(first)
+        waiting: list[Answer] = []
+        asking = threading.Thread(target=lambda: waiting.append(b.ask(first.prompt, a)))
+        asking.start()
+        until(lambda: not follows(b)._open)  # it has arrived
+        goes_on.set()
+        asking.join(60)
+        assert read(b) == a.pulling._sending._parts.sent == 4, "no part was read twice"
+    assert waiting[0].account.loaded_tokens == END
+    assert all(same_bits_as_without_a_cache(make, [first, *waiting]))
+
+
+@pytest.mark.parametrize("how", ["cancelled", "pages are short", "the holder is lost"])
+def test_a_follow_that_is_given_up_gives_its_pages_back(make, monkeypatch, how) -> None:  # noqa: F811
+    monkeypatch.setattr(peer_memory, "FIND_TIME", 0.3)
+    with followed(make) as (a, b, gate, first):
+        before = free(b)
+        number = follow(b, a, first)
+        gate.let(2)
+        until(lambda: read(b) == 1)
+        assert free(b) < before
+        if how == "cancelled":
+            b.rig.engine.unfollow(number)
+        elif how == "pages are short":
+            with b.rig.engine._changed:
+                b.tiers.make_room()
+        else:
+            a.pulling._sending.close()
+            a.pulling._sending.close = lambda: None
+        until(lambda: free(b) == before)
+        b.rig.engine.unfollow(number)
+        assert not follows(b)._open
+
+
+def test_short_pages_go_to_requests_before_a_follow(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    """A request that needs the pages of a follow gets them, and the followed one is computed or pulled later."""
+    with followed(make, pages=60 - 12 * make.checkpoint_pages) as (a, b, gate, first):
+        follow(b, a, first)
+        gate.let(2)
+        until(lambda: read(b) == 1)
+        other = b.rig.ask(words(PROMPT, "another"))
+        (given_up,) = follows(b)._open.values()
+        assert given_up.load.is_finished
+        assert given_up.load.failed == TierOutcome.FAILED
+        gate.open()
+        a.rig.wait(first)
+        again = b.ask(first.prompt, a)
+    assert all(same_bits_as_without_a_cache(make, [first, other, again]))
+
+
+def test_a_part_changed_on_the_way_spoils_the_whole(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    def flipped(pieces: list[bytes]) -> list[bytes]:
+        pieces[2] = bytes([pieces[2][0] ^ 1]) + pieces[2][1:]
+        return pieces
+
+    with followed(make) as (a, b, gate, first):
+        before = free(b)
+        follow(b, a, first)
+        gate.let(2)
+        until(lambda: read(b) == 1)
+        changing(a, flipped)
+        gate.open()
+        a.rig.wait(first)
+        until(lambda: free(b) == before)
+        assert b.counts["corrupt"] >= 1
+        again = b.ask(first.prompt, a)
+    assert again.account.cached_tokens == 0
+    assert all(same_bits_as_without_a_cache(make, [first, again]))
+
+
+def test_a_state_that_was_not_kept_is_not_waited_for(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    """The prefill has ended without a state at the prefix's end: the request pulls what there is."""
+    with followed(make) as (a, b, gate, first):
+        parts = a.pulling._sending._parts
+        progress = parts.progress
+        parts.progress = lambda prefix: (progress(prefix)[0], 0)
+        follow(b, a, first)
+        gate.open()
+        a.rig.wait(first)
+        again = b.ask(first.prompt, a)
+    assert again.account.loaded_tokens == END, "by an ordinary load"
+    assert all(same_bits_as_without_a_cache(make, [first, again]))
+
+
+def test_what_is_cached_already_is_not_read(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    with followed(make) as (a, b, gate, first):
+        own = b.rig.ask(first.prompt[:1500])
+        follow(b, a, first)
+        gate.open()
+        a.rig.wait(first)
+        again = b.ask(first.prompt, a)
+        assert read(b) == 3, "a run that begins there, the ragged one, and the state"
+    assert again.account.cached_tokens == END
+    assert again.account.loaded_tokens == END - 1472
+    assert all(same_bits_as_without_a_cache(make, [first, own, again]))
+
+
+def test_short_and_approximate_prompts_are_not_followed(make) -> None:  # noqa: F811
+    with followed(make) as (a, b, _, _):
+        b.rig.engine.follow(a.incarnation, "", key_of([1] * 64))
+        assert not follows(b)._open
+        b.rig.engine.follow(b"unknown", "", key_of([1] * 65))
+        b.rig.engine.unfollow(10**9)
