@@ -56,6 +56,7 @@ class CacheAccount:
     load_seconds: float = 0.0
     tier_outcome: TierOutcome | None = None  # None: the server has no tiers, or memory had all
     prefilled_by: str | None = None  # worker of a cluster that was asked for the first token alone
+    segments_apart: int = 0  # of a composed prompt, those that other workers of a cluster computed for this request
     handed_over_tokens: int = 0  # of the prompt, that the one that decoded loaded, in part at least from a worker
 
     def as_dict(self) -> dict[str, object]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from headwater.cluster.choice import Role, RoundRobin
-from headwater.cluster.hosting import info_of
+from headwater.cluster.hosting import info_of, prepares
 from headwater.cluster.publishing import Publishing
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.router import RoutedModel, Router
@@ -73,7 +73,8 @@ class RealWorker:
         self.pulling = Pulling(self.engine, KEY, own, config, incarnation, ANYWHERE, own_security())
         parts = self.pulling.contact
         info = info_of(self.engine, fingerprint, config.max_running, self.publishing.addresses, parts, role)
-        self.worker = Worker(self.engine, info, incarnation, ANYWHERE, LONG, know=self.pulling.know)
+        given = {"know": self.pulling.know, "prepare": prepares(self.engine)}
+        self.worker = Worker(self.engine, info, incarnation, ANYWHERE, LONG, **given)
         self.engine.start()
         self.pulling.start()
         self.worker.start()

@@ -91,6 +91,7 @@ class Candidate:
     pull: PullSpeed | None = None  # from workers of its pool; None: it pulls nothing
     pulled: int = 0  # leading tokens that it is going to pull, as far as it lacks them
     pull_seconds: float = 0.0  # until it has them
+    composed: int = 0  # tokens of segments that it does not compute with the prompt
 
     @property
     def load(self) -> int:
@@ -104,7 +105,7 @@ class Candidate:
 
     def uncached(self, prompt: Prompt) -> int:
         """Return the tokens of a prompt that it has to compute."""
-        return prompt.tokens - max(self.own, self.pulled)
+        return prompt.tokens - max(self.own, self.pulled) - self.composed
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ from headwater.cluster.publishing import Publishing
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.sockets import Contact
 from headwater.cluster.wire import NO_CONTACT, WorkerInfo
-from headwater.cluster.worker import Worker, nobody
+from headwater.cluster.worker import Prepares, Worker, nobody, unprepared
 from headwater.config import ServeConfig
 from headwater.server.observe.logs import configure_logging
 
@@ -29,6 +29,13 @@ CHECKED = 0.05  # seconds between looks at whether a draining worker is idle
 def pulls(config: ServeConfig) -> bool:
     """Return whether workers with these settings pull prefixes from each other."""
     return config.cache and config.decode_reuse != "raw"
+
+
+def prepares(engine: Engine) -> Prepares:
+    """Let an engine prepare segments, after what it does at each step already; return what a worker calls for it."""
+    preparations = engine.preparations()
+    engine.stepped = preparations.after(engine.stepped)
+    return preparations.prepare
 
 
 def info_of(
@@ -114,11 +121,12 @@ class Host:
         if self._publishing is not None:
             engine.stepped = self._publishing.start(engine.scheduler.cache)
         parts, know = NO_CONTACT, nobody
+        prepare: Prepares = unprepared
         if self._pulling is not None:
-            parts, know = self._pulling.contact, self._pulling.know
+            parts, know, prepare = self._pulling.contact, self._pulling.know, prepares(engine)
             self._pulling.start()
         info = info_of(engine, own.digest, config.max_running, addresses, parts, role)
-        self._worker = Worker(engine, info, incarnation, anywhere, server=server, know=know)
+        self._worker = Worker(engine, info, incarnation, anywhere, server=server, know=know, prepare=prepare)
         self._ended = threading.Event()
         engine.start()
         self._worker.start()

@@ -6,10 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import zmq
 
+from headwater.account import CacheAccount
 from headwater.cluster.choice import NOTHING, Candidate, Found, Known, OpenRequests, Outstanding, Prompt
 from headwater.cluster.disaggregation import Prefilled
 from headwater.cluster.follower import Follower
@@ -60,6 +61,21 @@ class Routed:
     prefills: bool = False  # its worker only prefills, for another one
     prefilled: Prefilled | None = None  # by a worker that only did that
     follower: Link | None = None  # the worker that reads what that one computes, and is to go on
+    combiner: Link | None = None  # the worker that has its segments, once they are prepared
+    built: dict[int, int] = field(default_factory=dict)  # segments that were built ahead for it: digest, interior
+    built_apart: set[int] = field(default_factory=set)  # of them, those that others than the combining worker built
+
+    def account_of(self, account: CacheAccount) -> CacheAccount:
+        """Return the account of its answer: what was built for it before it was sent was not cached."""
+        if not self.built or not account.segments:
+            return account
+        cold = min(sum(self.built.values()), account.composed_tokens - account.cold_tokens)
+        return replace(
+            account,
+            cached_tokens=account.cached_tokens - cold,
+            cold_tokens=account.cold_tokens + cold,
+            segments_apart=len(self.built_apart),
+        )
 
 
 class Link:
@@ -136,6 +152,15 @@ class Link:
     def find(self, prompt: Prompt) -> Found:
         """Return how many leading tokens of a prompt this worker has, as far as its picture says."""
         return NOTHING if self._follower is None else self._follower.picture.find(prompt.blocks, prompt.tokens)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of the index key's unit, which a digest stands for."""
+        return 0 if self.info is None else self.info.unit_bytes
+
+    def has_segment(self, digest: int) -> bool:
+        """Return whether a segment is stored here, as far as this worker's picture says."""
+        return self._follower is not None and self._follower.picture.has_segment(digest)
 
     # -- what it has to do
 

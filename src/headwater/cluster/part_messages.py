@@ -1,9 +1,9 @@
 """Messages between workers of a pool, in msgpack: one asks another for parts of a prompt, then for each part.
 
 The index key of a prompt goes to the holder once, with `Find`; its answer, `Found`, has a ticket for the prefix, and
-the parts are asked for by their number. The answer to `Get` is `Sent`, after which the payload follows in frames of its
-own unless it is in the shared buffer that was named; or `Missing`. `FAILED` is the answer to a question that cannot be
-answered.
+the parts are asked for by their number. A segment is one part, asked for by its key. The answer to `Get` and
+`GetSegment` is `Sent`, after which the payload follows in frames of its own unless it is in the shared buffer that was
+named; or `Missing`. `FAILED` is the answer to a question that cannot be answered.
 """
 
 from __future__ import annotations
@@ -53,6 +53,13 @@ class Get(AboutPrefix, tag=True):
     into: BufferPlace | None = None
 
 
+class GetSegment(AboutPrefix, tag=True):
+    """Question for a segment. `key`: encoded."""
+
+    key: bytes
+    into: BufferPlace | None = None
+
+
 class Found(msgspec.Struct, array_like=True, tag=True):
     """Position at which a prefix ends, in tokens, and the names of its parts; none if nothing is cached."""
 
@@ -83,7 +90,7 @@ class Missing(msgspec.Struct, array_like=True, tag=True):
     is_forgotten: bool = False  # the ticket is not known: the prompt is to be sent again
 
 
-Question = Find | Follow | Ready | Get
+Question = Find | Follow | Ready | Get | GetSegment
 Answer = Found | Progress | Sent | Missing
 FAILED = b"\xc0"  # nil
 

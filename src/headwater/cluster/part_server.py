@@ -17,7 +17,7 @@ from headwater.cluster.part_messages import (
     Find,
     Follow,
     Found,
-    Get,
+    GetSegment,
     Missing,
     Progress,
     Question,
@@ -26,7 +26,7 @@ from headwater.cluster.part_messages import (
     encode,
     question,
 )
-from headwater.cluster.shared_buffers import NotShared, fill
+from headwater.cluster.shared_buffers import BufferPlace, NotShared, fill
 from headwater.cluster.sockets import Server, Waker, bound
 from headwater.tiers.part import Buffer
 from headwater.tiers.prefix import Prefix
@@ -54,6 +54,9 @@ class Parts(Protocol):
 
         None: it is not there.
         """
+
+    def sealed_segment(self, key: bytes) -> AbstractContextManager[Sequence[Buffer] | None]:
+        """Yield the bytes of the segment with this encoded key in the same way."""
 
 
 class PartServer:
@@ -116,6 +119,11 @@ class PartServer:
             return [self._found(self._parts.find(asked.namespace, asked.key, asked.tokens) if is_own else None)]
         if isinstance(asked, Follow):
             return [self._found(self._parts.follow(asked.namespace, asked.key, asked.at) if is_own else None)]
+        if isinstance(asked, GetSegment):
+            if not is_own:
+                return [encode(Missing())]
+            with self._parts.sealed_segment(asked.key) as pieces:
+                return _part(pieces, asked.into)
         prefix = self._prefixes.get(asked.ticket)
         if prefix is None:
             return [encode(Missing(is_forgotten=is_own))]
@@ -123,7 +131,7 @@ class PartServer:
         if isinstance(asked, Ready):
             return [encode(Progress(*self._parts.progress(prefix)))]
         with self._parts.sealed(prefix, asked.part) as pieces:
-            return [encode(Missing())] if pieces is None else _sent(pieces, asked)
+            return _part(pieces, asked.into)
 
     def _found(self, prefix: Prefix | None) -> bytes:
         """Return the answer with a prefix and a ticket for it; with none, if there is none."""
@@ -136,13 +144,15 @@ class PartServer:
         return encode(Found(prefix.at, prefix.names, ticket))
 
 
-def _sent(pieces: Sequence[Buffer], asked: Get) -> list[bytes]:
+def _part(pieces: Sequence[Buffer] | None, into: BufferPlace | None) -> list[bytes]:
     """Return the answer with a part, whose payload goes to the buffer that was named, if that can be written."""
+    if pieces is None:
+        return [encode(Missing())]
     header, _, *payload, seal = pieces
     shared, why_not = None, ""
-    if asked.into is not None:
+    if into is not None:
         try:
-            shared = fill(asked.into, payload)
+            shared = fill(into, payload)
         except NotShared as error:
             why_not = str(error)
     sent = encode(Sent(bytes(header), bytes(seal), shared, why_not))

@@ -21,6 +21,7 @@ from headwater.cluster.part_messages import (
     Follow,
     Found,
     Get,
+    GetSegment,
     Missing,
     Progress,
     Question,
@@ -130,6 +131,14 @@ class Offered:
     ticket: bytes
     parts: Mapping[str, int]  # numbers by names
 
+    @property
+    def key(self) -> bytes:
+        return self.asked.key
+
+    @property
+    def prompt(self) -> tuple[str, bytes]:
+        return self.asked.namespace, self.asked.key
+
     def progress(self) -> tuple[int, int] | None:
         """Return how many tokens have KV there, and the length if the state is there, else 0; None if it fails."""
         try:
@@ -145,6 +154,24 @@ class Offered:
         return self.channel.ask(Get(self.asked.incarnation, self.ticket, self.parts[name], into), PART_TIME)
 
 
+@dataclass(frozen=True, slots=True)
+class OfferedSegment:
+    """Segment that a peer has, as a router says."""
+
+    channel: Channel
+    key: bytes  # encoded; it has the namespace
+    parts: Sequence[str]  # the name of its one part
+
+    @property
+    def prompt(self) -> tuple[str, bytes]:
+        return "", self.key
+
+    def get(self, name: str, buffer: SharedBuffer | None) -> tuple[Answer, list[Buffer]]:
+        """Ask for the segment, into a buffer if there is one. Raises PeerFailed."""
+        into = None if buffer is None else buffer.place
+        return self.channel.ask(GetSegment(self.channel.peer.incarnation, self.key, into), PART_TIME)
+
+
 class PeerMemory:
     """Parts of cached prefixes in other workers' memory."""
 
@@ -155,7 +182,7 @@ class PeerMemory:
         """`own`: incarnation of this worker, which asks all others. `client`: security of its sockets."""
         self._own, self._client = own, client
         self._channels: dict[bytes, Channel] = {}
-        self._offered: dict[str, Offered] = {}  # by name of the part
+        self._offered: dict[str, Offered | OfferedSegment] = {}  # by name of the part
         self._prompts: dict[tuple[str, bytes], list[str]] = {}  # names, by namespace and key, in order of questions
         self._buffers = SharedBuffers()
         self._bytes = [0, 0]  # of payloads: over the network, and through shared memory
@@ -220,9 +247,16 @@ class PeerMemory:
         numbers = {name: number for number, name in enumerate(found.names)}
         return Offered(channel, asked, found.ticket, numbers) if numbers else None
 
-    def _note(self, offered: Offered) -> None:
+    def expect(self, peers: Sequence[bytes], key: bytes, name: str) -> None:
+        """Note who has a segment, without a question: a router said so."""
+        channels = (self._channels.get(incarnation) for incarnation in peers)
+        channel = next((one for one in channels if one is not None and one.usable), None)
+        if channel is not None:
+            self._note(OfferedSegment(channel, key, [name]))
+
+    def _note(self, offered: Offered | OfferedSegment) -> None:
         """Note parts; those of the oldest prompts are forgotten."""
-        prompt = offered.asked.namespace, offered.asked.key
+        prompt = offered.prompt
         with self._lock:
             self._forget_prompt(prompt)
             self._prompts[prompt] = list(offered.parts)
@@ -233,13 +267,13 @@ class PeerMemory:
     def _forget_prompt(self, prompt: tuple[str, bytes]) -> None:
         for name in self._prompts.pop(prompt, ()):
             one = self._offered.get(name)
-            if one is not None and (one.asked.namespace, one.asked.key) == prompt:
+            if one is not None and one.prompt == prompt:
                 del self._offered[name]
 
     def has(self, names: Sequence[str]) -> list[bool]:
         return [self._of(name) is not None for name in names]
 
-    def _of(self, name: str) -> Offered | None:
+    def _of(self, name: str) -> Offered | OfferedSegment | None:
         one = self._offered.get(name)
         return one if one is not None and one.channel.usable else None
 
@@ -275,13 +309,13 @@ class PeerMemory:
             if buffer is not None:
                 self._buffers.give(buffer)
 
-    def _pieces(self, one: Offered, name: str, buffer: SharedBuffer | None) -> list[Buffer] | None:
+    def _pieces(self, one: Offered | OfferedSegment, name: str, buffer: SharedBuffer | None) -> list[Buffer] | None:
         """Return the bytes of a part, or None if it is not there; a peer that forgot the prompt is asked again.
 
         Raises PeerFailed.
         """
         found, payload = one.get(name, buffer)
-        if isinstance(found, Missing) and found.is_forgotten:
+        if isinstance(found, Missing) and found.is_forgotten and isinstance(one, Offered):
             again = self._find(one.channel, one.asked)
             if again is not None and name in again.parts:
                 self._note(again)
@@ -295,7 +329,7 @@ class PeerMemory:
         size = sum(map(len, payload))
         with self._lock:
             self._bytes[found.shared is not None] += size
-        return [found.header, one.asked.key[: key_bytes_of(found.header)], *payload, found.seal]
+        return [found.header, one.key[: key_bytes_of(found.header)], *payload, found.seal]
 
     def _forget(self, names: Iterable[str]) -> None:
         with self._lock:

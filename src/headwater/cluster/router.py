@@ -37,6 +37,7 @@ from headwater.cluster.disaggregation import (
     prefiller,
 )
 from headwater.cluster.link import Link, Routed
+from headwater.cluster.preparing import Preparing, may_be_prepared, needed_by
 from headwater.cluster.sockets import PLAIN, Client, Contact, Waker
 from headwater.cluster.sums import pulled_bytes, pulls_of, summed, zero
 from headwater.cluster.wire import (
@@ -47,6 +48,7 @@ from headwater.cluster.wire import (
     FromWorker,
     Peer,
     Ping,
+    PreparedMessage,
     PromptMessage,
     Submit,
     TokenMessage,
@@ -119,6 +121,7 @@ class Router:
         self._requests: dict[int, Routed] = {}  # open ones
         self._unassigned: list[Routed] = []  # of them, those that no worker takes now
         self._ids = count(1)
+        self._preparing = Preparing(self._ids, lambda request: self._assign(request, None), self.counts)
         self._actions: deque[Callable[[], None]] = deque()  # for the router's thread
         self._refusing = self._stopping = False
         self._waker = Waker()
@@ -298,6 +301,7 @@ class Router:
             else:
                 link.send(Ping())
         self._tell_members()
+        self._preparing.take_late(now)
 
     def _tell_members(self) -> None:
         """Tell workers of which others they may pull, where that has changed."""
@@ -316,6 +320,7 @@ class Router:
             return
         open_requests, link.open = link.open, {}
         link.close()
+        self._preparing.lost(link)
         level = logging.INFO if link.draining and not open_requests else logging.WARNING
         log.log(level, "worker %s %s; %d requests go on elsewhere", name, why, len(open_requests))
         self.lost(name)
@@ -325,6 +330,7 @@ class Router:
     def _reassign_all(self, link: Link) -> None:
         """Give the requests of a worker, which has cancelled them since it had not heard of this router, once more."""
         open_requests, link.open = link.open, {}
+        self._preparing.lost(link)
         if open_requests:
             log.warning("worker %s had forgotten this router; %d requests go on", link.name, len(open_requests))
         for request in open_requests.values():  # one may have come after it had forgotten
@@ -369,7 +375,9 @@ class Router:
         if request.prefilled is not None and len(request.sent) == 1:  # it is being handed over
             note_prefilled(prompt, request.prefilled.name, candidates)
         price_pulls(candidates)
-        chosen = self._chosen(request, prompt, candidates)
+        chosen = self._with_segments(request, prompt, links, candidates)
+        if chosen is None:  # its segments are prepared first
+            return
         request.peers = tuple(links[at].incarnation or b"" for at in holders(chosen, candidates))
         request.outstanding = Outstanding(prompt, candidates[chosen].uncached(prompt), bool(request.sent))
         links[chosen].outstanding.add(request.outstanding)
@@ -385,6 +393,28 @@ class Router:
         follower, request.follower = request.follower, None
         if follower is not None and follower is not goes_to and self._links.get(follower.name) is follower:
             follower.send(Cancel(request.id, request.attempt))
+
+    def _with_segments(
+        self, request: Routed, prompt: Prompt, links: Sequence[Link], candidates: Sequence[Candidate]
+    ) -> int | None:
+        """Return the worker that a request goes to now; None: workers prepare its segments, and it waits for them."""
+        if request.combiner in links:
+            return links.index(request.combiner)
+        chosen = self._chosen(request, prompt, candidates)
+        if not may_be_prepared(request) or len(links) < 2 or not links[chosen].unit_bytes:
+            return chosen
+        digests = Digests(self._key, links[chosen].unit_bytes)
+        needed = needed_by(request, digests, self.spec.conv_taps)
+        if not needed:
+            return chosen
+        is_ours = isinstance(self._choice, LeastCost)
+        plan = self._preparing.plan(needed, prompt, links, candidates, decoders(candidates) if is_ours else [chosen])
+        chosen = plan.dispatch.combiner
+        candidates[chosen].composed = plan.dispatch.interiors
+        if plan.dispatch.is_alone:
+            return chosen
+        self._preparing.begin(request, plan, prompt, candidates[chosen].uncached(prompt))
+        return None
 
     def _chosen(self, request: Routed, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
         """Return the worker that a request goes to now, and note in it whether that one prefills for another."""
@@ -445,6 +475,7 @@ class Router:
             return
         self.counts["cancelled"] += 1
         self._unfollow(request)
+        self._preparing.cancel(request)
         self._forget(request)
         if request.link is not None:
             request.link.open.pop(request_id, None)
@@ -455,6 +486,8 @@ class Router:
         if isinstance(message, WorkerInfo):
             link.members = ()  # it has forgotten them, too
             self._reassign_all(link)
+        if isinstance(message, PreparedMessage):
+            self._preparing.prepared(message)
         if not isinstance(message, TokenMessage | PromptMessage | FinishedMessage | FailedMessage):
             return
         request = link.open.get(message.request)
@@ -506,7 +539,7 @@ class Router:
         elif request.prefilled is not None:
             event = request.prefilled.whole(event)
         self.counts["answered"] += 1
-        self._end(request, event)
+        self._end(request, replace(event, account=request.account_of(event.account)))
 
     def _hand_over(self, request: Routed, link: Link, event: FinishedEvent) -> None:
         """Let another worker go on after the first token; it pulls the prefix from the one that prefilled."""

@@ -92,6 +92,16 @@ class Cancel(AboutRequest, tag=True):
     """End of a request, or of its prefill that is followed: its client has gone, or another worker answers."""
 
 
+class Prepare(AboutRequest, tag=True):
+    """Order to have a segment in memory, pulled or built, which is not a request, but has a number like one.
+
+    `segment`: its encoded key. `peers`: incarnations of workers that have it.
+    """
+
+    segment: bytes
+    peers: tuple[bytes, ...] = ()
+
+
 class WorkerInfo(msgspec.Struct, array_like=True, tag=True):
     """Facts about a worker, as long as it lives."""
 
@@ -138,6 +148,12 @@ class FinishedMessage(AboutRequest, tag=True):
     event: FinishedEvent
 
 
+class PreparedMessage(AboutRequest, tag=True):
+    """End of an order: the segment is in memory, or cannot be."""
+
+    stored: bool
+
+
 class FailedMessage(AboutRequest, tag=True):
     """Error of a request: its class, message and fields."""
 
@@ -162,8 +178,8 @@ class FailedMessage(AboutRequest, tag=True):
 
 
 Answered = PromptMessage | TokenMessage | FinishedMessage | FailedMessage
-ToWorker = Ping | Members | Submit | FollowMessage | Cancel
-FromWorker = WorkerInfo | Heartbeat | StatsMessage | Answered
+ToWorker = Ping | Members | Submit | FollowMessage | Prepare | Cancel
+FromWorker = WorkerInfo | Heartbeat | StatsMessage | PreparedMessage | Answered
 
 
 class Batch(msgspec.Struct, array_like=True):

@@ -9,9 +9,10 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import zmq
@@ -29,6 +30,8 @@ from headwater.cluster.wire import (
     Members,
     Peer,
     Ping,
+    Prepare,
+    PreparedMessage,
     StatsMessage,
     Submit,
     WireError,
@@ -41,6 +44,8 @@ from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent
 from headwater.request import Generation
 
+Prepares = Callable[[bytes, Sequence[bytes], Callable[[bool], None]], Callable[[], None]]
+
 HEARTBEAT = 0.1  # seconds between heartbeats
 COUNTED = 1.0  # seconds between statistics
 ROUTER_TIMEOUT = 1.0  # seconds of silence
@@ -51,6 +56,12 @@ log = logging.getLogger("headwater.cluster")
 
 def nobody(peers: set[Peer]) -> None:
     """Ignore the workers of a pool: nothing is pulled."""
+
+
+def unprepared(segment: bytes, peers: Sequence[bytes], done: Callable[[bool], None]) -> Callable[[], None]:
+    """Prepare no segment."""
+    done(False)
+    return lambda: None
 
 
 class WorkingEngine(Protocol):
@@ -96,22 +107,24 @@ class Worker:
         router_timeout: float = ROUTER_TIMEOUT,
         server: Server = PLAIN,
         know: Callable[[set[Peer]], None] = nobody,
+        prepare: Prepares = unprepared,
     ) -> None:
         """Bind to an address such as tcp://127.0.0.1:*. Raises zmq.ZMQError.
 
         `router_timeout`: seconds of silence after which a router's requests are cancelled. `server`: security of its
-        socket. `know`: called with the workers of its pool whenever others are known.
+        socket. `know`: called with the workers of its pool whenever others are known. `prepare`: has a segment in
+        memory.
         """
         self._engine, self._info, self._incarnation = engine, info, incarnation
-        self._router_timeout, self._know = router_timeout, know
+        self._router_timeout, self._know, self._prepare = router_timeout, know, prepare
         self._members: dict[bytes, tuple[Peer, ...]] = {}  # as each router says
         self._socket, self.contact = bound(server, address)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a router that connects again is the same router
         self._heard: dict[bytes, float] = {}  # routers, and when each was heard last
-        self._tasks: dict[Task, int | None] = {}  # the engine's ids of open requests; None: it is being submitted
+        self._tasks: dict[Task, Callable[[], None] | None] = {}  # what cancels each; None: it is being submitted
         self._lock = threading.Lock()  # of `_tasks`
         self._follows: dict[tuple[bytes, int], int] = {}  # the engine's numbers, by router and request
-        self._came: deque[tuple[Task, Event]] = deque()
+        self._came: deque[tuple[Task, Answered | PreparedMessage]] = deque()
         self._starting = ThreadPoolExecutor(COMPILERS, "headwater-worker-start")
         self._closing = False
         self._waker = Waker()
@@ -178,6 +191,8 @@ class Worker:
             self._heard[router] = time.monotonic()
             if isinstance(message, Submit):
                 self._begin(Task(router, message.request, message.attempt), message)
+            elif isinstance(message, Prepare):
+                self._begin_segment(Task(router, message.request, message.attempt), message)
             elif isinstance(message, Cancel):
                 self._unfollow(router, message.request)
                 self._cancel(Task(router, message.request, message.attempt))
@@ -212,24 +227,45 @@ class Worker:
         except Exception as error:
             self._receiver(task)(FailedEvent(error))
             return
+        self._began(task, partial(self._engine.cancel, number))
+
+    def _began(self, task: Task, cancel: Callable[[], None]) -> None:
         with self._lock:
             if task in self._tasks:
-                self._tasks[task] = number
+                self._tasks[task] = cancel
                 return
-        self._engine.cancel(number)  # cancelled meanwhile, or it has ended: then this is ignored
+        cancel()  # cancelled meanwhile, or it has ended: then this is ignored
+
+    def _begin_segment(self, task: Task, work: Prepare) -> None:
+        with self._lock:
+            self._tasks[task] = None
+
+        def done(stored: bool) -> None:
+            self._answer(task, PreparedMessage(task.request, task.attempt, stored))
+
+        try:
+            cancel = self._prepare(work.segment, work.peers, done)
+        except Exception as error:
+            log.warning("a segment is not prepared: %s", error)
+            done(False)
+            return
+        self._began(task, cancel)
 
     def _receiver(self, task: Task) -> Callable[[Event], None]:
         def on_event(event: Event) -> None:
-            self._came.append((task, event))
-            self._waker.wake()
+            self._answer(task, answer_of(task.request, task.attempt, event))
 
         return on_event
 
+    def _answer(self, task: Task, message: Answered | PreparedMessage) -> None:
+        self._came.append((task, message))
+        self._waker.wake()
+
     def _cancel(self, task: Task) -> None:
         with self._lock:
-            number = self._tasks.pop(task, None)
-        if number is not None:
-            self._engine.cancel(number)
+            cancel = self._tasks.pop(task, None)
+        if cancel is not None:
+            cancel()
 
     def _forget_silent(self, now: float) -> None:
         for router in [router for router, heard in self._heard.items() if now - heard > self._router_timeout]:
@@ -253,14 +289,13 @@ class Worker:
 
     def _send_answers(self) -> None:
         """Send what has come, one message to each router."""
-        answers: defaultdict[bytes, list[Answered]] = defaultdict(list)
+        answers: defaultdict[bytes, list[FromWorker]] = defaultdict(list)
         while self._came:
-            task, event = self._came.popleft()
+            task, message = self._came.popleft()
             if task not in self._tasks:
                 continue  # cancelled
-            message = answer_of(task.request, task.attempt, event)
             answers[task.router].append(message)
-            if isinstance(message, FinishedMessage | FailedMessage):
+            if isinstance(message, FinishedMessage | FailedMessage | PreparedMessage):
                 with self._lock:
                     self._tasks.pop(task, None)
         for router, messages in answers.items():

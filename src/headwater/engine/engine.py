@@ -26,6 +26,7 @@ from headwater.engine.live import Deadlines, Live, OnEvent, Outcome, Warming
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.engine.mtp import MtpRunner
 from headwater.engine.own_parts import OwnParts
+from headwater.engine.preparations import Preparations
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import PromptScores, Sampling
 from headwater.engine.selfcheck import Progress, SelfCheck, no_progress
@@ -319,6 +320,10 @@ class Engine(Answering):
         with self._changed:
             self._check_admission(namespace)
             return Warming(self.scheduler, self._changed, self._is_ending).warm(segments, namespace)
+
+    def preparations(self) -> Preparations:
+        """Return segments that others want in memory; its `after` is to be called by `stepped`."""
+        return Preparations(self.scheduler, self._changed)
 
     def _is_ending(self) -> bool:
         return self._stopping or self._broken is not None

@@ -109,6 +109,7 @@ class Meter:
         queued = sum(seq.n_prompt - (seq.match.checkpoint_tokens if seq.match else 0) for seq in waiting)
         prefills = (seq for seq in scheduler.running.values() if seq.phase is Phase.PREFILL)
         queued += sum(seq.n_prompt - seq.computed for seq in prefills)
+        queued += sum(key.tokens for key in scheduler.wanted)
         return Backlog(
             running=scheduler.computing,
             waiting=len(waiting),

@@ -1,4 +1,4 @@
-"""Prefixes in an engine's own memory, as parts of tiers: other workers of its cluster read them."""
+"""Prefixes and segments in an engine's own memory, as parts of tiers: other workers of its cluster read them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from headwater.cache.segments.compose import is_marked
+from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.engine.runner import Runner
 from headwater.engine.tier_prefix import PrefixParts
 from headwater.plan import Held
 from headwater.schedule.scheduler import Scheduler
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import STATE, Names
-from headwater.tiers.part import Buffer, Sealer
+from headwater.tiers.part import Buffer, Part, Sealer
 from headwater.tiers.prefix import Prefix
 
 
 class OwnParts:
-    """Parts of cached prefixes. Their pages are not evicted while they are read. Methods are for any thread.
+    """Parts of cached prefixes, and stored segments. Their pages are not evicted while they are read.
+
+    Methods are for any thread.
 
     A read does not count as a use: the worker that reads has a copy then, and if requests go there from now on, this
     one is evicted as any prefix that is not used.
@@ -32,13 +35,18 @@ class OwnParts:
         runner: Runner,
         changed: threading.Condition,
         prefill_seconds: Callable[[int], float | None],
+        part_of: Callable[[StoredSegment], Callable[[], Part]],
     ) -> None:
-        """`key`: the secret one of names and digests; `runner`: with the arena; `changed`: the engine's lock."""
+        """`key`: the secret one of names and digests; `runner`: with the arena; `changed`: the engine's lock.
+
+        `part_of`: makes a segment's part.
+        """
         self._scheduler, self._cache, self._changed = scheduler, scheduler.cache, changed
         self._sealer = Sealer(key)
-        names = Names(key, fingerprint.digest, scheduler.layout.unit_bytes)
-        self._prefixes = PrefixParts(names, scheduler.layout, runner, prefill_seconds)
-        self.reading = 0  # prefixes whose pages are kept from eviction now
+        self._part_of = part_of
+        self._names = Names(key, fingerprint.digest, scheduler.layout.unit_bytes)
+        self._prefixes = PrefixParts(self._names, scheduler.layout, runner, prefill_seconds)
+        self.reading = 0  # prefixes and segments whose pages are kept from eviction now
         self.sent = 0  # parts
 
     def find(self, namespace: str, key: bytes, tokens: int) -> Prefix | None:
@@ -97,6 +105,31 @@ class OwnParts:
         finally:
             with self._changed:
                 self._cache.release(id)
-                self.reading -= 1
-                self._scheduler.room_was_made()
-                self._changed.notify_all()
+                self._was_read()
+
+    @contextmanager
+    def sealed_segment(self, key: bytes) -> Iterator[list[Buffer] | None]:
+        """Yield the bytes of a segment, by its encoded key, as `sealed`; None if it is not stored, or not complete."""
+        with self._changed:
+            stored = self._cache.segments.find(SegmentKey.decoded(key))
+            if stored is not None and stored.ready:
+                self._cache.segments.pin(stored)
+                self.reading += 1
+            else:
+                stored = None
+        if stored is None:
+            yield None
+            return
+        try:
+            self.sent += 1
+            yield self._sealer.seal(self._names.segment(key), self._part_of(stored)())
+        finally:
+            with self._changed:
+                self._cache.segments.unpin(stored)
+                self._was_read()
+
+    def _was_read(self) -> None:
+        """Note that pages can be evicted again."""
+        self.reading -= 1
+        self._scheduler.room_was_made()
+        self._changed.notify_all()

@@ -127,10 +127,12 @@ class TierIO(Tiers):
         """Read from other workers, too; return what those may read here. `key`: the secret one of the cluster."""
         fingerprints = TierFingerprints(store, key, fingerprint, self._layout.unit_bytes)
         tier = Tier(len(self.tiers), store, fingerprints, Sealer(key))
-        own = OwnParts(key, fingerprint, self._scheduler, self._runner, self._changed, self.prefill_seconds)
+        engine = self._scheduler, self._runner, self._changed, self.prefill_seconds, self._segments.part_of
+        own = OwnParts(key, fingerprint, *engine)
         given = tier, store, self._scheduler, self._loads, self._changed, self._read, self._finish
         self._peers = Peers(tier, store, own, Follows(*given))
         self.tiers.append(tier)
+        self._segments.join_peers(tier, store)
         return own
 
     def follow(self, peer: bytes, namespace: str, key: bytes, tokens: int) -> int:
@@ -213,8 +215,12 @@ class TierIO(Tiers):
                 self._loads.stop_waiting(seq)
         self._segments.take_late(now)
 
+    def name_holders(self, key: SegmentKey, peers: Sequence[bytes]) -> None:
+        self._segments.expect(key, peers)
+
     def hold_segments(self, awaited: Awaited, keys: Sequence[SegmentKey]) -> set[SegmentKey]:
-        return set() if self._closing or not self._stores else self._segments.hold_back(awaited, keys)
+        sought = [] if self._closing else [key for key in keys if self._segments.may_hold(key)]
+        return self._segments.hold_back(awaited, sought) if sought else set()
 
     def segment_loaded(self, tokens: int) -> None:
         self.loaded_segments += 1

@@ -16,7 +16,9 @@ from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited, SegmentLoad, SegmentLoads
 from headwater.tiers.names import SEGMENT, Names
 from headwater.tiers.part import Part
-from headwater.tiers.store import StoreError
+from headwater.tiers.store import PeerStore, StoreError
+
+MOST_EXPECTED = 1024  # segments that peers are said to have
 
 log = logging.getLogger("headwater.engine")
 
@@ -45,12 +47,36 @@ class SegmentIO:
         owner: Owner,
     ) -> None:
         """`runner`: with the arena; `changed`: the engine's lock; `timeout`: of a lookup, in seconds."""
-        self._tiers, self._names, self._scheduler = tiers, names, scheduler
+        self._tiers, self._names, self._scheduler = list(tiers), names, scheduler
+        self._stores = tuple(tiers)
+        self._peers: tuple[Tier, PeerStore] | None = None
+        self._expected: dict[SegmentKey, None] = {}  # that peers are said to have, the oldest first
         self._pages = runner.arena.bytes
         self._changed, self._timeout, self._owner = changed, timeout, owner
         self._cache, self._layout = scheduler.cache, scheduler.layout
         self._loads = SegmentLoads(scheduler.cache, self, scheduler.new_id)
         self._until: dict[SegmentKey, float] = {}  # when a lookup or a load is late
+
+    # -- other workers of a cluster
+
+    def join_peers(self, tier: Tier, store: PeerStore) -> None:
+        """Pull segments from other workers, too: those that `expect` names."""
+        self._peers = tier, store
+        self._tiers.append(tier)
+
+    def expect(self, key: SegmentKey, peers: Sequence[bytes]) -> None:
+        """Note that workers are said to have a segment."""
+        if self._peers is None or not peers:
+            return
+        tier, store = self._peers
+        store.expect(peers, key.encoded, tier.names.segment(key.encoded))
+        self._expected[key] = None
+        while len(self._expected) > MOST_EXPECTED:
+            del self._expected[next(iter(self._expected))]
+
+    def may_hold(self, key: SegmentKey) -> bool:
+        """Return whether some tier may have a segment."""
+        return bool(self._stores) or key in self._expected
 
     def __len__(self) -> int:
         """Return how many lookups and loads are in progress."""
@@ -75,7 +101,8 @@ class SegmentIO:
 
     def look_up_segments(self, keys: Sequence[SegmentKey]) -> Set[int]:
         self._until |= dict.fromkeys(keys, time.monotonic() + self._timeout)
-        asked = [tier for tier in self._tiers if tier.usable]
+        expected = not self._expected.keys().isdisjoint(keys)
+        asked = [tier for tier in self._tiers if tier.usable and (expected or tier in self._stores)]
         for tier in asked:
             tier.lookups.submit(self._look_up, tier, keys)
         return {tier.number for tier in asked}
@@ -85,7 +112,7 @@ class SegmentIO:
         found = [False] * len(keys)
         try:
             if tier.usable:
-                found = tier.store.has([self._names.segment(key.encoded) for key in keys])
+                found = tier.store.has([tier.names.segment(key.encoded) for key in keys])
         except StoreError as error:
             tier.failed(error)
         except Exception:
@@ -121,7 +148,7 @@ class SegmentIO:
         load.tiers = tier.store.kind
         try:
             encoded, pages = key.encoded, (*load.plan.table, *build.state, *build.transition)
-            name, end = self._names.segment(encoded), load.plan.end
+            name, end = tier.names.segment(encoded), load.plan.end
             no_memory = TierOutcome.NO_MEMORY if load.given_up else None
             load.failed = no_memory or self._pages.fill(
                 pages, lambda views: tier.read(name, SEGMENT, end, encoded, views)
@@ -142,9 +169,11 @@ class SegmentIO:
 
     def parts(self, stored: Iterable[StoredSegment]) -> list[NamedPart]:
         """Return names and parts of segments whose pages do not change meanwhile (on the writer's thread)."""
-        return [(self._names.segment(one.key.encoded), self._part(one)) for one in stored]
+        return [(self._names.segment(one.key.encoded), self.part_of(one)) for one in stored]
 
-    def _part(self, stored: StoredSegment) -> Callable[[], Part]:
+    def part_of(self, stored: StoredSegment) -> Callable[[], Part]:
+        """Return a function that makes the part of a segment whose pages do not change meanwhile."""
+
         def make() -> Part:
             key, pages = stored.key, (*stored.kv, *stored.state, *stored.transition)
             start, end = key.widths.head, key.tokens - key.widths.tail

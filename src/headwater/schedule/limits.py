@@ -10,6 +10,7 @@ from headwater.plan import CacheLayout
 ANSWERS_AT_ONCE = 4  # finished answers that are prefilled side by side; each has a slot of its own
 RESERVED = 1  # slots beyond `max_running`, for a namespace that has nothing running while others fill all slots
 BUILDS_AT_ONCE = 4  # segments that are built side by side; each has a slot of its own
+BUILT_TOGETHER = 1024  # tokens of segments that no request waits for which are built side by side; a longer one alone
 EXTRA_SLOTS = ANSWERS_AT_ONCE + RESERVED + BUILDS_AT_ONCE
 LOOKED_AT = 256  # waiting requests of a namespace that may be begun in one step
 OTHERS = 64  # waiting requests that are compared with one that begins: where they leave it, it takes a checkpoint

@@ -19,6 +19,7 @@ from headwater.schedule.kinds.segment import Composing, SegmentBuild
 from headwater.schedule.limits import (
     ANSWERS_AT_ONCE,
     BUILDS_AT_ONCE,
+    BUILT_TOGETHER,
     LOOKED_AT,
     OTHERS,
     PREFETCHED,
@@ -283,7 +284,7 @@ class Scheduler(Preemption):
     def _build_wanted(self) -> None:
         held = self.tiers.hold_segments(self._awaited, [key for key in self.wanted if self.composer.find(key) is None])
         for key in [key for key in self.wanted if key not in held]:
-            if not self._may_build():
+            if not self._may_build() or not self._may_build_beside(key):
                 return
             self.wanted.remove(key)
             self._awaited.forget(key)
@@ -293,6 +294,11 @@ class Scheduler(Preemption):
     def _may_build(self) -> bool:
         builds = sum(isinstance(seq, SegmentBuild) for seq in self.running.values())
         return builds < BUILDS_AT_ONCE and len(self.slots) > 0
+
+    def _may_build_beside(self, key: SegmentKey) -> bool:
+        """Return whether a segment is begun now: long ones one by one, so that each is there early (HYPIC, 4.4)."""
+        building = sum(seq.n_prompt for seq in self.running.values() if isinstance(seq, SegmentBuild))
+        return not building or building + key.tokens <= BUILT_TOGETHER
 
     def _build(self, key: SegmentKey) -> bool:
         """Begin to build a segment. False: there is no memory for it."""

@@ -73,6 +73,9 @@ class Tiers:
     def resumed(self, namespace: str, key: bytes, at: int) -> None:
         """Note that a request resumed from a checkpoint in memory."""
 
+    def name_holders(self, key: SegmentKey, peers: Sequence[bytes]) -> None:
+        """Note that other workers of a cluster have a segment, or had it a short time ago."""
+
     def hold_segments(self, awaited: Awaited, keys: Sequence[SegmentKey]) -> set[SegmentKey]:
         """Return those of the missing segments `keys` that their requester is to wait for: others are built."""
         return set()

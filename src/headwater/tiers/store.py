@@ -105,6 +105,9 @@ class PeerStore(Store, Protocol):
         None: it is unknown, or does not answer. `has` knows of all parts then.
         """
 
+    def expect(self, peers: Sequence[bytes], key: bytes, name: str) -> None:
+        """Take it that the first of these workers that can be asked has a segment with this encoded key and name."""
+
 
 def filled(content: Buffer | None, pieces: Sequence[memoryview]) -> bool:
     """Copy content into pieces, one after the other; False if it has another size."""

@@ -28,6 +28,7 @@ ACCOUNT_KEYS = {
     "load_seconds",
     "tier_outcome",
     "prefilled_by",
+    "segments_apart",
     "handed_over_tokens",
     "prompt_tokens",
     "cached_tokens",

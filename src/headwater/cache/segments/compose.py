@@ -137,6 +137,11 @@ def is_marked(key: bytes) -> bool:
     return bool(len(ids) and ids.max() > LARGEST_ID)
 
 
+def whole_segments(key: bytes, segments: Sequence[Span], fidelity: Fidelity) -> tuple[Span, ...]:
+    """Return the segments of a prompt that are recomputed whole. `key`: its token ids, four bytes each."""
+    return relevant(key, segments, METHODS[fidelity].whole_of(len(segments)))
+
+
 def relevant(key: bytes, segments: Sequence[Span], count: int) -> tuple[Span, ...]:
     """Return the at most `count` segments that share the rarest tokens with the question, in order of position.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headwater.cache.changes import IGNORED, Changes, SegmentStored
 from headwater.cache.pool import Pool
@@ -39,6 +39,20 @@ class SegmentKey:
         namespace = self.namespace.encode()
         return ENCODED.pack(len(namespace), self.widths.head, self.widths.tail) + namespace + self.ids
 
+    @classmethod
+    def decoded(cls, encoded: bytes) -> SegmentKey:
+        """Return the key with these bytes. Raises ValueError or struct.error for what is none."""
+        length, head, tail = ENCODED.unpack_from(encoded)
+        ids = encoded[ENCODED.size + length :]
+        if len(ids) % 4:
+            raise ValueError(f"a segment's token ids have {len(ids)} bytes, which are four each")
+        return cls(encoded[ENCODED.size : ENCODED.size + length].decode(), ids, Widths(head, tail))
+
+    @property
+    def as_change(self) -> SegmentStored:
+        """The change that storing it is, but for the page."""
+        return SegmentStored(0, self.namespace, self.ids, self.widths.head, self.widths.tail)
+
 
 @dataclass(slots=True, eq=False)
 class StoredSegment:
@@ -66,8 +80,7 @@ class StoredSegment:
     @property
     def as_change(self) -> SegmentStored:
         """The change that storing it is."""
-        widths = self.key.widths
-        return SegmentStored(self.first_page, self.key.namespace, self.key.ids, widths.head, widths.tail)
+        return replace(self.key.as_change, page=self.first_page)
 
 
 @dataclass

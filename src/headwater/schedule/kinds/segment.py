@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ids
 
 from headwater.cache.prefix_cache import PrefixCache
-from headwater.cache.segments.compose import METHODS, Widths, relevant, usable
+from headwater.cache.segments.compose import METHODS, Widths, usable, whole_segments
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.errors import ConfigError, OutOfPages
 from headwater.plan import Plan
@@ -128,9 +128,8 @@ class Composer(Composing):
     def _usable(self, seq: Request, widths: Widths, first: int) -> tuple[Span, ...]:
         """Return the segments from position `first` on that may be composed."""
         if seq.whole is None:
-            segments = seq.generation.segments
-            most = METHODS[seq.generation.fidelity].whole_of(len(segments))
-            seq.whole = relevant(seq.prompt_ids(Span(0, seq.n_prompt)), segments, most)
+            ids = seq.prompt_ids(Span(0, seq.n_prompt))
+            seq.whole = whole_segments(ids, seq.generation.segments, seq.generation.fidelity)
         reused = (span for span in seq.generation.segments if span not in seq.whole)
         return usable(reused, widths, first, seq.n_prompt - 1)
 

@@ -1,0 +1,184 @@
+"""Dispatch of a prompt's cold segments to several workers, each of which computes its own (HYPIC, section 4.4).
+
+One worker combines: it computes the rest of the prompt, and the answer. It pulls what the others have computed, segment
+by segment. Pure functions of what a router knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from headwater.cluster.choice import Candidate, Prompt, expected_seconds, token_seconds
+from headwater.schedule.tier_load import PullSpeed
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A worker that computes segments, one after the other. Seconds."""
+
+    queue: float  # until it begins
+    token: float  # of each token
+    hand_over: PullSpeed | None = None  # to the worker that combines; None: it is that worker
+
+    def seconds_of_pull(self, tokens: int) -> float:
+        """Return the seconds to pull a segment of so many tokens: its KV, its state, and a transition of that size."""
+        return 0.0 if self.hand_over is None else self.hand_over.seconds(tokens) + self.hand_over.state
+
+
+Rule = Callable[[Sequence[int], Sequence[Lane]], list[int]]  # (tokens of each segment, lanes) -> lane of each segment
+
+
+def longest_first(tokens: Sequence[int]) -> list[int]:
+    """Return the indices of segments in the order in which they are assigned, and computed by each worker (LPT)."""
+    return sorted(range(len(tokens)), key=lambda i: -tokens[i])
+
+
+def smallest_count(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
+    """Assign segments as HYPIC prints it (section 4.4, equation 9): LPT by token counts.
+
+    "Traverse C in descending order of |C_i| and assign each segment to the worker with the smallest accumulated token
+    count": the first one of several. Queues, speeds and transfers are not looked at.
+    """
+    counts, found = [0] * len(lanes), [0] * len(tokens)
+    for i in longest_first(tokens):
+        found[i] = min(range(len(lanes)), key=counts.__getitem__)
+        counts[found[i]] += tokens[i]
+    return found
+
+
+def soonest(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
+    """Assign segments, the longest first, each to the worker from which it comes soonest to the one that combines.
+
+    Equation 9 in seconds: what is accumulated begins with the worker's queue, and a segment has its transfer after it.
+    """
+    ends, found = [lane.queue for lane in lanes], [0] * len(tokens)
+    for i in longest_first(tokens):
+        there = [
+            end + tokens[i] * lane.token + lane.seconds_of_pull(tokens[i])
+            for end, lane in zip(ends, lanes, strict=True)
+        ]
+        found[i] = min(range(len(lanes)), key=there.__getitem__)
+        ends[found[i]] += tokens[i] * lanes[found[i]].token
+    return found
+
+
+def in_turns(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
+    """Assign segments round robin, in the order of the prompt: what LPT is compared with."""
+    return [i % len(lanes) for i in range(len(tokens))]
+
+
+DISPATCH: dict[str, Rule] = {"soonest": soonest, "smallest_count": smallest_count, "in_turns": in_turns}
+
+
+def ready_at(tokens: Sequence[int], lanes: Sequence[Lane], assigned: Sequence[int], pulling: float = 0.0) -> float:
+    """Return the seconds until the worker that combines has all segments: pulled one by one as they are computed.
+
+    `pulling`: seconds for which it pulls others first.
+    """
+    ends, own, remote = [lane.queue for lane in lanes], 0.0, []
+    for i in longest_first(tokens):
+        lane = lanes[assigned[i]]
+        ends[assigned[i]] += tokens[i] * lane.token
+        if lane.hand_over is None:
+            own = ends[assigned[i]]
+        else:
+            remote.append((ends[assigned[i]], lane.seconds_of_pull(tokens[i])))
+    there = pulling
+    for computed, seconds in sorted(remote):
+        there = max(there, computed) + seconds
+    return max(own, there)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment of a prompt, as a dispatch sees it. Tokens."""
+
+    start: int  # in the prompt
+    tokens: int  # to compute, if it is built
+    interior: int  # that a request does not compute itself
+    holders: Collection[int]  # workers that have it, or are computing it
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Workers of a prompt, by index."""
+
+    combiner: int
+    builders: dict[int, int]  # of each segment that is to be built, by its index; the longest first
+    pulled: dict[int, int]  # workers that have a segment which the combining one is to pull
+    interiors: int  # tokens of all segments, which the combining worker does not compute itself
+    seconds: float  # the cost: until the first token, and of what is evicted
+
+    @property
+    def is_alone(self) -> bool:
+        """True if the combining worker has or computes all segments: nothing is to be prepared."""
+        return not self.pulled and all(worker == self.combiner for worker in self.builders.values())
+
+
+def dispatch(
+    prompt: Prompt,
+    segments: Sequence[Segment],
+    candidates: Sequence[Candidate],
+    combiners: Sequence[int],
+    rule: Rule = soonest,
+) -> Dispatch:
+    """Return the least cost in seconds over the workers that may combine: alone, or with others of its pool.
+
+    Others compute segments only if that is sooner, their transfer included. `candidates`: workers whose pulls are
+    priced. Of equal costs the worker with the fewest requests has it.
+    """
+    speeds = token_seconds(candidates)
+    found = [_combined_at(at, prompt, segments, candidates, speeds, rule) for at in combiners]
+    return min(found, key=lambda one: (one.seconds, candidates[one.combiner].load))
+
+
+def _combined_at(
+    at: int,
+    prompt: Prompt,
+    segments: Sequence[Segment],
+    candidates: Sequence[Candidate],
+    speeds: Sequence[float],
+    rule: Rule,
+) -> Dispatch:
+    """Return the cheaper way of combining a prompt at one worker."""
+    one = candidates[at]
+    needed = [i for i, segment in enumerate(segments) if segment.start >= max(one.own, one.pulled)]
+    cold, pulled, pulling = list[int](), dict[int, int](), 0.0
+    for i in needed:
+        holders = [n for n in segments[i].holders if candidates[n].pool == one.pool]
+        if at in holders:
+            continue
+        tokens = segments[i].tokens
+        seconds = Lane(0.0, 0.0, one.pull).seconds_of_pull(tokens)
+        if holders and one.pull is not None and seconds < tokens * speeds[at]:
+            pulled[i] = min(holders, key=lambda n: candidates[n].load)
+            pulling += seconds
+        else:
+            cold.append(i)
+    builders, ready = _builders(at, [segments[i].tokens for i in cold], candidates, speeds, rule, pulling)
+    interiors = sum(segments[i].interior for i in needed)
+    queue = one.queued_tokens * speeds[at]
+    cost = expected_seconds(prompt, replace(one, composed=interiors), speeds[at])
+    seconds = cost + max(0.0, ready - queue)
+    return Dispatch(at, {cold[i]: worker for i, worker in builders.items()}, pulled, interiors, seconds)
+
+
+def _builders(
+    at: int,
+    tokens: Sequence[int],
+    candidates: Sequence[Candidate],
+    speeds: Sequence[float],
+    rule: Rule,
+    pulling: float,
+) -> tuple[dict[int, int], float]:
+    """Return the worker of each cold segment, the longest first, and the seconds until the combining one has all."""
+    one = candidates[at]
+    pool = [n for n, other in enumerate(candidates) if n == at or (other.pool == one.pool and one.pull is not None)]
+    lanes = [Lane(candidates[n].queued_tokens * speeds[n], speeds[n], None if n == at else one.pull) for n in pool]
+    alone = [pool.index(at)] * len(tokens)
+    assigned = rule(tokens, lanes)
+    if ready_at(tokens, lanes, assigned, pulling) >= ready_at(tokens, lanes, alone, pulling):
+        assigned = alone
+    order = longest_first(tokens)
+    return {i: pool[assigned[i]] for i in order}, ready_at(tokens, lanes, assigned, pulling)

@@ -1,0 +1,69 @@
+"""Segments that a cluster's routers want in memory before requests are composed of them: pulled, or built."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from headwater.cache.segments.store import SegmentKey
+from headwater.schedule.scheduler import Scheduler
+
+
+class Preparations:
+    """Segments that are wanted, in the order in which routers named them, and whom to tell once each is there."""
+
+    def __init__(self, scheduler: Scheduler, changed: threading.Condition) -> None:
+        """`changed`: the engine's lock."""
+        self._scheduler, self._changed = scheduler, changed
+        self._open: dict[SegmentKey, dict[int, Callable[[bool], None]]] = {}
+        self._numbers = count()
+
+    def prepare(self, segment: bytes, peers: Sequence[bytes], done: Callable[[bool], None]) -> Callable[[], None]:
+        """Have a segment in memory, and call `done` then; False: there is no memory. Returns what cancels it.
+
+        `segment`: its encoded key. `peers`: incarnations of workers that have it, from which it is pulled if that takes
+        less time than computing it. `done` may be called before this returns, and is called on the engine's thread
+        otherwise. Any thread may call this. Raises ValueError or struct.error for what is no key, ConfigError where no
+        segments are stored.
+        """
+        key, number = SegmentKey.decoded(segment), next(self._numbers)
+        self._scheduler.composer.wanted((), key.namespace)
+        with self._changed:
+            stored = self._scheduler.composer.find(key)
+            is_ready = stored is not None and stored.ready
+            if stored is not None and is_ready:
+                self._scheduler.cache.expect_segment(stored)
+            else:
+                self._scheduler.tiers.name_holders(key, peers)
+                if key not in self._scheduler.wanted:
+                    self._scheduler.wanted.append(key)
+                self._open.setdefault(key, {})[number] = done
+                self._changed.notify_all()
+        if is_ready:
+            done(True)
+        return lambda: self._cancel(key, number)
+
+    def _cancel(self, key: SegmentKey, number: int) -> None:
+        """Want a segment no more, unless others do. One that is being built or loaded is built to its end."""
+        with self._changed:
+            waiting = self._open.get(key, {})
+            waiting.pop(number, None)
+            if not waiting and self._open.pop(key, None) is not None and key in self._scheduler.wanted:
+                self._scheduler.wanted.remove(key)
+
+    def after(self, stepped: Callable[[], None]) -> Callable[[], None]:
+        """Return a function for the engine to call after each change: it calls `stepped`, then tells who waits."""
+
+        def look() -> None:
+            stepped()
+            for key in [key for key in self._open if not self._is_pending(key)]:
+                stored = self._scheduler.composer.find(key)
+                for done in self._open.pop(key).values():
+                    done(stored is not None)
+
+        return look
+
+    def _is_pending(self, key: SegmentKey) -> bool:
+        stored = self._scheduler.composer.find(key)
+        return not stored.ready if stored is not None else key in self._scheduler.wanted
