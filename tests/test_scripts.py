@@ -28,6 +28,7 @@ SMALLEST = {
     "benchmarks.comparison": ["OUT/ours.json", *PEERS, "--out", "OUT/page.md", "--figures", "OUT/figures.json"],
     "benchmarks.drafting": ["--small", "--data", str(SHARED / "data"), "--out", "OUT/drafting.json"],
     "benchmarks.hand_over": ["--tokens", "512", "--out", "OUT/hand_over.json"],
+    "benchmarks.parallel_segments": ["--seeds", "2", "--out", "OUT/parallel_segments.json"],
     "benchmarks.grid": ["--small", "--seeds", "0-1"],
     "benchmarks.policies": ["--small", "--traces", "mini_swe_agent"],
     "benchmarks.policy_map": ["--small", "--jobs", "1", "--out", "OUT/map.json", "--image", "OUT/map.png"],
