@@ -212,7 +212,7 @@ class Runner:
         plan, slot = leg.plan, leg.slot
         runs = plan.runs or (Run(plan.start, plan.end, ()),)
         if plan.build is not None and plan.start < plan.build.head:
-            runs = (Run(0, plan.build.head, ()), Run(plan.build.head, plan.end, ()))
+            runs = (Run(0, plan.build.head, ()), Run(plan.build.head, plan.end, ()))[: 1 + (plan.end > plan.build.head)]
         table_P = self._tensor(plan.table)
         slices = []
         for run in runs:

@@ -34,9 +34,13 @@ class SegmentBuild(Sequence):
         return False
 
     def next_leg(self, legs: Legs, budget: Budget) -> Plan | None:
-        page, end = self._cache.layout.page_size, self._end
+        """Reserve a leg that ends a number of pages after the head, from which recurrences are cut into chunks.
+
+        So a segment has the same bits whatever budgets its steps had. A small budget is for the head alone.
+        """
+        page, head, end = self._cache.layout.page_size, self._key.widths.head, self._end
         if end - self.computed > budget.tokens:
-            end = (self.computed + budget.tokens) // page * page
+            end = head + (self.computed + budget.tokens - head) // page * page
         if end <= self.computed:
             return None
         self.planned = end
