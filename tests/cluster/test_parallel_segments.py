@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
+from benchmarks import segment_processes
+from headwater.cluster import preparing
 from headwater.engine.meter import Backlog
 from headwater.request import Fidelity, Generation, Span
 from headwater.schedule.tier_load import PullSpeed
-from tests.cluster.fake import until
-from tests.cluster.test_routed_answers import ask, cluster, generation
+from tests.cluster.fake import kill, until
+from tests.cluster.test_routed_answers import KINDS, RealWorker, Whole, ask, cluster, generation, settle
 from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import words
 
 FAST = PullSpeed(0.001, 1e-7)
 LENGTHS = (200, 130, 90, 170)
-LEAD, QUESTION = 40, 30
+LEAD, QUESTION, SEAMS = 40, 30, 8
 
 
 def composed(seed: str, kind: str = "greedy", lengths=LENGTHS, **more: object) -> Generation:
@@ -45,19 +50,263 @@ def model(load):  # noqa: F811
     return load("qwen3_5", "float32", 2)
 
 
-def built(worker) -> int:
-    """Return the segment tokens that a worker has computed."""
-    return worker.engine.stats().segment_tokens
+def of_one_worker(model, *asked: Generation) -> list[Whole]:
+    with workers_of(model, "a") as (router, _):
+        answers = [ask(router, one).wait() for one in asked]
+        assert router.counts["combined"] == 0
+    return answers
+
+
+def built(workers: dict[str, RealWorker]) -> int:
+    """Return the segment tokens that workers have computed."""
+    return sum(worker.engine.stats().segment_tokens for worker in workers.values())
+
+
+def cold(asked: Generation) -> int:
+    return sum(span.end - span.start - SEAMS for span in asked.segments)
+
+
+class Gate:
+    """Holds a worker's steps until it is opened."""
+
+    def __init__(self, worker: RealWorker, after: int = 0) -> None:
+        """`after`: steps that run before."""
+        self.reached, self._opened, self._left = threading.Event(), threading.Event(), after
+        self._run = worker.engine.runner.run
+        worker.engine.runner.run = self._held
+
+    def _held(self, step):
+        if self._left == 0:
+            self.reached.set()
+            assert self._opened.wait(60)
+        self._left = max(0, self._left - 1)
+        return self._run(step)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+# -- bits
 
 
 def test_cold_segments_computed_by_two_workers_have_the_bits_of_one(model) -> None:
     asked = composed("slice")
-    with workers_of(model, "a") as (router, _):
-        plain = ask(router, asked).wait()
-        assert router.counts["combined"] == 0
+    (plain,) = of_one_worker(model, asked)
     with workers_of(model, "a", "b") as (router, workers):
         answer = ask(router, asked).wait()
         assert (router.counts["combined"], router.counts["segments_apart"]) == (1, 2), router.counts
-        assert sorted(built(worker) for worker in workers.values()) == sorted([200 + 90 - 16, 130 + 170 - 16])
+        assert built(workers) == cold(asked), "each segment is computed once"
+        assert all(worker.engine.stats().segment_tokens for worker in workers.values())
+        (pulls,) = router.stats().tiers if router.stats().tiers else (None,)
+        assert pulls is None or pulls.corrupt == pulls.errors == 0
+        until(lambda: all(link.outstanding.number == 0 for link in router._links.values()))
     assert answer.comparable == plain.comparable
-    assert plain.finished.account.segments == answer.finished.account.segments == 4
+    apart = replace(answer.finished.account, segments_apart=0)
+    assert (apart, answer.finished.account.segments_apart) == (plain.finished.account, 2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fidelity", [Fidelity.FAST, Fidelity.BALANCED, Fidelity.HIGH, Fidelity.NAIVE])
+def test_any_number_of_workers_has_the_same_bits(model, fidelity) -> None:
+    """Every kind of answer, cold and again with its segments in another order, from 1, 2 and 3 workers."""
+    kinds = [kind for kind in KINDS if kind != "prompt scores"]
+    asked = [composed(kind, kind, (200, 130, 90, 170, 64), fidelity=fidelity) for kind in kinds]
+    asked += [turned(one) for one in asked]
+    plain = [one.comparable for one in of_one_worker(model, *asked)]
+    for names in ("ab", "abc"):
+        with workers_of(model, *names) as (router, _):
+            answers = [ask(router, one).wait() for one in asked]
+            assert router.counts["combined"] >= len(kinds), router.counts
+        assert [one.comparable for one in answers] == plain, names
+
+
+def turned(asked: Generation) -> Generation:
+    """Return a request with the same segments in reversed order."""
+    first, last = asked.segments[0].start, asked.segments[-1].end
+    prompt, spans, at = list(asked.prompt[:first]), [], first
+    for span in reversed(asked.segments):
+        prompt += asked.prompt[span.start : span.end]
+        spans.append(Span(at, at + span.end - span.start))
+        at = spans[-1].end
+    return replace(asked, prompt=(*prompt, *asked.prompt[last:]), segments=tuple(spans))
+
+
+@pytest.mark.full
+def test_workers_in_processes_have_the_bits_of_one() -> None:
+    """With CURVE, real speeds and real heartbeats, as `cluster up` starts them but for Ray."""
+    one, *others = (segment_processes.measure(count, 6, 400, None) for count in (1, 2, 3))
+    for other in others:
+        assert other.answers == one.answers
+        assert other.row["cold_tokens"] == one.row["cold_tokens"] == [6 * (400 - 16)] * 3
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["granite", "kimi_linear", "jamba", "ring", "mamba2", "qwen3"])
+def test_segments_of_every_kind_of_layer_travel(load, family) -> None:  # noqa: F811
+    model, asked = load(family, "float32", 2), composed("family")
+    (plain,) = of_one_worker(model, asked)
+    with workers_of(model, "a", "b") as (router, _):
+        answer = ask(router, asked).wait()
+        assert router.counts["segments_apart"] == 2
+    assert answer.comparable == plain.comparable
+
+
+# -- what is pulled, and what stays
+
+
+@pytest.mark.full
+def test_stored_segments_are_pulled_by_the_worker_that_combines(model) -> None:
+    first, second = composed("stored"), turned(composed("stored"))
+    plain = of_one_worker(model, first, second)
+    with workers_of(model, "a", "b") as (router, workers):
+        answers = [ask(router, first).wait()]
+        settle(router)
+        (home,) = (name for name, worker in workers.items() if worker.engine.stats().loaded_segments)
+        workers[home].engine.backlog = lambda: Backlog(0, 0, 90_000, 0.001, 1.0, pull=FAST)
+        until(lambda: router._links[home].backlog.queued_tokens)
+        answers.append(ask(router, second).wait())
+        assert built(workers) == cold(first), "nothing is computed twice"
+    assert [one.comparable for one in answers] == [one.comparable for one in plain]
+    assert answers[1].finished.account.cold_tokens == 0
+
+
+def test_a_tenants_segments_stay_where_they_are_used(model) -> None:
+    asked = composed("tenant", namespace="tenant")
+    with workers_of(model, "a", "b") as (router, workers):
+        ask(router, asked).wait()
+        assert (router.counts["combined"], built(workers)) == (0, cold(asked))
+        assert not all(worker.engine.stats().segment_tokens for worker in workers.values())
+
+
+def test_two_requests_compute_a_segment_once(model) -> None:
+    asked = [composed("shared"), turned(composed("shared"))]
+    plain = of_one_worker(model, *asked)
+    with workers_of(model, "a", "b") as (router, workers):
+        gates = [Gate(worker) for worker in workers.values()]
+        open_answers = [ask(router, one) for one in asked]
+        until(lambda: router.counts["routed"] == 2)
+        for gate in gates:
+            gate.open()
+        answers = [one.wait() for one in open_answers]
+        assert built(workers) == cold(asked[0])
+    assert [one.comparable for one in answers] == [one.comparable for one in plain]
+
+
+@pytest.mark.full
+def test_a_segment_is_pulled_while_the_next_one_is_computed(model) -> None:
+    """Long ones are finished one by one: the first is pulled before the worker has computed the second."""
+    asked = composed("long", lengths=(1100, 1090, 1080, 1070), max_tokens=4)
+    with workers_of(model, "a", "b") as (router, workers):
+        gates = {name: Gate(worker) for name, worker in workers.items()}
+        answer = ask(router, asked)
+        until(lambda: all(gate.reached.is_set() for gate in gates.values()))
+        (one,) = router._preparing._preparations.values()
+        (other,) = (worker for name, worker in workers.items() if name != one.combiner.name)
+        gates[one.combiner.name].open()
+        seen: list[tuple[int, int]] = []
+        stored = other.pulling._sending._parts
+
+        def sealed(*given, was=stored.sealed):
+            seen.append((other.engine.stats().segment_tokens, len(other.engine.scheduler.running)))
+            return was(*given)
+
+        stored.sealed = sealed
+        gates[next(name for name in gates if name != one.combiner.name)].open()
+        assert answer.wait().error is None
+        assert built(workers) == cold(asked)
+    assert len(seen) == 2
+    assert seen[0][1] == 1, "another is being computed"
+    assert 1060 < seen[0][0] < 2100 < seen[1][0]
+
+
+# -- losses
+
+
+@pytest.mark.parametrize("lost", ["computes", "combines"])
+def test_a_worker_that_is_lost_meanwhile_loses_nothing(model, lost) -> None:
+    asked = composed("lost")
+    (plain,) = of_one_worker(model, asked)
+    with workers_of(model, "a", "b", "c") as (router, workers):
+        gates = {name: Gate(worker) for name, worker in workers.items()}
+        answer = ask(router, asked)
+        until(lambda: router._preparing._preparations)
+        (one,) = router._preparing._preparations.values()
+        builders = {order.link.name for order in router._preparing._orders.values()}
+        assert len(builders) == 3
+        name = one.combiner.name if lost == "combines" else min(builders - {one.combiner.name})
+        assert gates[name].reached.wait(30)
+        kill(router, name, workers[name])
+        for gate in gates.values():
+            gate.open()
+        answer.wait()
+        assert router.counts["moved"] == router.counts["resumed"] == 0, "it was with no worker yet"
+        assert not router._preparing._orders
+    assert answer.error is None
+    assert answer.comparable == plain.comparable
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("what", ["the sender fails", "a bit is flipped"])
+def test_a_segment_that_does_not_come_whole_is_computed_where_it_is_combined(model, what) -> None:
+    asked = composed("gone")
+    (plain,) = of_one_worker(model, asked)
+    with workers_of(model, "a", "b") as (router, workers):
+        for worker in workers.values():
+            changing(worker, what)
+        answer = ask(router, asked).wait()
+        assert built(workers) > cold(asked)
+        counts = [worker.engine.scheduler.tiers._peers.tier.counts for worker in workers.values()]
+        assert bool(sum(one["corrupt"] for one in counts)) == (what == "a bit is flipped")
+    assert answer.comparable == plain.comparable
+
+
+def changing(worker: RealWorker, what: str) -> None:
+    """Let a worker fail to send segments, or send them with another last byte of their content."""
+    parts = worker.pulling._sending._parts
+    if what == "the sender fails":
+        parts._part_of = lambda stored: 1 / 0
+        return
+    seal = parts._sealer.seal
+
+    def flipped(name, part):
+        *pieces, last, digest = map(bytes, seal(name, part))
+        return [*pieces, last[:-1] + bytes([last[-1] ^ 1]), digest]
+
+    parts._sealer.seal = flipped
+
+
+@pytest.mark.full
+def test_a_request_does_not_wait_for_ever(model, monkeypatch) -> None:
+    monkeypatch.setattr(preparing, "LATE_SECONDS", 0.1)
+    monkeypatch.setattr(preparing, "LATE", 0.0)
+    asked = composed("late")
+    (plain,) = of_one_worker(model, asked)
+    with workers_of(model, "a", "b") as (router, workers):
+        gates = {name: Gate(worker) for name, worker in workers.items()}
+        answer = ask(router, asked)
+        until(lambda: router._preparing._preparations)
+        (one,) = router._preparing._preparations.values()
+        gates[one.combiner.name].open()
+        answer.wait()
+        assert router.counts["segments_late"] == 1
+        for gate in gates.values():
+            gate.open()
+    assert answer.comparable == plain.comparable
+
+
+def test_a_cancelled_request_leaves_nothing(model) -> None:
+    with workers_of(model, "a", "b") as (router, workers):
+        gates = [Gate(worker) for worker in workers.values()]
+        received = Whole()
+        number = router.submit(composed("cancelled", lengths=(1100, 1100, 1100, 1100)), received.on_event)
+        until(lambda: all(gate.reached.is_set() for gate in gates))
+        router.cancel(number)
+        until(lambda: not (router._preparing._preparations or router._preparing._orders))
+        until(lambda: not any(worker.worker.open_requests for worker in workers.values()))
+        assert all(link.outstanding.number == 0 for link in router._links.values())
+        for gate in gates:
+            gate.open()
+        until(lambda: all(worker.engine.scheduler.idle for worker in workers.values()))
+        assert built(workers) <= 2 * 1100, "what had not begun is not computed"
+        time.sleep(0.05)
+        assert not received.events

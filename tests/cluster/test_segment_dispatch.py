@@ -1,0 +1,173 @@
+"""Rules that assign cold segments to workers, and the choice of the worker that combines them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.cluster.choice import Candidate, Prompt
+from headwater.cluster.segment_dispatch import (
+    Lane,
+    Segment,
+    dispatch,
+    in_turns,
+    longest_first,
+    ready_at,
+    smallest_count,
+    soonest,
+)
+from headwater.schedule.tier_load import PullSpeed
+
+FAST, SLOW = PullSpeed(1e-4, 1e-7), PullSpeed(1e-3, 1e-2)
+IDLE = Candidate(0, 0, 0, 1e-3, 1.0, 8, 0, pool="one", pull=FAST)
+COLD = [Segment(100 + 500 * n, 500, 484, ()) for n in range(4)]
+PROMPT = Prompt(2200)
+
+
+def idle(workers: int) -> list[Lane]:
+    return [Lane(0.0, 1e-3) for _ in range(workers)]
+
+
+def loads(tokens: list[int], assigned: list[int], workers: int) -> list[int]:
+    return [sum(n for n, to in zip(tokens, assigned, strict=True) if to == worker) for worker in range(workers)]
+
+
+# -- equation 9
+
+
+def test_equation_9_goes_by_descending_tokens_to_the_smallest_count() -> None:
+    assert smallest_count([300, 900, 500, 500, 100], idle(2)) == [0, 0, 1, 1, 1]
+    assert smallest_count([2400] * 11, idle(4)) == [0, 1, 2, 3] * 2 + [0, 1, 2]
+    assert smallest_count([], idle(3)) == []
+
+
+def test_equation_9_as_printed_looks_at_nothing_but_tokens() -> None:
+    uneven = [Lane(9.0, 1.0, SLOW), Lane(0.0, 1e-3)]
+    assert smallest_count([5, 4, 3], uneven) == smallest_count([5, 4, 3], idle(2)) == [0, 1, 1]
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=6), st.integers(1, 3))
+def test_the_longest_first_are_within_grahams_bound_of_the_least(tokens: list[int], workers: int) -> None:
+    """Graham (1969): LPT is at most 4/3 - 1/(3m) of the least maximum of equation 9."""
+    assignments = product(range(workers), repeat=len(tokens))
+    least = min(max(loads(tokens, list(one), workers)) for one in assignments)
+    found = max(loads(tokens, smallest_count(tokens, idle(workers)), workers))
+    assert found <= least * (4 / 3 - 1 / (3 * workers)) + 1e-9
+
+
+def test_the_longest_first_beat_turns_on_uneven_segments() -> None:
+    tokens = [4000, 300, 3500, 200, 3000, 100]
+    assert max(loads(tokens, in_turns(tokens, idle(2)), 2)) == 10_500
+    assert max(loads(tokens, smallest_count(tokens, idle(2)), 2)) == 6_500
+
+
+# -- in seconds
+
+
+@given(st.lists(st.integers(1, 9000), min_size=1, max_size=20), st.integers(1, 8))
+def test_among_idle_equal_workers_seconds_are_equation_9(tokens: list[int], workers: int) -> None:
+    assert loads(tokens, soonest(tokens, idle(workers)), workers) == loads(
+        tokens, smallest_count(tokens, idle(workers)), workers
+    )
+
+
+def test_queues_speeds_and_transfers_count() -> None:
+    assert soonest([500, 500], [Lane(5.0, 1e-3), Lane(0.0, 1e-3)]) == [1, 1]
+    assert soonest([500, 500, 500], [Lane(0.0, 1e-3), Lane(0.0, 5e-4)]) == [1, 0, 1]
+    assert soonest([500, 500], [Lane(0.0, 1e-3), Lane(0.0, 1e-3, SLOW)]) == [0, 0]
+    assert smallest_count([500, 500], [Lane(5.0, 1e-3), Lane(0.0, 1e-3)]) == [0, 1]
+
+
+def test_segments_are_pulled_one_by_one_while_the_next_are_computed() -> None:
+    pull = PullSpeed(0.0, 1e-4)  # a tenth of computing
+    apart = [Lane(0.0, 1e-3, pull)]
+    assert ready_at([1000, 1000, 1000], apart, [0, 0, 0]) == pytest.approx(3.1), "the last one alone is waited for"
+    three = [Lane(0.0, 1e-3, pull)] * 3
+    assert ready_at([1000, 1000, 1000], three, [0, 1, 2]) == pytest.approx(1.3), "they come at once"
+    assert ready_at([1000], [Lane(0.0, 1e-3)], [0], pulling=2.0) == 2.0
+    assert longest_first([5, 9, 9, 1]) == [1, 2, 0, 3]
+
+
+# -- one or several workers
+
+
+def test_cold_segments_are_computed_by_idle_workers_together() -> None:
+    found = dispatch(PROMPT, COLD, [IDLE, IDLE], [0, 1])
+    assert not found.is_alone
+    assert sorted(found.builders.values()) == [0, 0, 1, 1]
+    assert found.interiors == 4 * 484
+    alone = dispatch(PROMPT, COLD, [IDLE], [0])
+    assert alone.is_alone
+    assert found.seconds == pytest.approx(alone.seconds - 1.0, abs=0.01), "half of 2,000 tokens"
+
+
+@pytest.mark.parametrize(
+    ("others", "segments"),
+    [
+        pytest.param({"pull": SLOW}, COLD, id="transfers take longer than computing"),
+        pytest.param({"pull": None}, COLD, id="nothing is pulled"),
+        pytest.param({}, COLD[:1], id="one segment"),
+        pytest.param({"queued_tokens": 3000}, COLD[:1], id="all are equally busy"),
+    ],
+)
+def test_one_worker_has_all_where_nothing_is_gained(others: dict, segments: list[Segment]) -> None:
+    workers = [replace(IDLE, **others)] * 2
+    found = dispatch(PROMPT, segments, workers, [0, 1])
+    assert found.is_alone
+    assert found.seconds == dispatch(PROMPT, segments, workers[:1], [0]).seconds
+
+
+def test_workers_that_are_busy_or_of_another_pool_compute_none() -> None:
+    busy, other = replace(IDLE, queued_tokens=20_000, running=1), replace(IDLE, pool="another")
+    found = dispatch(PROMPT, COLD, [busy, IDLE, other, IDLE], [0, 1, 3])
+    assert set(found.builders.values()) == {1, 3}
+    assert found.combiner in (1, 3)
+
+
+def test_stored_segments_are_pulled_and_cold_ones_alone_are_computed() -> None:
+    stored = [replace(one, holders=(1,)) for one in COLD[:2]]
+    found = dispatch(PROMPT, [*stored, *COLD[2:]], [IDLE, replace(IDLE, queued_tokens=9000)], [0, 1])
+    assert (found.combiner, found.pulled, set(found.builders)) == (0, {0: 1, 1: 1}, {2, 3})
+    slow = replace(IDLE, pull=SLOW)
+    found = dispatch(PROMPT, [*stored, *COLD[2:]], [slow, replace(slow, queued_tokens=9000)], [0, 1])
+    assert (found.combiner, found.pulled, set(found.builders)) == (0, {}, {0, 1, 2, 3}), "pulling would take longer"
+
+
+def test_the_worker_that_has_segments_combines_them() -> None:
+    stored = [replace(one, holders=(1,)) for one in COLD]
+    found = dispatch(PROMPT, stored, [replace(IDLE, pull=PullSpeed(0.05, 1e-7)), IDLE], [0, 1])
+    assert (found.combiner, found.is_alone, found.builders) == (1, True, {})
+
+
+def test_segments_inside_a_cached_prefix_are_not_needed() -> None:
+    ahead = replace(IDLE, reusable=1152, cached=1152)
+    found = dispatch(PROMPT, COLD, [ahead], [0])
+    assert set(found.builders) == {3}
+    assert found.interiors == 484
+
+
+def test_a_worker_that_only_prefills_computes_and_does_not_combine() -> None:
+    found = dispatch(PROMPT, COLD, [IDLE, IDLE], [1])
+    assert found.combiner == 1
+    assert 0 in found.builders.values()
+
+
+@given(
+    st.lists(st.tuples(st.integers(16, 5000), st.sets(st.integers(0, 3))), min_size=1, max_size=12),
+    st.lists(st.integers(0, 9000), min_size=4, max_size=4),
+)
+def test_several_workers_never_take_longer_than_one(found: list, queues: list[int]) -> None:
+    at, segments = 0, []
+    for tokens, holders in found:
+        segments.append(Segment(at, tokens, tokens - 8, tuple(holders)))
+        at += tokens
+    workers = [replace(IDLE, queued_tokens=queue) for queue in queues]
+    together = dispatch(Prompt(at + 9), segments, workers, range(4))
+    own = [replace(one, pool=str(n)) for n, one in enumerate(workers)]
+    assert together.seconds <= dispatch(Prompt(at + 9), segments, own, range(4)).seconds + 1e-9
+    needed = {*together.builders, *together.pulled}
+    assert needed == {n for n, one in enumerate(segments) if together.combiner not in one.holders}
