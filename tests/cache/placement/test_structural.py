@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +51,18 @@ def test_at_the_gap_itself_both_stay() -> None:
         3456,
         3648,
     )
-    assert place(3700, Boundaries(system_end=64, query_start=3264, query_end=3456)).checkpoints == (64, 3456, 3648)
+    parts = Boundaries(system_end=64, query_start=3264, query_end=3456)
+    assert place(3700, parts, kv=3200, checkpoint=3200).checkpoints == (3456, 3648)
+
+
+def test_the_start_of_a_first_short_question_stands_if_it_lies_the_gap_beyond_what_is_before() -> None:
+    document, question = 3000, 100
+    parts = Boundaries(query_start=document, query_end=document + question)
+    assert place(document + question + 5, parts).checkpoints == (2944, 3072)
+    assert place(document + question + 5, parts, kv=2688, checkpoint=2688).checkpoints == (2944, 3072)
+    assert place(document + question + 5, parts, kv=2752, checkpoint=2752).checkpoints == (3072,)
+    parts = Boundaries(system_end=document - 100, query_start=document, query_end=document + question)
+    assert place(document + question + 5, parts).checkpoints == (2880, 3072)
 
 
 def test_a_branch_point_gets_a_checkpoint() -> None:
@@ -111,7 +120,7 @@ def test_that_promise_holds_in_the_cache(n: int) -> None:
     extra=st.lists(st.integers(0, 20_000), max_size=20),
     kv=st.integers(0, 300),
 )
-def test_the_fixed_four_are_always_there_and_others_keep_their_distance(
+def test_the_fixed_four_are_always_there_and_others_keep_their_distance_below_or_above(
     length: int, parts: list[int | None], extra: list[int], kv: int
 ) -> None:
     last = max(0, length - 1) // 64 * 64
@@ -121,8 +130,8 @@ def test_the_fixed_four_are_always_there_and_others_keep_their_distance(
     fixed = {at for at in fixed if 0 < at <= last}
     assert fixed <= set(placed)
     assert len(placed) <= 8
-    for low, high in pairwise(placed):
-        assert low in fixed or high - low >= 256
+    for before, low, high in zip((0, *placed), placed, placed[1:], strict=False):
+        assert low in fixed or high - low >= 256 or low - before >= 256
 
 
 def test_without_known_parts_a_branch_point_close_to_the_end_stands() -> None:

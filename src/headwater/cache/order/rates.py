@@ -43,7 +43,7 @@ class ReuseRates:
     """
 
     def __init__(
-        self, prior: Column, group: int, trust: tuple[float, float] = (0.5, 16.0), decay: float = 0.99
+        self, prior: Column, group: int, trust: tuple[float, float] = (0.5, 16.0), decay: float = 0.97
     ) -> None:
         """prior: reuses a tick, of each group (rows) in each bucket. group: number of classes in each."""
         self._prior, self._group, self._trust, self._decay = prior, group, trust, decay

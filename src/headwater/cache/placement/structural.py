@@ -28,7 +28,9 @@ class Structural(Placement):
 
         Rank 0 is kept whatever the gap: system end, branch point, query end, last page, and positions with a time to
         live. Below a short question about a document, the branch point is the document's end, often less than the gap
-        below the query's end.
+        below the query's end. So is the start of that question before a second one has shown the branch point: it has
+        rank 0, too, if it lies at least the gap beyond the last checkpoint before it, as it does not where each turn is
+        short.
         """
         parts = query.boundaries
         kept = [parts.system_end, query.match.branch_tokens, parts.query_end, query.last_page]
@@ -39,6 +41,11 @@ class Structural(Placement):
         for position, rank in wanted:
             if position is not None and query.is_new(at := query.on_grid(position)):
                 ranks[at] = min(rank, ranks.get(at, rank))
+        start = None if parts.query_start is None else query.on_grid(parts.query_start)
+        if start is not None and ranks.get(start):
+            before = (at for at, rank in ranks.items() if not rank and at < start)
+            if start - max(before, default=query.match.checkpoint_tokens) >= self._min_gap:
+                ranks[start] = 0
         return ranks
 
     def _with_gaps(self, ranked: dict[int, int]) -> list[int]:
