@@ -42,6 +42,7 @@ PART_TIME = 5.0  # seconds for a part
 LOOKED = 50  # milliseconds between looks at whether a peer is still there
 BREAK = 10.0  # seconds for which a peer that failed is left alone
 MOST_PROMPTS = 256  # whose parts are known
+TOLD_AGAIN = 4  # times that a prompt is sent again for a part: others' prompts may push it out meanwhile
 
 log = logging.getLogger("headwater.cluster")
 
@@ -315,11 +316,14 @@ class PeerMemory:
         Raises PeerFailed.
         """
         found, payload = one.get(name, buffer)
-        if isinstance(found, Missing) and found.is_forgotten and isinstance(one, Offered):
+        for _ in range(TOLD_AGAIN):
+            if not (isinstance(found, Missing) and found.is_forgotten and isinstance(one, Offered)):
+                break
             again = self._find(one.channel, one.asked)
-            if again is not None and name in again.parts:
-                self._note(again)
-                found, payload = again.get(name, buffer)
+            if again is None or name not in again.parts:
+                break
+            self._note(again)
+            found, payload = again.get(name, buffer)
         if not isinstance(found, Sent):
             self._forget([name])
             return None
