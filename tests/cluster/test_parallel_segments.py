@@ -206,11 +206,11 @@ def test_a_segment_is_pulled_while_the_next_one_is_computed(model) -> None:
         seen: list[tuple[int, int]] = []
         stored = other.pulling._sending._parts
 
-        def sealed(*given, was=stored.sealed):
+        def sealed(*given, was=stored.sealed_segment):
             seen.append((other.engine.stats().segment_tokens, len(other.engine.scheduler.running)))
             return was(*given)
 
-        stored.sealed = sealed
+        stored.sealed_segment = sealed
         gates[next(name for name in gates if name != one.combiner.name)].open()
         assert answer.wait().error is None
         assert built(workers) == cold(asked)
