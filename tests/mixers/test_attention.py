@@ -174,3 +174,17 @@ def test_rotation_depends_on_the_position_alone() -> None:
     at_once = long.at(position)
     for i in range(len(position)):
         assert torch.equal(short.at(position[i : i + 1])[0], at_once[i])
+
+
+def test_a_table_of_rotations_is_copied_once_for_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefix of 128,000 tokens that is loaded needs 32 blocks at once."""
+    rotary = attention_of(make_spec()).rotary
+    at_once, by_block = RotaryTable(rotary, "cpu"), RotaryTable(rotary, "cpu")
+    joined, cat = [], torch.cat
+    monkeypatch.setattr(torch, "cat", lambda parts: (joined.append(len(parts)), cat(parts))[1])
+    table = at_once.until(3 * TABLE_BLOCK + 1)
+    assert joined == [1 + 4]
+    assert at_once.until(4 * TABLE_BLOCK) is table
+    for end in range(1, 4 * TABLE_BLOCK + 1, TABLE_BLOCK):
+        by_block.until(end)
+    assert by_block.until(1).equal(table)

@@ -57,10 +57,10 @@ class RotaryTable:
 
     def until(self, end: int) -> Tensor:
         """Return cosines and sines at positions from 0 to at least `end`, [positions, 2, F]: the same one if it can."""
-        while self._cos_sin.shape[0] < end:
-            start = self._cos_sin.shape[0]
-            position = torch.arange(start, start + TABLE_BLOCK, device=self._cos_sin.device)
-            self._cos_sin = torch.cat([self._cos_sin, self._computed(position)])
+        starts, device = range(len(self._cos_sin), end, TABLE_BLOCK), self._cos_sin.device
+        if starts:
+            more = [self._computed(torch.arange(start, start + TABLE_BLOCK, device=device)) for start in starts]
+            self._cos_sin = torch.cat([self._cos_sin, *more])
         return self._cos_sin
 
     def _looked_up(self, position_N: Tensor) -> Tensor:
