@@ -7,10 +7,10 @@ Both workers are in this process, with sockets as in a cluster, and a router is 
 meanwhile, so that prompts are prefilled apart. Counts do not depend on what else the machine does. Each answer is
 compared with that of a worker without a cache.
 
-With `--link` seconds are measured, too: to the first and to the second token, and the longest pause of the answers
-beside it. The prompt is prefilled where it is decoded, by one of two workers without roles; or apart, and pulled after
-its prefill has ended; or apart, and read meanwhile. The three take turns. The link is emulated: a worker that sends a
-part sleeps for its bytes at that speed.
+With `--link` seconds are measured, too: to the first token, from that to the second, and the longest pause of the
+answers beside it. The prompt is prefilled where it is decoded, by one of two workers without roles; or apart, and
+pulled after its prefill has ended; or apart, and read meanwhile. The three take turns. The link is emulated: a worker
+that sends a part sleeps for its bytes at that speed.
 """
 
 from __future__ import annotations
@@ -203,16 +203,16 @@ def timed(config: ServeConfig, prompts: list[int], link: float, repeats: int) ->
                     first, second = (at - begun for at in answer.times[:2])
                     during = [[begun, *(at for at in one.times if begun < at < ended), ended] for one in others]
                     pause = max(later - at for times in during for at, later in pairwise(times))
-                    rows.append({"prompt": tokens, "way": way, "first": first, "second": second, "pause": pause})
+                    rows.append({"prompt": tokens, "way": way, "first": first, "gap": second - first, "pause": pause})
     return rows
 
 
 def show_seconds(rows: list[dict[str, object]], link: str) -> None:
     """Print the medians, with the least and the most."""
-    shown = Table(f"seconds, with a link of {link}", ("prompt", "way"), ("1st", "2nd", "pause"))
+    shown = Table(f"seconds, with a link of {link}", ("prompt", "way"), ("1st token", "to the 2nd", "pause"))
     for prompt, way in dict.fromkeys((row["prompt"], row["way"]) for row in rows):
         found = [row for row in rows if (row["prompt"], row["way"]) == (prompt, way)]
-        columns = ([float(str(row[name])) for row in found] for name in ("first", "second", "pause"))
+        columns = ([float(str(row[name])) for row in found] for name in ("first", "gap", "pause"))
         shown.add_row(f"{prompt:,}", str(way), *map(spread, columns))
     console().print(shown)
 

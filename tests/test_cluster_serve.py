@@ -75,16 +75,27 @@ class Running:
         return [tuple(line.split()) for line in self.keys.read_text().splitlines()]
 
     def story(
-        self, tokens: int, reached: Callable[[int], object] = lambda count: None, client: httpx.Client | None = None
+        self,
+        tokens: int,
+        reached: Callable[[int], object] = lambda count: None,
+        client: httpx.Client | None = None,
+        accounts: Callable[[dict], object] = lambda account: None,
+        **more: object,
     ) -> list[tuple[str, float]]:
-        """Return texts and log probabilities of a streamed answer; `reached` is called with each number of tokens."""
-        body = {**STORY, "max_tokens": tokens, "stream": True}
+        """Return texts and log probabilities of a streamed answer.
+
+        `reached` is called with each number of tokens, and `accounts` with the account.
+        """
+        body = {**STORY, "max_tokens": tokens, "stream": True, **more}
         said = []
         stream = httpx.stream if client is None else client.stream
         with stream("POST", f"{self.url}/completions", json=body, timeout=PATIENCE) as response:
             for line in response.iter_lines():
                 if line.startswith("data: {"):
-                    (choice,) = json.loads(line[6:])["choices"] or [None]
+                    part = json.loads(line[6:])
+                    if isinstance(part.get("headwater"), dict):
+                        accounts(part["headwater"])
+                    (choice,) = part["choices"] or [None]
                     if choice and choice["logprobs"]:
                         said += zip(choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"], strict=True)
                         reached(len(said))

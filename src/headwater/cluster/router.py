@@ -551,11 +551,13 @@ class Router:
         self._assign(request, link.info.fingerprint)
 
     def _note_prediction(self, request: Routed, event: FinishedEvent) -> None:
-        """Count whether the worker had as much of the prompt as its picture said."""
+        """Count whether the worker had as much of the prompt as its picture said: once a request, by its prefill."""
         account = event.account
         loaded = 0 if account.loaded_segments else account.loaded_tokens  # of the prefix
         had = account.resumed_at - loaded
         self.counts["pulled"] += PEER in (account.loaded_from or "").split(",")
+        if request.prefilled is not None:
+            return
         kind = "as_predicted" if had == request.predicted else "less" if had < request.predicted else "more"
         self.counts[f"cached_{kind}"] += 1
 
