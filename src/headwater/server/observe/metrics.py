@@ -166,9 +166,8 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
     for name, text, label, values in tables:
         yield _by(CounterMetricFamily, name, text, label, values)
     yield _tier_work(stats)
-    for tier in stats.tiers:
-        if ways := tier.pulled_by_way():
-            yield _by(CounterMetricFamily, "pulled_bytes", "Bytes that were pulled from other workers", "way", ways)
+    pulled = next(filter(None, (tier.pulled_by_way() for tier in stats.tiers)), {})
+    yield _by(CounterMetricFamily, "pulled_bytes", "Bytes that were pulled from other workers", "way", pulled)
     for name, text, value in (
         ("resumes", "Requests that resumed at a checkpoint", cache.resumes),
         ("resumed_tokens", "Tokens that resumed requests did not compute", cache.resumed_tokens),
