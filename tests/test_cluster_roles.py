@@ -17,14 +17,14 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
-from tests.test_cluster_serve import LONG, PATIENCE, Running, up
+from tests.test_cluster_serve import PATIENCE, Running, up
 from tests.test_cluster_serve import until as until_within
 
 pytestmark = pytest.mark.full
 
 WORKERS = {"prefill": 1, "decode": 2}
 TOKENS = 60
-BESIDE = 8  # answers that are decoded meanwhile, on both workers: else one of them prefills, too
+BESIDE, LONG = 6, 1000  # answers that are decoded meanwhile, on both workers (else one prefills, too), and their tokens
 PROMPT = "the tide comes in " * 1500  # 7,501 tokens: a prefill of seconds
 REPEATS = 2
 
@@ -109,7 +109,7 @@ def test_a_worker_killed_at_any_stage_changes_no_answer(running: Running, role: 
         until(lambda: whole(running))
         with ThreadPoolExecutor(BESIDE) as clients:
             beside = [clients.submit(running.story, LONG) for _ in range(BESIDE)]
-            until(lambda: sum(one["running"] for one in of_role(running, "decode")) == BESIDE)
+            until(lambda: sum(one["running"] for one in of_role(running, "decode")) >= BESIDE - 1)
             before = {one["name"]: one["running"] for one in of_role(running, "decode")}
             asked = Asked(running, f"{role} {stage} {repeat}")
             until(lambda asked=asked: STAGES[stage](asked, running))
