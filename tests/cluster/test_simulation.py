@@ -246,3 +246,43 @@ def test_an_answer_handed_over_takes_the_pull_and_its_tokens() -> None:
 def test_workers_that_prefill_need_others_that_pull(cluster: Cluster) -> None:
     with pytest.raises(ConfigError, match="others must decode, and pull from them"):
         run(cluster)
+
+
+# -- segments in parallel
+
+COLD = "rag(zipf=0, sessions=12, documents=4000, fewest=8, most=8, tokens=2400, turns=1)"
+ROOMY = replace(SETUP, memory=40 * 10**9)
+
+
+@pytest.mark.parametrize("rule", ["least_cost", "round_robin"])
+def test_cold_segments_of_one_request_are_computed_by_several_workers(rule: str) -> None:
+    """A prompt of eight has its first token sooner, and no more is computed."""
+    trace = make_trace(COLD, None)
+    clusters = [Cluster(4, rule, network=one) for one in (None, FAST_NETWORK)]
+    without, apart = (run(one, ALONE, ROOMY, trace) for one in clusters)
+    assert routing(without).combined == routing(without).segments_apart == 0
+    assert routing(apart).combined == 12
+    assert routing(apart).segments_apart >= 12 * 4
+    assert apart.row.segments.made_tokens <= without.row.segments.made_tokens, "pulled, if it is stored elsewhere"
+    assert apart.row.hit_tokens >= without.row.hit_tokens
+    assert apart.row.ttft_ms.mean < 0.6 * without.row.ttft_ms.mean
+
+
+def test_segments_are_prepared_beside_other_work_and_all_pages_come_back() -> None:
+    trace = make_trace("rag(zipf=1, sessions=30, documents=60, fewest=4, most=8, tokens=1500, turns=2)", None)
+    setup = replace(SETUP, memory=8 * 10**9, cluster=Cluster(3, "least_cost", network=FAST_NETWORK))
+    simulation = Simulation(trace, setup, setup.cluster, make_arrivals(trace, FAST), ENGINE)
+    simulation.run()
+    assert simulation.routing.combined > 5
+    assert sum(worker.share.requests for worker in simulation.workers) == len(trace.requests)
+    assert not simulation._segments._preparing._orders
+    for worker, pulls in zip(simulation.workers, simulation._pulls, strict=True):
+        assert pulls.loaded_segments
+        assert worker.outstanding.number == 0
+        assert not any(stored.pins for stored in worker.serving.cache.segments)
+        worker.serving.cache.check()
+
+
+def test_a_slow_network_leaves_segments_to_one_worker() -> None:
+    result = run(Cluster(4, "least_cost", network=Network(10**7)), ALONE, ROOMY, make_trace(COLD, None))
+    assert routing(result).combined == 0

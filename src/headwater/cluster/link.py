@@ -61,7 +61,7 @@ class Routed:
     prefills: bool = False  # its worker only prefills, for another one
     prefilled: Prefilled | None = None  # by a worker that only did that
     follower: Link | None = None  # the worker that reads what that one computes, and is to go on
-    combiner: Link | None = None  # the worker that has its segments, once they are prepared
+    combiner: object = None  # the link of the worker that has its segments, once they are prepared
     built: dict[int, int] = field(default_factory=dict)  # segments that were built ahead for it: digest, interior
     built_apart: set[int] = field(default_factory=set)  # of them, those that others than the combining worker built
 

@@ -10,17 +10,37 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from headwater.cache.segments.compose import METHODS, usable, whole_segments
 from headwater.cache.segments.store import SegmentKey
-from headwater.cluster.choice import Candidate, Outstanding, Prompt
+from headwater.cluster.choice import Candidate, OpenRequests, Outstanding, Prompt
 from headwater.cluster.digests import TOKEN_BYTES, Digests
-from headwater.cluster.link import Link, Routed
+from headwater.cluster.link import Routed
 from headwater.cluster.segment_dispatch import Dispatch, Segment, dispatch
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage
 
 LATE = 4.0  # times the expected seconds, and LATE_SECONDS, for which a request waits for its segments
 LATE_SECONDS = 2.0
+
+
+class Holder(Protocol):
+    """Worker, as preparations see it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def incarnation(self) -> bytes | None: ...
+
+    @property
+    def outstanding(self) -> OpenRequests: ...
+
+    def has_segment(self, digest: int) -> bool:
+        """Return whether a segment is stored there."""
+
+    def send(self, message: Prepare | Cancel) -> None:
+        """Give an order, or take it back; `Preparing.prepared` is called later with its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +89,14 @@ class Plan:
 
     dispatch: Dispatch
     needed: Sequence[Needed]
-    links: Sequence[Link]
+    links: Sequence[Holder]
 
 
 @dataclass(eq=False, slots=True)
 class Order:
     """A segment that a worker is to have in memory, and who waits for it."""
 
-    link: Link
+    link: Holder
     needed: Needed
     outstanding: Outstanding
     waiting: dict[int, Callable[[bool], None]] = field(default_factory=dict)  # by request
@@ -87,7 +107,7 @@ class Preparation:
     """A request whose segments are prepared."""
 
     request: Routed
-    combiner: Link
+    combiner: Holder
     outstanding: Outstanding  # of its prompt, at the worker that combines
     until: float  # seconds of a monotonic clock
     left: set[int]  # digests of the segments that are not there yet
@@ -102,36 +122,40 @@ class Preparing:
         self._orders: dict[int, Order] = {}
         self._preparations: dict[int, Preparation] = {}  # by request
 
-    # -- plans
-
-    def plan(
+    def combine(
         self,
+        request: Routed,
         needed: Sequence[Needed],
         prompt: Prompt,
-        links: Sequence[Link],
+        links: Sequence[Holder],
         candidates: Sequence[Candidate],
         combiners: Sequence[int],
-    ) -> Plan:
-        """Return the cheapest way to have a prompt composed by one of some workers."""
+    ) -> int | None:
+        """Return the cheapest of some workers to combine a prompt's segments, if the request can go there now.
+
+        None: its segments are prepared, and `ready` follows.
+        """
         underway = {(order.link.name, order.needed.digest) for order in self._orders.values()}
 
         def holders(one: Needed) -> list[int]:
-            return [
-                at
-                for at, link in enumerate(links)
-                if link.has_segment(one.digest) or (link.name, one.digest) in underway
-            ]
+            places = ((at, link.name, link.has_segment(one.digest)) for at, link in enumerate(links))
+            return [at for at, name, has in places if has or (name, one.digest) in underway]
 
         segments = [Segment(one.start, one.tokens, one.interior, holders(one)) for one in needed]
-        return Plan(dispatch(prompt, segments, candidates, combiners), needed, links)
+        found = dispatch(prompt, segments, candidates, combiners)
+        one = candidates[found.combiner]
+        one.composed = found.interiors
+        if found.is_alone:
+            return found.combiner
+        self._begin(request, Plan(found, needed, links), Outstanding(prompt, one.uncached(prompt)))
+        return None
 
     # -- one request
 
-    def begin(self, request: Routed, plan: Plan, prompt: Prompt, uncached: int) -> None:
-        """Have a request's segments prepared; `ready` is called once they are."""
+    def _begin(self, request: Routed, plan: Plan, outstanding: Outstanding) -> None:
+        """Have a request's segments prepared. `outstanding`: its prompt at the worker that combines."""
         chosen, combiner = plan.dispatch, plan.links[plan.dispatch.combiner]
         found = [*chosen.builders, *chosen.pulled]
-        outstanding = Outstanding(prompt, uncached)
         combiner.outstanding.add(outstanding)
         until = time.monotonic() + LATE * chosen.seconds + LATE_SECONDS
         left = {plan.needed[i].digest for i in found}
@@ -144,14 +168,14 @@ class Preparing:
         for i, at in [*chosen.builders.items(), *chosen.pulled.items()]:
             self._have(one, plan.needed[i], plan.links[at])
 
-    def _have(self, one: Preparation, needed: Needed, link: Link) -> None:
+    def _have(self, one: Preparation, needed: Needed, link: Holder) -> None:
         """Have a worker build a segment, or take it that it has it, and then the one that combines pull it."""
         if link is one.combiner:
             self._order(one, needed, link, (), lambda _: self._is_there(one, needed))
         else:
             self._order(one, needed, link, (), lambda stored: self._pull(one, needed, link, stored))
 
-    def _pull(self, one: Preparation, needed: Needed, link: Link, stored: bool) -> None:
+    def _pull(self, one: Preparation, needed: Needed, link: Holder, stored: bool) -> None:
         """Have the combining worker pull a segment from another one, or build it if that does not have it."""
         if self._preparations.get(one.request.id) is not one:
             return
@@ -170,7 +194,7 @@ class Preparing:
         one.request.combiner = one.combiner
 
     def _order(
-        self, one: Preparation, needed: Needed, link: Link, peers: tuple[bytes, ...], then: Callable[[bool], None]
+        self, one: Preparation, needed: Needed, link: Holder, peers: tuple[bytes, ...], then: Callable[[bool], None]
     ) -> None:
         """Have a worker prepare a segment, unless it does so already, and call `then`."""
         for order in self._orders.values():
@@ -197,7 +221,7 @@ class Preparing:
         for then in order.waiting.values():
             then(stored)
 
-    def lost(self, link: Link) -> None:
+    def lost(self, link: Holder) -> None:
         """Let requests go on without a worker: another one combines, or the one that does builds what it lacks."""
         lost = [self._orders.pop(n) for n in [n for n, order in self._orders.items() if order.link is link]]
         for one in [one for one in self._preparations.values() if one.combiner is link]:

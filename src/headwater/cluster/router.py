@@ -399,7 +399,7 @@ class Router:
     ) -> int | None:
         """Return the worker that a request goes to now; None: workers prepare its segments, and it waits for them."""
         if request.combiner in links:
-            return links.index(request.combiner)
+            return next(at for at, link in enumerate(links) if link is request.combiner)
         chosen = self._chosen(request, prompt, candidates)
         if not may_be_prepared(request) or len(links) < 2 or not links[chosen].unit_bytes:
             return chosen
@@ -407,14 +407,8 @@ class Router:
         needed = needed_by(request, digests, self.spec.conv_taps)
         if not needed:
             return chosen
-        is_ours = isinstance(self._choice, LeastCost)
-        plan = self._preparing.plan(needed, prompt, links, candidates, decoders(candidates) if is_ours else [chosen])
-        chosen = plan.dispatch.combiner
-        candidates[chosen].composed = plan.dispatch.interiors
-        if plan.dispatch.is_alone:
-            return chosen
-        self._preparing.begin(request, plan, prompt, candidates[chosen].uncached(prompt))
-        return None
+        combiners = decoders(candidates) if isinstance(self._choice, LeastCost) else [chosen]
+        return self._preparing.combine(request, needed, prompt, links, candidates, combiners)
 
     def _chosen(self, request: Routed, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
         """Return the worker that a request goes to now, and note in it whether that one prefills for another."""

@@ -1,18 +1,22 @@
-"""Pulls of a simulated worker: prefixes come from the memory of workers that the router names, over a network."""
+"""Pulls of a simulated worker: prefixes and segments in the memory of workers that the router names, by network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from headwater.account import TierOutcome
+from headwater.cache.segments.store import SegmentKey
 from headwater.lab.replayed import Replayed
 from headwater.lab.serving import Serving
 from headwater.lab.setup import Network
 from headwater.lab.tiers import LabLoads
 from headwater.schedule.kinds.request import Request
-from headwater.schedule.tier_load import Load, Offer, PullSpeed
+from headwater.schedule.segment_loads import Awaited, SegmentLoad, SegmentLoads
+from headwater.schedule.tier_load import Load, Offer, OpenLoad, PullSpeed
 from headwater.tiers.names import runs_of
 from headwater.tiers.store import PEER
+
+SENDER = 0  # number of the tier that a segment's sender is
 
 
 class SimulatedPulls(LabLoads):
@@ -28,6 +32,8 @@ class SimulatedPulls(LabLoads):
         self._named: dict[int, Sequence[SimulatedPulls]] = {}  # by the identity of the trace's request
         self._peers: dict[int, SimulatedPulls] = {}  # by number, those that were named
         self._pulling: dict[int, tuple[SimulatedPulls, int]] = {}  # by load: the sender, and the id of its lease
+        self._segments = SegmentLoads(serving.cache, self, serving.scheduler.new_id)
+        self._senders: dict[SegmentKey, SimulatedPulls] = {}  # of segments that others are said to have
         serving.use(self)
 
     @property
@@ -51,6 +57,62 @@ class SimulatedPulls(LabLoads):
                 self._offer(seq, Offer(peer.number, frozenset((end,)), whole))
                 return
 
+    # -- segments
+
+    def expect(self, key: SegmentKey, sender: SimulatedPulls) -> None:
+        """Note that a worker has a segment."""
+        self._senders[key] = sender
+
+    def hold_segments(self, awaited: Awaited, keys: Sequence[SegmentKey]) -> set[SegmentKey]:
+        sought = [key for key in keys if key in self._senders]
+        for key in self._segments.hold_back(awaited, sought):
+            self._segments.answered(key, SENDER, True)  # a router has said so
+        return self._segments.hold_back(awaited, sought)
+
+    def look_up_segments(self, keys: Sequence[SegmentKey]) -> Set[int]:
+        return {SENDER}
+
+    def segment_seconds(self, tier: int, key: SegmentKey) -> float:
+        waiting = max(0.0, self._reading[-1][0] - self._now()) if self._reading else 0.0
+        return waiting + self._seconds_of(key)
+
+    def _seconds_of(self, key: SegmentKey) -> float:
+        pages = sum(self._scheduler.cache.segments.needs(key))
+        return self._latency + pages * self._page_bytes / self._bandwidth
+
+    def begin_segment(self, load: SegmentLoad) -> None:
+        sender = self._senders[load.key]
+        stored = sender._scheduler.cache.segments.find(load.key)
+        if stored is None or not stored.ready:
+            load.failed = TierOutcome.FAILED  # it was evicted since
+        else:
+            sender._scheduler.cache.segments.pin(stored)
+        begun = max(self._now(), self._reading[-1][0] if self._reading else 0.0, sender._sends_until)
+        load.seconds, load.tiers = self._seconds_of(load.key), PEER
+        self._reading.append((begun + load.seconds, load))
+        if load.failed is None:
+            sender._sends_until = begun + load.seconds
+
+    def _finish(self, load: OpenLoad) -> None:
+        if not isinstance(load, SegmentLoad):
+            super()._finish(load)
+            return
+        self._segments.finished(load)
+        if load.failed is None:
+            sender = self._senders[load.key]
+            stored = sender._scheduler.cache.segments.find(load.key)
+            assert stored is not None, "it was pinned"
+            sender._scheduler.cache.segments.unpin(stored)
+            sender._was_sent()
+            self.loaded_segments += 1
+
+    def _was_sent(self) -> None:
+        """Note that what was sent may be evicted again."""
+        self._scheduler.room_was_made()
+        self._wake(self._now())
+
+    # -- prefixes
+
     def begin(self, load: Load) -> None:
         sender = self._peers[load.state.tier]
         lease = sender._scheduler.new_id()
@@ -73,5 +135,4 @@ class SimulatedPulls(LabLoads):
         self.pulled += 1
         sender, lease = self._pulling.pop(load.id)
         sender._scheduler.cache.release(lease)
-        sender._scheduler.room_was_made()
-        sender._wake(self._now())
+        sender._was_sent()

@@ -70,7 +70,7 @@ class SimulatedWorker:
         self.picture, self._meter = Picture(), Meter()
         self.picture.apply(self._stream.begin([]))
         self.open: dict[int, Sent] = {}  # by the request's identity
-        self._outstanding = OpenRequests()
+        self.outstanding = OpenRequests()
         self.outcomes: list[Outcome] = []
         self.wakes: float | None = None  # when it looks for its next work
 
@@ -86,7 +86,7 @@ class SimulatedWorker:
         while self._on_the_way and self._on_the_way[0][0] <= now:
             self.picture.apply(self._on_the_way.popleft()[1])
         backlog = self._meter.backlog(self.serving.scheduler)
-        known = Known(self.name, self._max_running, backlog, self._outstanding, role=self.role)
+        known = Known(self.name, self._max_running, backlog, self.outstanding, role=self.role)
         return known.candidate(prompt, self.picture.find(prompt.blocks, prompt.tokens))
 
     def match(self, request: Request) -> int:
@@ -97,12 +97,12 @@ class SimulatedWorker:
 
     # -- work
 
-    def receive(self, request: Request, sent: Sent) -> None:
-        """Take a request that arrives at `sent.at`."""
+    def receive(self, request: Request, sent: Sent, now: float) -> None:
+        """Take a request, which came to the router at `sent.at`."""
         self.open[id(request)] = sent
-        self._outstanding.add(sent.outstanding)
+        self.outstanding.add(sent.outstanding)
         self.inbox.put(sent.at, request)
-        self.serving.shorten(sent.at)
+        self.serving.shorten(now)
 
     def begin(self, now: float) -> float | None:
         """Begin the next work, and publish what was evicted for it; return when it ends, or None if there is none."""
@@ -130,13 +130,13 @@ class SimulatedWorker:
         """Note that a prompt was computed, or refused; return its request."""
         self.outcomes.append(self.tally.outcomes[-1])
         sent = self.open[id(request)]
-        self._outstanding.begin(sent.outstanding)
+        self.outstanding.begin(sent.outstanding)
         return sent
 
     def answered(self, request: Request, now: float) -> Sent:
         """Note the end of a request, and return it."""
         sent = self.open.pop(id(request))
-        self._outstanding.remove(sent.outstanding)
+        self.outstanding.remove(sent.outstanding)
         self._meter.ended(now - sent.at)
         return sent
 

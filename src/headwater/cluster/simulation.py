@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from headwater.account import CacheAccount
-from headwater.cluster.choice import Outstanding, Prompt, Role, holders, price_pulls
+from headwater.cluster.choice import LeastCost, Outstanding, Prompt, Role, holders, price_pulls
 from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import decoders, note_prefilled, prefiller
 from headwater.cluster.rivals import make_choice
 from headwater.cluster.simulated_pulls import SimulatedPulls
+from headwater.cluster.simulated_segments import SimulatedLink, SimulatedSegments
 from headwater.cluster.simulated_worker import Inbox, Sent, SimulatedWorker
 from headwater.errors import ConfigError
 from headwater.lab.replay import result_of, timed
@@ -80,6 +81,7 @@ class Simulation:
         self._digests, self._block_tokens = Digests(KEY, layout.unit_bytes), layout.unit_tokens
         self._turns = Counter(request.session for request in trace.requests)
         self._counts: Counter[str] = Counter()
+        self._now = 0.0
         self._events: list[tuple[float, int, int]] = []  # (time, END or BEGIN, worker)
         self._prefills: dict[int, Prefilling] = {}  # by the identity of what its worker was sent
         self._decodes: dict[int, float] = {}  # by the identity of a request that goes on: when its first token came
@@ -93,6 +95,7 @@ class Simulation:
                 raise ConfigError(f"pulls and a tier are not simulated together: tier is {setup.tier}")
             ends = ((n, worker, partial(self._may_evict, n)) for n, worker in enumerate(self.workers))
             self._pulls = [SimulatedPulls(n, cluster.network, one.serving, wake) for n, one, wake in ends]
+        self._segments = self._prepared()
         ideal = Ideal(trace, layout.unit_tokens)
         self._total = Tally(layout.flops, len(arrivals), SegmentWork(layout.flops))
         for worker in self.workers:
@@ -118,8 +121,46 @@ class Simulation:
             else:
                 return self._summed()
 
-    def _route(self, request: Request, now: float, prefilled_by: str | None = None) -> None:
-        """Send a request that arrives now, or whose first token `prefilled_by` has sampled, to a worker."""
+    def _prepared(self) -> SimulatedSegments | None:
+        """Return the preparations of segments; None if no prompt is composed."""
+        if not (self._trace.has_segments and self._setup.composes):
+            return None
+        pulls: list[SimulatedPulls | None] = [*self._pulls] or [None for _ in self.workers]
+        named = {one.name.encode(): pull for one, pull in zip(self.workers, pulls, strict=True) if pull is not None}
+        links = [
+            SimulatedLink(worker, pull, partial(self._ordered, n), named)
+            for n, (worker, pull) in enumerate(zip(self.workers, pulls, strict=True))
+        ]
+        taps = self._setup.profile.state.conv_taps
+        return SimulatedSegments(self._trace, self._digests, taps, links, self._combine)
+
+    def _ordered(self, n: int) -> None:
+        """Let a worker see an order now, or when its step ends."""
+        worker = self.workers[n]
+        if worker.serving.work is None:
+            if worker.wakes is None or worker.wakes > self._now:
+                self._wake(worker, n, self._now)
+        else:
+            worker.serving.shorten(self._now)
+            heapq.heappush(self._events, (worker.serving.ends, END, n))
+
+    def _combine(self, request: Request, came: float, n: int) -> None:
+        """Send a request whose segments are prepared to the worker that has them."""
+        self._route(request, self._now, combiner=n, came=came)
+
+    def _route(
+        self,
+        request: Request,
+        now: float,
+        prefilled_by: str | None = None,
+        combiner: int | None = None,
+        came: float | None = None,
+    ) -> None:
+        """Send a request to a worker: one that arrives now, or whose first token `prefilled_by` has sampled.
+
+        Or one that came at `came`, and whose segments `combiner` has now.
+        """
+        self._now = now
         prompt = self._prompt(request)
         candidates = [worker.candidate(prompt, now) for worker in self.workers]
         if prefilled_by is not None:
@@ -130,6 +171,14 @@ class Simulation:
         if alone is None:
             serving = decoders(candidates)
             n = serving[self._choice.choose(prompt, [candidates[i] for i in serving])]
+            if combiner is not None:
+                n = combiner
+            elif self._segments is not None and request.segments and len(candidates) > 1:
+                combiners = serving if isinstance(self._choice, LeastCost) else [n]
+                at = self._segments.chosen(request, prompt, candidates, combiners, n, now)
+                if at is None:
+                    return
+                n = at
         else:
             n, whole_request = alone, request
             request = replace(request, output_tokens=1, known_tokens=request.prompt_tokens, ended=False)
@@ -140,7 +189,7 @@ class Simulation:
         if self._pulls:
             self._pulls[n].name(request, [self._pulls[at] for at in holders(n, candidates)])
         outstanding = Outstanding(prompt, candidates[n].uncached(prompt), prefilled_by is not None)
-        worker.receive(request, Sent(outstanding, now, predicted, matched))
+        worker.receive(request, Sent(outstanding, now if came is None else came, predicted, matched), now)
         if worker.serving.work is not None:
             heapq.heappush(self._events, (worker.serving.ends, END, n))  # it may end sooner now
         elif worker.wakes is None or worker.wakes > now:  # it waits for a tier
@@ -167,14 +216,21 @@ class Simulation:
         worker = self.workers[n]
         if worker.serving.work is None or worker.serving.ends != at:
             return  # the work ended sooner
+        self._now = at
         worker.end()
         self._wake(worker, n, at)
+        self._look(n)
 
     def _begin(self, at: float, n: int) -> None:
         worker = self.workers[n]
         if worker.wakes != at:
             return  # it was woken sooner
-        worker.wakes = None
+        worker.wakes, self._now = None, at
+        self._begin_work(at, n)
+        self._look(n)
+
+    def _begin_work(self, at: float, n: int) -> None:
+        worker = self.workers[n]
         ends = worker.begin(at)
         if ends is not None:
             heapq.heappush(self._events, (ends, END, n))
@@ -185,6 +241,10 @@ class Simulation:
         elif not worker.serving.scheduler.idle:  # as one server does it: again when the next request comes
             due = self._arrivals.due()
             self._wake(worker, n, at if due is None else max(at, due))
+
+    def _look(self, n: int) -> None:
+        if self._segments is not None:
+            self._segments.look(n)
 
     # -- what becomes of requests
 
@@ -242,6 +302,8 @@ class Simulation:
             pulls_failed=sum(one.failed for one in self._pulls),
             prefill=self._cluster.prefill,
             handed_over=self._counts["handed_over"],
+            combined=0 if self._segments is None else self._segments.counts["combined"],
+            segments_apart=0 if self._segments is None else self._segments.counts["segments_apart"],
             workers=tuple(worker.share for worker in self.workers),
             **{name: self._counts[name] for name in names},
         )

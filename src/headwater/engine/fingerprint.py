@@ -29,7 +29,7 @@ from headwater.tiers.fingerprint import Fingerprint
 PROBED = 192  # tokens
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "config.json")
 # what computes segments beside the code of the verdict's key: the probe has no segment
-BUILDING = ("engine/runner.py", "memory/slots.py", "models/hybrid.py")
+BUILDING = ("engine/runner.py", "memory/slots.py", "models/hybrid.py", "schedule/kinds/segment.py")
 
 log = logging.getLogger("headwater.engine")
 

@@ -80,6 +80,8 @@ class Routing:
     pulls_failed: int = 0  # since the prefix was evicted before it was sent
     prefill: int = 0  # of the workers, those that only prefill; `workers` counts requests where they were prefilled
     handed_over: int = 0
+    combined: int = 0  # requests whose segments workers prepared for another one
+    segments_apart: int = 0  # of their cold segments, those that other workers than the combining one computed
 
 
 @dataclass(frozen=True, slots=True)

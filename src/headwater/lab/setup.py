@@ -161,8 +161,7 @@ class Setup:
 
     def scheduler(self, cache: PrefixCache, limits: Limits) -> Scheduler:
         """Return the server's scheduler. It composes segments if there is a cache, `reuse` and the model permit."""
-        off = self.eviction == OFF
-        composes = self.profile.composes and not off and self.reuse != "prefix"
+        off, composes = self.eviction == OFF, self.composes
         return Scheduler(
             cache,
             make_placement("none" if off else self.placement),
@@ -171,6 +170,11 @@ class Setup:
             composer=Composer(cache, self.profile.state.conv_taps) if composes else None,
             speculation=None if self.speculation is None else self.speculation.speculation(),
         )
+
+    @property
+    def composes(self) -> bool:
+        """True if prompts are composed of stored segments."""
+        return self.profile.composes and self.eviction != OFF and self.reuse != "prefix"
 
     @property
     def keeps_answers(self) -> bool:

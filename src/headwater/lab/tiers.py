@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from headwater.errors import ConfigError
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
-from headwater.schedule.tier_load import Load, Offer
+from headwater.schedule.tier_load import Load, Offer, OpenLoad
 from headwater.schedule.tiers import Loads, Tiers
 from headwater.setting import parse_bytes, show_bytes
 from headwater.tiers.catalog import Catalog, Entry
@@ -76,7 +76,7 @@ class LabLoads(Tiers):
         unit = self._layout.unit_tokens
         self.run_tokens = max(unit, RUN_TOKENS // unit * unit)
         self._loads = Loads(scheduler.cache, self, scheduler.new_id)
-        self._reading: deque[tuple[float, Load]] = deque()  # and when each is read
+        self._reading: deque[tuple[float, OpenLoad]] = deque()  # and when each is read
         self._asked: set[int] = set()
 
     def holds_back(self, seq: Request) -> bool:
@@ -98,11 +98,16 @@ class LabLoads(Tiers):
         """Publish loads that are read by now."""
         while self._reading and self._reading[0][0] <= self._now():
             _, load = self._reading.popleft()
-            self._loads.finished(load)
+            self._finish(load)
             self._scheduler.room_was_made()
-            self._was_read(load)
-            if load.failed is None:
-                self.loaded_tokens += load.plan.end - load.before
+
+    def _finish(self, load: OpenLoad) -> None:
+        """Publish a load that is read."""
+        assert isinstance(load, Load), "no segments are loaded"
+        self._loads.finished(load)
+        self._was_read(load)
+        if load.failed is None:
+            self.loaded_tokens += load.plan.end - load.before
 
     def _was_read(self, load: Load) -> None:
         """Note that a load has ended."""

@@ -192,6 +192,7 @@ class Scheduler(Preemption):
         if (
             self.speculation
             or self.answers
+            or self.wanted
             or any(seq.phase is not Phase.DECODE or seq.uncomputed > 1 for seq in running)
         ):
             return 0

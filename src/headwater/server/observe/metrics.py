@@ -58,6 +58,7 @@ class Metrics(Watcher):
         self._misses = count("misses", "Prompts that could have resumed deeper, by reason", ("reason",))
         self._waited = count("waited_for_leader", "Prompts that waited for another request to compute the same prefix")
         self._handed = count("handed_over_tokens", "Tokens that a decoding worker loaded after another one's prefill")
+        self._apart = count("segments_apart", "Cold segments that other workers than the answering one computed")
         self._ttft = spread("time_to_first_token_seconds", "From a request's arrival to its first token")
         self._queued = spread("queue_seconds", "From a request's submission until its first leg ran")
         self._gap = spread("inter_token_latency_seconds", "Between two tokens of an answer", buckets=GAPS)
@@ -91,6 +92,7 @@ class Metrics(Watcher):
         if account.reason is not Reason.FULL:
             self._misses.labels(account.reason).inc()
         self._handed.inc(account.handed_over_tokens)
+        self._apart.inc(account.segments_apart)
         self._ttft.observe(end.first_token)
         self._total.observe(end.total)
         self._prompt_length.observe(account.prompt_tokens)
