@@ -142,7 +142,7 @@ class SimulatedWorker:
 
     @property
     def share(self) -> Share:
-        """Its requests, and their hits."""
+        """Its requests, and their hits, less what it computed of segments, for others too: at least 0."""
         prompts = sum(one.prompt_tokens for one in self.outcomes)
         hits = sum(one.hit_tokens for one in self.outcomes) - self.serving.segment_work.made_tokens
-        return Share(len(self.outcomes), round(hits / max(1, prompts), 6))
+        return Share(len(self.outcomes), round(max(0, hits) / max(1, prompts), 6))
