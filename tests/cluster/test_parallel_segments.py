@@ -229,12 +229,11 @@ def test_a_worker_that_is_lost_meanwhile_loses_nothing(model, lost) -> None:
     with workers_of(model, "a", "b", "c") as (router, workers):
         gates = {name: Gate(worker) for name, worker in workers.items()}
         answer = ask(router, asked)
-        until(lambda: router._preparing._preparations)
+        until(lambda: all(gate.reached.is_set() for gate in gates.values()))
         (one,) = router._preparing._preparations.values()
-        builders = {order.link.name for order in router._preparing._orders.values()}
+        builders = {order.link.name for order in tuple(router._preparing._orders.values())}
         assert len(builders) == 3
         name = one.combiner.name if lost == "combines" else min(builders - {one.combiner.name})
-        assert gates[name].reached.wait(30)
         kill(router, name, workers[name])
         for gate in gates.values():
             gate.open()
