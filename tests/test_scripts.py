@@ -26,6 +26,7 @@ SMALL_ON_DATA = ["--small", "--repeats", "1", "--data", str(SHARED / "data")]
 SMALLEST = {
     "benchmarks.card": ["--small", "--repeats", "1", "--device", "cpu", "--out", "OUT/card.json"],
     "benchmarks.comparison": ["OUT/ours.json", *PEERS, "--out", "OUT/page.md", "--figures", "OUT/figures.json"],
+    "benchmarks.decisions": ["--small", "--out", "OUT/decisions.json"],
     "benchmarks.drafting": ["--small", "--data", str(SHARED / "data"), "--out", "OUT/drafting.json"],
     "benchmarks.hand_over": ["--tokens", "512", "--out", "OUT/hand_over.json"],
     "benchmarks.parallel_segments": ["--seeds", "2", "--out", "OUT/parallel_segments.json"],

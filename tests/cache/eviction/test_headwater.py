@@ -161,10 +161,10 @@ def test_a_checkpoint_is_worth_more_once_the_one_above_is_gone() -> None:
 def test_before_anything_is_known_place_and_uses_decide() -> None:
     policy = make_eviction("headwater(superseded=4, branch=3)", SMALL)
     assert isinstance(policy, Headwater)
-    index = policy._rates.index[::DEPTHS].reshape(BRANCHES, USES, -1)
+    index = policy._rates.index[::DEPTHS].reshape(BRANCHES, len(USES), -1)
     assert np.allclose(index[1], index[0] / 4)
     assert np.allclose(index[2], index[0] * 3)
-    assert np.allclose(index[:, 1:], index[:, :1] * np.array([2, 3, 3, 3])[:, None])
+    assert np.allclose(index[:, 1:], index[:, :1] * np.array([2, 2, 3, 3, 3])[:, None])
 
 
 def test_uses_of_a_snapshot_are_known() -> None:
@@ -175,7 +175,37 @@ def test_uses_of_a_snapshot_are_known() -> None:
     cache = PrefixCache(toy.layout, "headwater", toy.cache.snapshot())
     policy = cache.policy
     assert isinstance(policy, Headwater)
-    assert policy._kept.uses[: len(policy._kept)].tolist() == [3]
+    assert policy._kept.uses[: len(policy._kept)].tolist() == [4]  # 1 more than requests
+
+
+def test_the_prefill_of_an_answer_is_a_class_and_no_use() -> None:
+    toy = split(3)
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+
+    def uses() -> tuple[int, float]:
+        node = next(node for node in toy.cache._index if node.end == 2)
+        return policy._kept.uses[policy._kept.row[node]], float(policy._rates._reuses.sum())
+
+    toy.serve(words(1, 8))
+    assert uses() == (0, 0)
+    toy.serve((*words(1, 8), *words(2, 8)), counts=False)
+    toy.serve((*words(1, 8), *words(3, 8)), counts=False)
+    assert uses() == (1, 0)
+    toy.serve((*words(1, 8), *words(4, 8)))
+    assert uses() == (2, 1)
+    toy.serve((*words(1, 8), *words(5, 8)), counts=False)
+    assert uses() == (2, 1)
+
+
+def test_the_rates_are_renewed_when_a_sixteenth_was_taken_or_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed = list[int]()
+    monkeypatch.setattr(Candidates, "renew", lambda kept, now: renewed.append(len(kept)))
+    toy = Toy(replace(SMALL, n_pages=1000, state_fraction=0.5), "headwater")
+    monkeypatch.setattr("headwater.cache.eviction.headwater.RENEWED", (4, 2))
+    for first in range(40):
+        toy.serve(words(first, 8))
+    assert renewed == [4, 8, 15, 29]
 
 
 def test_a_model_without_states_needs_no_history() -> None:

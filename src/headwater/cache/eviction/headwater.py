@@ -6,7 +6,7 @@ import numpy as np
 
 from headwater.cache.node import Node
 from headwater.cache.order import is_free_leaf
-from headwater.cache.order.candidates import Candidates
+from headwater.cache.order.candidates import MOST_USES, Candidates
 from headwater.cache.order.heap import is_bare_leaf
 from headwater.cache.order.ranked import BareFirst
 from headwater.cache.order.rates import MIDDLES, ReuseRates
@@ -14,8 +14,9 @@ from headwater.cache.order.rows import WORD
 from headwater.cache.order.worth import Worth, base_node, next_below
 from headwater.plan import CacheLayout
 
-BRANCHES, USES, DEPTHS = 3, 5, 7  # classes: none, 1, more; 0, 1, 2-3, 4-7, more; below 256 tokens, 1,024 and so on
-RENEWED = 64  # checkpoints taken and used between two computations of the rates
+BRANCHES, DEPTHS = 3, 7  # classes: none, 1, more; below 256 tokens, 1,024 and so on
+USES = np.array([1, 2, 2, 3, 3, 3])  # 1 + uses in the prior, by class: none, answered, 1, 2-3, 4-7, more
+RENEWED = 64, 16  # the rates are computed when so many checkpoints, and 1/16 of all, were taken and used
 
 
 class Headwater(BareFirst):
@@ -23,10 +24,11 @@ class Headwater(BareFirst):
 
     Worth is FLOPs saved over the nearest ancestor with a checkpoint, a page (`Worth`). The index is the highest rate of
     reuse, over all ages until which a checkpoint of its class could be kept (`ReuseRates`). Classes: branches with a
-    checkpoint below, uses, and depth. A use is a request, or the prefill of a finished answer, that resumed there.
-    Before anything is known the rate is (1 + uses) x place / (8 x age), with uses at most 2. Place: a session resumes
-    at its deepest checkpoint, so one with another below it counts 1/`superseded`, one with several branches `branch`.
-    Without checkpoints, where work can resume at every page, it is LRU of leaves.
+    checkpoint below, uses, and depth. A use is a request that resumed there. The prefill of a finished answer, which
+    resumes at the end of its own prompt, is none: a checkpoint where nothing else did is of a class between no and one
+    use. Before anything is known the rate is (1 + uses) x place / (8 x age), with uses at most 2. Place: a session
+    resumes at its deepest checkpoint, so one with another below it counts 1/`superseded`, one with several branches
+    `branch`. Without checkpoints, where work can resume at every page, it is LRU of leaves.
 
     While a client has a checkpoint retained, the lowest other one of its namespace goes in its place: a hint takes
     nothing from other namespaces. A namespace's retentions take at most the share `retained` of all pages, KV before
@@ -43,9 +45,8 @@ class Headwater(BareFirst):
         super().__init__()
         self.keeps_history = not layout.every_page
         self._worth, self._unit = Worth(layout), layout.unit_tokens
-        places = np.repeat([1.0, 1 / superseded, branch], USES)
-        uses = np.tile(np.minimum(1 + np.arange(USES), 3), BRANCHES)
-        self._rates = ReuseRates((places * uses)[:, None] / (8 * MIDDLES), group=DEPTHS)
+        prior = np.outer([1.0, 1 / superseded, branch], USES).reshape(-1, 1) / (8 * MIDDLES)
+        self._rates = ReuseRates(prior, group=DEPTHS)
         self._kept = Candidates(self._rates)
         self._most_retained, self._checkpoint_pages = int(retained * layout.n_pages), layout.checkpoint_pages
         self._now = self._noted = 0  # noted: checkpoints taken and used since the rates were computed
@@ -100,27 +101,42 @@ class Headwater(BareFirst):
     def _keep(self, node: Node, row: int, traits: int) -> None:
         kept = self._kept
         if row < 0:
-            row = kept.take(node, self._kind(node, node.hits), node.checkpoint_time, node.hits)
+            uses = node.hits and 1 + node.hits  # of a snapshot
+            row = kept.take(node, self._kind(node, uses), node.checkpoint_time, uses)
             self._noted += 1
         elif kept.time[row] != node.checkpoint_time:
-            kept.use(row, self._kind(node, kept.uses[row] + 1), node.checkpoint_time)
-            self._noted += 1
+            self._used(node, row)
         elif kept.kind[row] != (kind := self._kind(node, kept.uses[row])):
             kept.change(row, kind, self._now)
         if node.speculative:
             kept.release(row)  # what is not expected to be used again is not retained
         worth = np.inf if node.holds else 0.0 if node.speculative else self._worth.of(node)
         kept.rank(row, worth, traits, self._now)
-        if self._noted >= RENEWED:
+        least, part = RENEWED
+        if self._noted >= max(least, len(kept) // part):
             self._noted = 0
             kept.renew(self._now)
+
+    def _used(self, node: Node, row: int) -> None:
+        """Note that work resumed at the checkpoint: a request's, or that of the prefill of a finished answer."""
+        kept, time = self._kept, node.checkpoint_time
+        uses = kept.uses[row]
+        if max(1, uses) <= node.hits or uses == MOST_USES:
+            uses = max(2, uses + 1)
+            kept.use(row, self._kind(node, uses), uses, time)
+            self._noted += 1
+        else:
+            uses = max(1, uses)
+            kept.change(row, self._kind(node, uses), time)
+            kept.uses[row], kept.time[row] = uses, time
 
     def _kind(self, node: Node, uses: int) -> int:
         """Return the class of a checkpoint."""
         branches = min(node.live, BRANCHES) - 1
         pages = (node.end * self._unit) >> 6
         depth = min(DEPTHS - 1, max(0, pages.bit_length() - 1) // 2)
-        return (branches * USES + min(USES - 1, uses.bit_length())) * DEPTHS + depth
+        used = uses if uses < 2 else min(len(USES) - 1, 1 + (uses - 1).bit_length())
+        return (branches * len(USES) + used) * DEPTHS + depth
 
 
 def _traits(node: Node) -> int:

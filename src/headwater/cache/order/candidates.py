@@ -25,7 +25,7 @@ class Candidates(Rows):
     """
 
     kind: Numbers
-    uses: Numbers  # at most 255
+    uses: Numbers  # 0: none; 1: the prefill of its prompt's answer alone; else 1 more than requests; at most 255
     time: Numbers  # of the last use
     since: Numbers  # since when it has its class
     worth: Numbers
@@ -51,13 +51,13 @@ class Candidates(Rows):
             self.root[row] = _root(node)
         return row
 
-    def use(self, row: int, kind: int, now: int) -> None:
-        """Note that work resumed there, and the class from now on."""
+    def use(self, row: int, kind: int, uses: int, now: int) -> None:
+        """Note that a request resumed there, and uses and class from now on."""
         age = now - self.time[row]
         self._end_span(row, now)
         self.rates.reused(self.kind[row], age)
         self.kind[row], self.time[row], self.since[row] = kind, now, now
-        self.uses[row] = min(self.uses[row] + 1, MOST_USES)
+        self.uses[row] = min(uses, MOST_USES)
 
     def change(self, row: int, kind: int, now: int) -> None:
         """Set the class from now on."""

@@ -1,0 +1,148 @@
+"""Cost of the default eviction policy's decisions: time a request, and memory a checkpoint.
+
+    python -m benchmarks.decisions [--checkpoints 10000,1000000] [--requests 20000] [--small] [--out FILE]
+
+Chains of checkpoints, 1 to 32 units apart. A request resumes at the end of one, the more likely the more recent it is,
+and takes two checkpoints below it; two are evicted for them. Counted are the processor time over that of the same
+requests and evictions without a policy, and the bytes that the policy holds (`tracemalloc`) once it knows all
+checkpoints, and at its peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+import tracemalloc
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import measure
+from headwater.cache.eviction import make_eviction
+from headwater.cache.index import Index, Observer
+from headwater.cache.node import Node
+from headwater.cache.order import Eviction, Room
+from headwater.cli.common import prepare_outputs
+from headwater.plan import CacheLayout, PrefillFlops
+
+UNIT, CHAIN, STATE = 4, 4, (0,)  # bytes of a unit; checkpoints of a chain; pages of a checkpoint
+SETTLED = 4  # requests before those that are counted: 1/4 of the checkpoints, at most as many as are counted
+
+
+class Passing(Observer):
+    """Observer that passes changes on to a policy, once it has one."""
+
+    policy: Eviction | None = None
+
+    def changed(self, node: Node) -> None:
+        if self.policy is not None:
+            self.policy.changed(node)
+
+    def touched(self, node: Node) -> None:
+        if self.policy is not None:
+            self.policy.touched(node)
+
+
+class Traffic:
+    """Requests to an index that holds a fixed number of checkpoints."""
+
+    def __init__(self, checkpoints: int) -> None:
+        self.observer, self._dice = Passing(), random.Random(0)
+        self.layout = CacheLayout(
+            8 * checkpoints, unit_bytes=UNIT, checkpoint_pages=8, flops=PrefillFlops(linear=1e9, quadratic=1e3)
+        )
+        self.index = Index(UNIT, 0, self.observer)
+        self._root, self._now, self._made = self.index.root(""), 0, 0
+        self._ends: list[Node] = []
+        while self.index.checkpoints < checkpoints:
+            self._grow(self._root, CHAIN)
+
+    def _grow(self, node: Node, number: int) -> list[Node]:
+        self._now += 1
+        self._made += 1
+        grown = []
+        for _ in range(number):
+            length = self._dice.randint(1, 32)
+            key = bytes(node.end * UNIT) + self._made.to_bytes(UNIT, "little") * length
+            node = self.index.add(node, key, node.end + length, array("i"))
+            self.index.save(node, STATE, self._now)
+            grown.append(node)
+        self._ends.append(node)
+        return grown
+
+    def begin(self) -> tuple[int, int]:
+        """Let a policy know all checkpoints; return the bytes that it holds, and held at its peak."""
+        nodes = [node for node in self.index if node.checkpoint is not None]
+        tracemalloc.start()
+        policy = make_eviction("headwater", self.layout)
+        for node in nodes:
+            policy.changed(node)
+        held = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        self.observer.policy = policy
+        return held
+
+    def serve(self, requests: int, victims: Iterator[int] | None = None) -> list[int]:
+        """Serve requests; return serials of what was evicted. victims: use these in place of a policy's."""
+        policy, found = self.observer.policy, array("q")
+        nodes = {} if policy else {node.serial: node for node in self.index}
+        for _ in range(requests):
+            self._now += 1
+            back = int(self._dice.expovariate(8 / len(self._ends)))
+            end = self._ends[-1 - min(back, len(self._ends) - 1)]
+            if end.checkpoint is None:
+                end = self._root
+            else:
+                self.index.resume(end, self._now)
+            for node in self._grow(end, 2):
+                nodes[node.serial] = node
+            for _ in range(2):
+                if policy is None:
+                    node = nodes.pop(next(victims))
+                else:
+                    node, _ = policy.victim(Room.STATE, self._now)
+                    found.append(node.serial)
+                self.index.drop(node)
+        return found
+
+
+def cost(checkpoints: int, requests: int) -> dict[str, float]:
+    """Return microseconds a request and bytes a checkpoint."""
+    before = min(requests, checkpoints // SETTLED)
+    traffic, bare = Traffic(checkpoints), Traffic(checkpoints)
+    held, peak = traffic.begin()
+    settled = traffic.serve(before)
+    begin = time.process_time()
+    victims = traffic.serve(requests)
+    seconds = time.process_time() - begin
+    bare.serve(before, iter(settled))
+    begin = time.process_time()
+    bare.serve(requests, iter(victims))
+    seconds -= time.process_time() - begin
+    return {
+        "checkpoints": checkpoints,
+        "us a request": round(1e6 * seconds / requests, 1),
+        "bytes a checkpoint": round(held / checkpoints, 1),
+        "bytes a checkpoint, peak": round(peak / checkpoints, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoints", type=measure.numbers, default=(10_000, 1_000_000))
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
+    parser.add_argument("--out", type=Path, default=measure.RESULTS / "decisions.json")
+    given = parser.parse_args()
+    prepare_outputs(given.out)
+    rows = []
+    for number in (200,) if given.small else given.checkpoints:
+        rows.append(cost(number, 50 if given.small else given.requests))
+        print(*(f"{name} {value:,}" for name, value in rows[-1].items()), sep="; ", flush=True)
+    given.out.write_text(json.dumps({"run": measure.machine(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
