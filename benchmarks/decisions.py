@@ -16,7 +16,7 @@ import random
 import time
 import tracemalloc
 from array import array
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import measure
@@ -84,10 +84,10 @@ class Traffic:
         self.observer.policy = policy
         return held
 
-    def serve(self, requests: int, victims: Iterator[int] | None = None) -> list[int]:
-        """Serve requests; return serials of what was evicted. victims: use these in place of a policy's."""
-        policy, found = self.observer.policy, array("q")
-        nodes = {} if policy else {node.serial: node for node in self.index}
+    def serve(self, requests: int, victims: Sequence[int] = ()) -> array[int]:
+        """Serve requests; return serials of what was evicted. victims: without a policy, those of a run with one."""
+        found, given = array("q"), iter(victims)
+        nodes = {} if self.observer.policy else {node.serial: node for node in self.index}
         for _ in range(requests):
             self._now += 1
             back = int(self._dice.expovariate(8 / len(self._ends)))
@@ -96,16 +96,20 @@ class Traffic:
                 end = self._root
             else:
                 self.index.resume(end, self._now)
-            for node in self._grow(end, 2):
-                nodes[node.serial] = node
+            grown = self._grow(end, 2)
+            if not self.observer.policy:
+                nodes.update((node.serial, node) for node in grown)
             for _ in range(2):
-                if policy is None:
-                    node = nodes.pop(next(victims))
-                else:
-                    node, _ = policy.victim(Room.STATE, self._now)
-                    found.append(node.serial)
+                node = self._victim() if self.observer.policy else nodes.pop(next(given))
+                found.append(node.serial)
                 self.index.drop(node)
         return found
+
+    def _victim(self) -> Node:
+        assert self.observer.policy is not None, "there is no policy yet"
+        victim = self.observer.policy.victim(Room.STATE, self._now)
+        assert victim is not None, "every checkpoint may go"
+        return victim[0]
 
 
 def cost(checkpoints: int, requests: int) -> dict[str, float]:
@@ -117,9 +121,9 @@ def cost(checkpoints: int, requests: int) -> dict[str, float]:
     begin = time.process_time()
     victims = traffic.serve(requests)
     seconds = time.process_time() - begin
-    bare.serve(before, iter(settled))
+    bare.serve(before, settled)
     begin = time.process_time()
-    bare.serve(requests, iter(victims))
+    bare.serve(requests, victims)
     seconds -= time.process_time() - begin
     return {
         "checkpoints": checkpoints,
