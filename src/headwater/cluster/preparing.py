@@ -84,7 +84,7 @@ def may_be_prepared(request: Routed) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Assignment:
     """Dispatch of a request's segments, and the workers that its numbers stand for."""
 
     dispatch: Dispatch
@@ -147,26 +147,26 @@ class Preparing:
         one.composed = found.interiors
         if found.is_alone:
             return found.combiner
-        self._begin(request, Plan(found, needed, links), Outstanding(prompt, one.uncached(prompt)))
+        self._begin(request, Assignment(found, needed, links), Outstanding(prompt, one.uncached(prompt)))
         return None
 
     # -- one request
 
-    def _begin(self, request: Routed, plan: Plan, outstanding: Outstanding) -> None:
+    def _begin(self, request: Routed, assigned: Assignment, outstanding: Outstanding) -> None:
         """Have a request's segments prepared. `outstanding`: its prompt at the worker that combines."""
-        chosen, combiner = plan.dispatch, plan.links[plan.dispatch.combiner]
+        chosen, combiner = assigned.dispatch, assigned.links[assigned.dispatch.combiner]
         found = [*chosen.builders, *chosen.pulled]
         combiner.outstanding.add(outstanding)
         until = time.monotonic() + LATE * chosen.seconds + LATE_SECONDS
-        left = {plan.needed[i].digest for i in found}
+        left = {assigned.needed[i].digest for i in found}
         self._preparations[request.id] = one = Preparation(request, combiner, outstanding, until, left)
-        request.built |= {plan.needed[i].digest: plan.needed[i].interior for i in chosen.builders}
-        apart = {plan.needed[i].digest for i, at in chosen.builders.items() if plan.links[at] is not combiner}
+        request.built |= {assigned.needed[i].digest: assigned.needed[i].interior for i in chosen.builders}
+        apart = {assigned.needed[i].digest for i, at in chosen.builders.items() if assigned.links[at] is not combiner}
         request.built_apart |= apart
         self._counts["combined"] += 1
         self._counts["segments_apart"] += len(apart)
         for i, at in [*chosen.builders.items(), *chosen.pulled.items()]:
-            self._have(one, plan.needed[i], plan.links[at])
+            self._have(one, assigned.needed[i], assigned.links[at])
 
     def _have(self, one: Preparation, needed: Needed, link: Holder) -> None:
         """Have a worker build a segment, or take it that it has it, and then the one that combines pull it."""
