@@ -95,6 +95,7 @@ class Traffic:
             if end.checkpoint is None:
                 end = self._root
             else:
+                end.hits += 1
                 self.index.resume(end, self._now)
             grown = self._grow(end, 2)
             if not self.observer.policy:

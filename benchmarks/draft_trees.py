@@ -95,7 +95,7 @@ def ranks(model: Model, prompts: Iterable[list[int]]) -> list[list[Ranks]]:
     with model.engines(mtp=replace(ServeConfig(), speculation="mtp")) as (engine,):
         verify_every_draft(engine.scheduler.speculation)
         # the head is asked before each step, and nothing that it says is verified
-        engine.scheduler.speculation.worth = lambda drafts, rows: [0 for _ in drafts]  # type: ignore[method-assign]
+        engine.scheduler.speculation.worth = lambda drafts, rows, room: [0 for _ in drafts]  # type: ignore[method-assign]
         with patch.object(Speculator, "is_paused", lambda self, time_is_left: False):
             for prompt in prompts:
                 watch = Watch(decoded(engine, prompt))

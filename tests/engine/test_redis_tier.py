@@ -226,6 +226,25 @@ def test_figures_that_are_no_numbers_are_deleted_and_cost_one_call(tmp_path, cap
         assert store.usage().parts == 2
 
 
+def test_a_tag_that_is_no_text_is_deleted_and_costs_one_call(tmp_path, caplog) -> None:
+    with redis_server(tmp_path) as redis:
+        store = RedisStore(redis.url, 10**6)
+        store._client.hset("headwater:states", b"\xff\xfe", "1")
+        with pytest.raises(StoreError):
+            store.usage()
+        assert "key headwater:states is deleted" in caplog.text
+        assert store.usage().parts == 0
+
+
+def test_a_lock_that_never_ends_holds_up_no_eviction(tmp_path) -> None:
+    with redis_server(tmp_path) as redis:
+        store = RedisStore(redis.url, 100)
+        store.put("sabc", [b"content"])
+        store._client.set("headwater:evicting", "somebody")
+        store.put("sdef", [b"x" * 95])
+        assert store.has(["sabc", "sdef"]) == [False, True]
+
+
 def test_a_server_that_does_not_answer_is_not_asked_what_is_wrong(tmp_path, monkeypatch) -> None:
     with redis_server(tmp_path) as redis:
         store = RedisStore(redis.url, None)

@@ -16,6 +16,7 @@ import pytest
 
 from headwater.account import TierOutcome
 from headwater.config import ServeConfig
+from headwater.engine.tier_io import TierIO
 from headwater.engine.workers import Workers
 from headwater.schedule.sequence import key_of
 from headwater.tiers.disk import DiskStore
@@ -257,6 +258,36 @@ def test_scratch_memory_of_a_load_is_provided_while_it_is_read(make, monkeypatch
     with server(make, [store]) as rig:
         assert rig.ask(prompt).account.loaded_tokens == (PROMPT - 1) // 64 * 64
     assert expected == [(PROMPT - 1) // 64 * 64]
+
+
+@pytest.mark.parametrize(("error", "outcome"), [(OSError(errno.ENOMEM, "none"), "loaded"), (RuntimeError(), "failed")])
+def test_pages_are_not_given_back_while_parts_are_read(make, monkeypatch, error: Exception, outcome: str) -> None:
+    """Without scratch memory a load goes on; after another error it waits for its readers."""
+    store, prompt = holding(make, words(PROMPT, "no scratch"))
+    events: list[str] = []
+    read, finish = TierIO._read, TierIO._finish
+
+    def fail(arena: object, tokens: int) -> None:
+        raise error
+
+    def slow(self: TierIO, *given) -> TierOutcome | None:
+        time.sleep(0.1)
+        failed = read(self, *given)
+        events.append("read")
+        return failed
+
+    def finished(self: TierIO, one) -> None:
+        events.append("finished")
+        finish(self, one)
+
+    monkeypatch.setattr("headwater.memory.arena.Arena.expect", fail)
+    monkeypatch.setattr(TierIO, "_read", slow)
+    monkeypatch.setattr(TierIO, "_finish", finished)
+    with server(make, [store]) as rig:
+        account = rig.ask(prompt).account
+    assert account.tier_outcome == getattr(TierOutcome, outcome.upper())
+    assert events == ["read"] * (len(events) - 1) + ["finished"]
+    assert len(events) > 2
 
 
 @pytest.mark.parametrize(("seconds", "outcome"), [(1e-9, "computing_is_faster"), (1.0, "loaded")])

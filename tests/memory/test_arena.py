@@ -164,12 +164,14 @@ def test_memory_may_be_expected_while_steps_gather() -> None:
 
     thread = threading.Thread(target=expecting)
     thread.start()
-    for length in range(100, 2500, 30):
-        whole = arena.read(layer, table, 0, length)
-        rows = arena.gather(layer, table, length)
-        assert all(one[:length].equal(other) and not one[length:].any() for one, other in zip(rows, whole, strict=True))
-    done.set()
-    thread.join()
+    try:
+        for length in range(100, 2500, 30):
+            whole, rows = arena.read(layer, table, 0, length), arena.gather(layer, table, length)
+            pairs = zip(rows, whole, strict=True)
+            assert all(one[:length].equal(other) and not one[length:].any() for one, other in pairs)
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_without_madvise_discarded_memory_reads_as_zeros(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from headwater.draft.drafter import NO_DRAFT
 from headwater.engine import mtp as engine_mtp
-from headwater.engine.mtp import MtpRunner, filled_up
+from headwater.engine.mtp import MOST_WAITING, MtpRunner, filled_up
 from headwater.engine.selfcheck import SelfCheck
 from headwater.models import mtp
 from headwater.models.load import load_model, read_spec
@@ -140,6 +141,46 @@ def test_drafts_are_those_of_the_head_over_the_whole_text(family, make, with_hea
         second = rig.ask([*first.everything, *words(70, "next")], 20, drafting=once)
         assert second.account.cached_tokens >= 256
         assert furthest(passes, oracle, second.everything) < CLOSE
+
+
+def test_entries_that_wait_longest_are_written_with_those_of_other_sequences(make, with_head, monkeypatch) -> None:
+    """Three sequences, whose head drafts now and then, when up to 32 entries wait."""
+    oracle, made = Oracle(with_head("qwen3_5")), make("qwen3_5")
+    asked, drafting, stored = [0], list[list[int]](), list[list[int]]()
+    found = list[tuple[list[int], torch.Tensor]]()
+    guess, best_of, store = MtpRunner.guess, engine_mtp.best_of, MtpRunner._store
+
+    def now_and_then(self, wanted, least):
+        asked[0] += 1
+        if asked[0] not in (14, 27, 60, 61):
+            return [NO_DRAFT for _ in wanted]
+        drafting[:] = [list(seq.tokens[: seq.computed + 1]) for seq, _ in wanted if self._of(seq)]
+        return guess(self, wanted, least)
+
+    def noted(logits_SV):
+        found.extend((tokens, row_V.clone()) for tokens, row_V in zip(drafting, logits_SV, strict=False))
+        return best_of(logits_SV)
+
+    def noted_store(self, entries):
+        stored.append([len(one.tokens) for one in entries])
+        store(self, entries)
+
+    with made(PAGES, speculation="mtp", max_running=4) as rig, monkeypatch.context() as patched:
+        patched.setattr(MtpRunner, "guess", now_and_then)
+        patched.setattr(engine_mtp, "best_of", noted)
+        patched.setattr(MtpRunner, "_store", noted_store)
+        patched.setattr(Speculator, "is_paused", lambda self, time_is_left: False)
+        patched.setattr(Speculator, "wants_head", lambda self, least, cheap: self.uses_head)
+        verify_every_draft(rig.engine.scheduler.speculation)
+        prompts = [words(100 + 37 * i, "waits", i) for i in range(3)]
+        answers = [rig.submit(prompt, 90, drafting=Drafting(tokens=1)) for prompt in prompts]
+        texts = [rig.wait(answer).everything for answer in answers]
+    assert any(len(lengths) > 1 and max(lengths) == MOST_WAITING for lengths in stored)
+    assert len(found) >= 9
+    for tokens, row_V in found:
+        assert any(text[: len(tokens)] == tokens for text in texts)
+        logits, _ = oracle.forward(tokens, oracle.hidden(tokens)[:-1])
+        assert (row_V - logits[len(tokens) - 2]).abs().max().item() < CLOSE
 
 
 def test_a_lost_hidden_state_and_a_position_that_is_not_masked_are_found(make, with_head, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 
@@ -274,6 +275,35 @@ def test_asking_for_drafts_that_do_not_come_takes_a_small_share_of_the_time(each
     assert 0 < len(asked) / (8 * it.steps) <= most
 
 
+def test_a_constrained_request_takes_no_time_for_asking_from_others() -> None:
+    now = [0.0]
+
+    class Slow(Oracle):
+        def propose(self, most: int) -> Draft:
+            now[0] += 1.0
+            return Draft([])
+
+    speculation = Speculation(lambda namespace: [Slow()])
+    speculation.clock = lambda: now[0]
+    speculation.propose(Speculator([Slow()], grammar=Mock()), [1, 2, 3], 4)
+    assert speculation.asking.is_left
+    speculation.propose(Speculator([Slow()]), [1, 2, 3], 4)
+    assert not speculation.asking.is_left
+
+
+def test_gains_do_not_count_before_a_step_without_drafts_was_measured() -> None:
+    """Its seconds are a guess until then."""
+    speculation = Speculation()
+    speculation.note_step(3, 2, 0, 0.03)
+    assert speculation.worth([(speculator(90), 2)], 1, 32) == [2]
+    speculation.note_step(3, 2, 0, 0.03)
+    assert speculation.trust.of(1) == 1
+    speculation.note_step(1, 0, 0, 0.02)
+    speculation.worth([(speculator(90), 2)], 1, 32)
+    speculation.note_step(3, 2, 0, 0.03)
+    assert speculation.trust.of(1) < 1
+
+
 def test_drafts_that_gain_less_than_is_expected_are_not_verified_until_that_is_forgotten() -> None:
     speculation = Speculation(seconds=seconds(1.0, 0.2))
     (before,) = speculation.worth([(speculator(60), 8)], 1, 32)
@@ -324,6 +354,12 @@ def test_most_requests_do_without_a_head_that_does_not_pay() -> None:
     speculation._asks_every = 2 * TRIES_EVERY
     new = [speculation.speculator(Generation((), SamplingParams())) for _ in range(16)]
     assert sum(one is not None and one.uses_head for one in new) == 2
+    other = Generation((), SamplingParams(), drafting=Drafting("ngram"))
+    new = [speculation.speculator(one) for _ in range(16) for one in (other, Generation((), SamplingParams()))]
+    assert sum(one is not None and one.uses_head for one in new) == 2, "of those that may have it"
+    named = speculation.speculator(Generation((), SamplingParams(), drafting=Drafting(MTP)))
+    assert named is not None
+    assert named.uses_head
 
 
 def speculator(percent: float) -> Speculator:

@@ -11,7 +11,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -299,12 +300,15 @@ class TierIO(Tiers):
         try:
             tiers = {source.tier: self.tiers[source.tier] for source in sources}
             digests = {number: tier.names.digests(load.namespace, load.key) for number, tier in tiers.items()}
-            parts = [
-                tiers[one.tier].parts.submit(self._read, tiers[one.tier], load, one, digests[one.tier])
-                for one in sources
-            ]
-            self._runner.arena.expect(load.plan.end)
-            wait(parts)  # all of them, even if one fails: none may write to pages that are given back
+            parts = list[Future[TierOutcome | None]]()
+            try:
+                for one in sources:
+                    tier = tiers[one.tier]
+                    parts.append(tier.parts.submit(self._read, tier, load, one, digests[one.tier]))
+                with suppress(OSError, MemoryError):  # the step that needs it asks again
+                    self._runner.arena.expect(load.plan.end)
+            finally:
+                wait(parts)  # all of them, even if one fails: none may write to pages that are given back
             load.failed = next(filter(None, (part.result() for part in parts)), None)
         except Exception:
             log.exception("a load failed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-SHARE = 0.01  # of the steps' seconds: as long may requests be asked for drafts of which none is verified
+SHARE = 0.01  # of the steps' seconds that asking may take while no draft is verified
 MOST_SAVED = 0.010  # seconds of asking that are saved up
 # weights of what drafts gained: of trust in the expectation, of earlier steps at each one with drafts, at each without
 PRIOR, FORGETS, RELAXES = 4.0, 0.9, 0.995
@@ -60,7 +60,7 @@ class Trust:
 
 
 class Trials:
-    """Steps that verify likely drafts whatever these are thought to cost: so it is known, at each size of steps.
+    """Steps that verify likely drafts even if they are not expected to pay, so that their cost stays known at each size.
 
     Without them a few slow steps, as while others compute, would end drafts for good.
     """

@@ -229,7 +229,7 @@ class Speculation:
     is_plain: bool = True  # the step that is planned: no drafts were asked for before it, and it replays none
     _unasked: int = 0  # steps since it did
     _asks_every: int = TRIES_EVERY  # of such steps
-    _new: int = 0  # requests
+    _new: int = 0  # requests that may draft with the head
     _expected_gain: float = 0.0  # of the drafts of the step that is planned; 0: none are thought to pay
     experience: Experience = field(default_factory=Experience)
     head: Guesser | None = None
@@ -248,13 +248,12 @@ class Speculation:
         build = self.drafters if asked.drafter is None else partial(DRAFTERS[asked.drafter], self.past)
         drafters += build(generation.namespace)
         most = MOST_DRAFTS if asked.tokens is None else asked.tokens
-        uses_head = self._head_pays() and (asked.drafter or self.kind) in (AUTO, MTP, DRAFT)
+        uses_head = self.head is not None and (asked.drafter or self.kind) in (AUTO, MTP, DRAFT)
+        uses_head = uses_head and (asked.drafter in (MTP, DRAFT) or self._head_pays())
         return Speculator(drafters, grammar, most, self.experience, uses_head=uses_head)
 
     def _head_pays(self) -> bool:
-        """Return whether a new request drafts with the head: some do if it did not pay at its last try."""
-        if self.head is None:
-            return False
+        """Return whether a request that may draft with the head does: some do if it did not pay at its last try."""
         self._new += 1
         return self._asks_every == TRIES_EVERY or self._new % FEW_TRY == 0
 
@@ -300,10 +299,10 @@ class Speculation:
         return gain * self.trust.of(rows) > 1
 
     def propose(self, speculator: Speculator, tokens: Sequence[int], most: int) -> None:
-        """Ask a request for a draft of at most so many tokens."""
+        """Ask a request for a draft of at most so many tokens. With a constraint it is always asked: that has no limit."""
         begun = self.clock()
         speculator.propose(tokens, most)
-        speculator.asking = self.clock() - begun
+        speculator.asking = self.clock() - begun if speculator.grammar is None else 0.0
         self.asking.spend(speculator.asking)
 
     def is_to_measure(self, rows: int) -> bool:
@@ -316,7 +315,7 @@ class Speculation:
         plain = rows - drafts
         if drafts:
             self.trials.note(plain)
-        if drafts and self._expected_gain:
+        if drafts and self._expected_gain and self.seconds.knows_plain:
             counted = min(seconds, OUTLIER * self.seconds(rows, drafts))
             gained = (plain + right) * self.seconds(plain, 0) / (plain * counted)
             self.trust.note(plain, self._expected_gain, gained)

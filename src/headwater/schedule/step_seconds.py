@@ -55,6 +55,11 @@ class StepSeconds:
         self._faster = 0  # steps with drafts, one after the other, that were much faster than was expected
         self._slope: float | None = None  # unknown until steps of different rows were measured
 
+    @property
+    def knows_plain(self) -> bool:
+        """True once a step without drafts was measured; before, seconds are relative."""
+        return self._plain.n > 0
+
     def is_to_measure(self, rows: int, often: bool) -> bool:
         """Count a step that is planned; return whether it is to have no drafts, so that its seconds are known."""
         size = rows.bit_length()

@@ -237,6 +237,8 @@ class RedisStore:
         if int(self._client.get(self._shared[2]) or 0) + size <= self.limit:
             return
         lock, own = self._prefix + "evicting", secrets.token_hex(8)
+        if self._client.ttl(lock) == -1:  # no server of ours has set it
+            self._client.delete(lock)
         if not self._client.set(lock, own, nx=True, ex=ALONE):
             raise StoreFull(f"{self.shown} is full, and another server evicts")
         try:
@@ -308,7 +310,10 @@ class RedisStore:
         ]
         if size not in wrong and not _is_number(self._client.get(size) or b"0"):
             wrong.append(size)
-        if states not in wrong and not all(map(_is_number, self._client.hvals(states))):
+        if states not in wrong and not all(
+            re.fullmatch(rb"[0-9a-f]*", tag) and _is_number(count)
+            for tag, count in self._client.hgetall(states).items()
+        ):
             wrong.append(states)
         for key in wrong:
             log.warning("%s: key %s is deleted: it is not what was stored", self.shown, key)

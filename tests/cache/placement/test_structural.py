@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headwater.account import Reason
 from headwater.cache.placement.structural import Structural
 from headwater.cache.positions import Placed, PlacementQuery
-from headwater.plan import Match
+from headwater.plan import Match, Retention
 from headwater.request import Boundaries
 from tests.cache.toy import LAYOUT, Toy, words
 
@@ -119,19 +119,29 @@ def test_that_promise_holds_in_the_cache(n: int) -> None:
     parts=st.lists(st.none() | st.integers(0, 20_000), min_size=3, max_size=3),
     extra=st.lists(st.integers(0, 20_000), max_size=20),
     kv=st.integers(0, 300),
+    retained=st.lists(st.integers(0, 20_000), max_size=4),
 )
 def test_the_fixed_four_are_always_there_and_others_keep_their_distance_below_or_above(
-    length: int, parts: list[int | None], extra: list[int], kv: int
+    length: int, parts: list[int | None], extra: list[int], kv: int, retained: list[int]
 ) -> None:
     last = max(0, length - 1) // 64 * 64
-    boundaries = Boundaries(*parts, extra=tuple(extra))
+    boundaries = Boundaries(*parts, extra=tuple(extra), retained=tuple(Retention(at, 300) for at in retained))
     placed = place(length, boundaries, kv=min(kv * 64, last)).checkpoints
-    fixed = {at // 64 * 64 for at in (parts[0], parts[2], last, min(kv * 64, last)) if at is not None}
+    fixed = {at // 64 * 64 for at in (parts[0], parts[2], last, min(kv * 64, last), *retained) if at is not None}
+    start = None if parts[1] is None else parts[1] // 64 * 64
     fixed = {at for at in fixed if 0 < at <= last}
     assert fixed <= set(placed)
     assert len(placed) <= 8
     for before, low, high in zip((0, *placed), placed, placed[1:], strict=False):
-        assert low in fixed or high - low >= 256 or low - before >= 256
+        assert low in fixed or high - low >= 256 or (low == start and low - before >= 256)
+
+
+def test_the_start_of_the_query_takes_no_place_of_what_is_always_kept() -> None:
+    retained = tuple(Retention(at, 300) for at in (2000, 3000, 4000, 5000))
+    boundaries = Boundaries(system_end=1000, query_start=8000, query_end=8100, retained=retained)
+    placed = place(9000, boundaries, kv=1500).checkpoints
+    assert placed == (960, 1472, 1984, 2944, 3968, 4992, 8064, 8960)
+    assert 8000 in place(9000, Boundaries(system_end=1000, query_start=8000, query_end=8100), kv=1500).checkpoints
 
 
 def test_without_known_parts_a_branch_point_close_to_the_end_stands() -> None:

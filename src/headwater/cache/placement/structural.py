@@ -28,15 +28,15 @@ class Structural(Placement):
 
         Rank 0 is kept whatever the gap: system end, branch point, query end, last page, and positions with a time to
         live. Below a short question about a document, the branch point is the document's end, often less than the gap
-        below the query's end. So is the start of that question before a second one has shown the branch point: it has
-        rank 0, too, if it lies at least the gap beyond the last checkpoint before it, as it does not where each turn is
-        short.
+        below the query's end. So is the start of that question before a second one has shown the branch point: rank 1,
+        which is kept whatever the gap, too, is for a start at least the gap beyond the last checkpoint before it. In
+        sessions of short turns it is not.
         """
         parts = query.boundaries
         kept = [parts.system_end, query.match.branch_tokens, parts.query_end, query.last_page]
         kept += [one.position for one in parts.retained]
-        wanted = [*((position, 0) for position in kept), (parts.query_start, 1)]
-        wanted += [(position, 2) for position in parts.extra]
+        wanted = [*((position, 0) for position in kept), (parts.query_start, 2)]
+        wanted += [(position, 3) for position in parts.extra]
         ranks: dict[int, int] = {}
         for position, rank in wanted:
             if position is not None and query.is_new(at := query.on_grid(position)):
@@ -45,14 +45,14 @@ class Structural(Placement):
         if start is not None and ranks.get(start):
             before = (at for at, rank in ranks.items() if not rank and at < start)
             if start - max(before, default=query.match.checkpoint_tokens) >= self._min_gap:
-                ranks[start] = 0
+                ranks[start] = 1
         return ranks
 
     def _with_gaps(self, ranked: dict[int, int]) -> list[int]:
         """Return the candidates without those within the gap below another that is kept."""
         kept: list[int] = []
         for position in sorted(ranked, reverse=True):
-            if not ranked[position] or not kept or kept[-1] - position >= self._min_gap:
+            if ranked[position] <= 1 or not kept or kept[-1] - position >= self._min_gap:
                 kept.append(position)
         return kept
 
