@@ -60,7 +60,7 @@ class Trust:
 
 
 class Trials:
-    """Steps that verify likely drafts even if they are not expected to pay, so that their cost stays known at each size.
+    """Steps that verify likely drafts even if they are not expected to pay: their cost stays known at each size.
 
     Without them a few slow steps, as while others compute, would end drafts for good.
     """

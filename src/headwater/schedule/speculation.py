@@ -299,7 +299,7 @@ class Speculation:
         return gain * self.trust.of(rows) > 1
 
     def propose(self, speculator: Speculator, tokens: Sequence[int], most: int) -> None:
-        """Ask a request for a draft of at most so many tokens. With a constraint it is always asked: that has no limit."""
+        """Ask a request for a draft of at most so many tokens. Asking one with a constraint has no limit."""
         begun = self.clock()
         speculator.propose(tokens, most)
         speculator.asking = self.clock() - begun if speculator.grammar is None else 0.0
