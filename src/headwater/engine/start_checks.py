@@ -10,7 +10,7 @@ import torch
 
 from headwater.config import ServeConfig
 from headwater.engine.selfcheck import weight_shapes
-from headwater.machine import free_memory, gigabytes, total_memory
+from headwater.machine import UNKNOWN, free_memory, gigabytes, memory_limit, total_memory
 from headwater.mixers.linear import product_dtype, slowdown
 from headwater.mixers.numerics import Numerics
 from headwater.schedule.speculation import MTP
@@ -37,10 +37,14 @@ def check_memory_tiers(config: ServeConfig, stores: Iterable[Store]) -> None:
     """Refuse tiers in memory that the host does not have; say what is better on a CPU. Raises SettingError."""
     on_cpu = config.device == "cpu"
     size = sum(store.limit or 0 for store in stores if store.kind == MEMORY)
-    beside, total = (config.memory if on_cpu else 0), total_memory()
+    beside, total = (config.memory if on_cpu else 0), min(total_memory(), memory_limit() or UNKNOWN)
     if size and size + beside > total:
         has = f"but the host has {gigabytes(total)}" + f", and memory is {gigabytes(beside)}" * on_cpu
         raise SettingError("tier", repr(TIERS.show(config.tier)), has)
+    if size and size + beside > (free := free_memory()):
+        log.warning(
+            "tiers in memory are %s, %s are free: the process may be ended as they fill", *map(gigabytes, (size, free))
+        )
     if size and on_cpu:
         log.warning(
             "a tier in memory is below the memory of a card: on a CPU a larger --memory caches as much, uncopied"

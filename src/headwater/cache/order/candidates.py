@@ -25,7 +25,8 @@ class Candidates(Rows):
     """
 
     kind: Numbers
-    uses: Numbers  # 0: none; 1: the prefill of its prompt's answer alone; else 1 more than requests; at most 255
+    # 0: none; 1: its prompt's answer, or a prompt that would have taken it; else 1 more than requests; at most 255
+    uses: Numbers
     time: Numbers  # of the last use
     since: Numbers  # since when it has its class
     worth: Numbers
