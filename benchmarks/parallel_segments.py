@@ -276,6 +276,11 @@ def simulated(given: argparse.Namespace) -> dict[str, object]:
     return {"costs": asdict(costs), **found}
 
 
+def _out(compute: str | None) -> Path:
+    """Return where the figures go: of the simulation, or of processes that compute in this way."""
+    return OUT if compute is None else OUT.with_name(f"parallel_segments_{compute}.json")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=100, help="of uneven segments")
@@ -286,8 +291,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of each segment, with --processes")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    out = given.out or (OUT if given.processes is None else OUT.with_name(f"parallel_segments_{given.compute}.json"))
-    prepare_outputs(out)
+    prepare_outputs(out := given.out or _out(given.compute if given.processes else None))
     if given.processes is None:
         found = {"kind": "simulated", **simulated(given)}
     else:

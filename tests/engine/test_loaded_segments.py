@@ -330,7 +330,7 @@ def test_a_segment_that_nobody_waits_for_any_more_is_forgotten(make: Make, store
     hung.waits["has"] = threading.Event()
     with server(make, [store, hung]) as rig:
         tiers = rig.engine.scheduler.tiers
-        tiers._segments._timeout = 0.2
+        tiers._timeout = tiers._segments._timeout = 0.2
         submit(rig)
         while not any(one.tiers for one in tiers._segments._loads._sought.values()):
             time.sleep(0.005)
