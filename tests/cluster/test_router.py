@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from headwater.cluster.choice import Candidate, LeastCost, LeastLoaded, Prompt, RoundRobin
-from headwater.cluster.router import HEARTBEAT_TIMEOUT, MOST_ACTIONS, NoWorker
+from headwater.cluster.router import ACTING, HEARTBEAT_TIMEOUT, MOST_ACTIONS, NoWorker
 from headwater.cluster.sockets import Contact
 from headwater.cluster.wire import Batch, FailedMessage, Submit, WireError, answer_of, encode, for_worker, from_worker
 from headwater.cluster.worker import ROUTER_TIMEOUT
@@ -55,6 +55,16 @@ def test_a_burst_of_requests_does_not_delay_heartbeats() -> None:
             router._do(lambda: time.sleep(0.002))
         until(lambda: not router._actions)
         assert any(waiting), "a heartbeat is sent while actions wait"
+
+
+def test_few_actions_that_take_long_do_not_delay_heartbeats() -> None:
+    with cluster(a=FakeWorker(FormulaEngine())) as router:
+        waiting, ping = [], router._ping
+        router._ping = lambda now: (waiting.append(len(router._actions)), ping(now))
+        router._actions.extend([lambda: time.sleep(1.2 * ACTING)] * 8)
+        router._waker.wake()
+        until(lambda: not router._actions)
+        assert any(waiting)
 
 
 def test_counts_of_open_requests_return_to_zero() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headwater.cluster.choice import Candidate, Prompt
 from headwater.cluster.segment_dispatch import (
+    MOST_COMBINERS,
     Lane,
     Segment,
     dispatch,
@@ -157,8 +158,8 @@ def test_a_worker_that_only_prefills_computes_and_does_not_combine() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(16, 5000), st.sets(st.integers(0, 3))), min_size=1, max_size=12),
-    st.lists(st.integers(0, 9000), min_size=4, max_size=4),
+    st.lists(st.tuples(st.integers(16, 5000), st.sets(st.integers(0, 6))), min_size=1, max_size=12),
+    st.lists(st.integers(0, 9000), min_size=7, max_size=7),
 )
 def test_several_workers_never_take_longer_than_one(found: list, queues: list[int]) -> None:
     at, segments = 0, []
@@ -166,8 +167,22 @@ def test_several_workers_never_take_longer_than_one(found: list, queues: list[in
         segments.append(Segment(at, tokens, tokens - 8, tuple(holders)))
         at += tokens
     workers = [replace(IDLE, queued_tokens=queue) for queue in queues]
-    together = dispatch(Prompt(at + 9), segments, workers, range(4))
+    together = dispatch(Prompt(at + 9), segments, workers, range(7))
     own = [replace(one, pool=str(n)) for n, one in enumerate(workers)]
-    assert together.seconds <= dispatch(Prompt(at + 9), segments, own, range(4)).seconds + 1e-9
+    assert together.seconds <= dispatch(Prompt(at + 9), segments, own, range(7)).seconds + 1e-9
     needed = {*together.builders, *together.pulled}
     assert needed == {n for n, one in enumerate(segments) if together.combiner not in one.holders}
+
+
+def test_a_dispatch_is_computed_for_few_of_many_workers() -> None:
+    asked: list[int] = []
+
+    def counted(tokens, lanes):
+        asked.append(next(n for n, lane in enumerate(lanes) if lane.hand_over is None))
+        return soonest(tokens, lanes)
+
+    workers = [replace(IDLE, queued_tokens=100 * (16 - n)) for n in range(16)]
+    stored = [replace(one, holders=(0,)) for one in COLD]
+    dispatch(PROMPT, stored, workers, range(16), counted)
+    assert sorted(asked) == [0, 13, 14, 15], "the one that lacks none, and those that are soonest free"
+    assert len(asked) == MOST_COMBINERS

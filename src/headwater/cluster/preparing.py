@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from headwater.cache.segments.compose import METHODS, usable, whole_segments
@@ -22,6 +22,8 @@ from headwater.cluster.wire import Cancel, Prepare, PreparedMessage
 
 LATE = 4.0  # times the expected seconds, and LATE_SECONDS, for which a request waits for its segments
 LATE_SECONDS = 2.0
+MOST_SEGMENTS = 256  # of a request, which other workers compute: each is a message, and work for the router's thread
+MOST_ORDERS = 1024  # that are open in all
 
 
 class Holder(Protocol):
@@ -111,6 +113,7 @@ class Preparation:
     outstanding: Outstanding  # of its prompt, at the worker that combines
     until: float  # seconds of a monotonic clock
     left: set[int]  # digests of the segments that are not there yet
+    orders: list[int] = field(default_factory=list)  # numbers of those that it waits for, or has waited for
 
 
 class Preparing:
@@ -120,6 +123,7 @@ class Preparing:
         """`numbers`: of requests and orders. `ready`: called with each request that its combining worker can take."""
         self._numbers, self._ready, self._counts = numbers, ready, counts
         self._orders: dict[int, Order] = {}
+        self._by_segment: dict[tuple[str, int], int] = {}  # numbers of orders, by their workers' names and digests
         self._preparations: dict[int, Preparation] = {}  # by request
 
     def combine(
@@ -133,22 +137,24 @@ class Preparing:
     ) -> int | None:
         """Return the cheapest of some workers to combine a prompt's segments, if the request can go there now.
 
-        None: its segments are prepared, and `ready` follows.
+        None: its segments are prepared, and `ready` follows. Beyond `MOST_SEGMENTS` and `MOST_ORDERS` one worker
+        computes all that it lacks.
         """
-        underway = {(order.link.name, order.needed.digest) for order in self._orders.values()}
-
-        def holders(one: Needed) -> list[int]:
-            places = ((at, link.name, link.has_segment(one.digest)) for at, link in enumerate(links))
-            return [at for at, name, has in places if has or (name, one.digest) in underway]
-
-        segments = [Segment(one.start, one.tokens, one.interior, holders(one)) for one in needed]
-        found = dispatch(prompt, segments, candidates, combiners)
+        may_pull = len(needed) <= MOST_SEGMENTS and len(self._orders) + len(needed) <= MOST_ORDERS
+        priced = candidates if may_pull else [replace(one, pull=None) for one in candidates]
+        segments = [Segment(one.start, one.tokens, one.interior, self._holders(one.digest, links)) for one in needed]
+        found = dispatch(prompt, segments, priced, combiners)
         one = candidates[found.combiner]
         one.composed = found.interiors
         if found.is_alone:
             return found.combiner
         self._begin(request, Assignment(found, needed, links), Outstanding(prompt, one.uncached(prompt)))
         return None
+
+    def _holders(self, digest: int, links: Sequence[Holder]) -> list[int]:
+        """Return the workers that have a segment, or are about to."""
+        ordered = self._by_segment
+        return [at for at, link in enumerate(links) if link.has_segment(digest) or (link.name, digest) in ordered]
 
     # -- one request
 
@@ -197,38 +203,47 @@ class Preparing:
         self, one: Preparation, needed: Needed, link: Holder, peers: tuple[bytes, ...], then: Callable[[bool], None]
     ) -> None:
         """Have a worker prepare a segment, unless it does so already, and call `then`."""
-        for order in self._orders.values():
-            if order.link is link and order.needed.digest == needed.digest:
-                order.waiting[one.request.id] = then
-                return
+        number = self._by_segment.get((link.name, needed.digest))
+        if number is not None:
+            one.orders.append(number)
+            self._orders[number].waiting[one.request.id] = then
+            return
         number = next(self._numbers)
+        one.orders.append(number)
         uncached = 0 if peers or link.has_segment(needed.digest) else needed.tokens
         order = Order(link, needed, Outstanding(Prompt(needed.tokens), uncached), {one.request.id: then})
         link.outstanding.add(order.outstanding)
         self._orders[number] = order
+        self._by_segment[link.name, needed.digest] = number
         link.send(Prepare(number, 0, needed.key.encoded, peers))
 
     # -- what becomes of them
 
     def prepared(self, message: PreparedMessage) -> None:
         """Take a worker's word that it has a segment, or cannot have it."""
-        order = self._orders.pop(message.request, None)
+        order = self._take(message.request)
         if order is not None:
-            self._close(order, message.stored)
+            for then in order.waiting.values():
+                then(message.stored)
 
-    def _close(self, order: Order, stored: bool) -> None:
-        order.link.outstanding.remove(order.outstanding)
-        for then in order.waiting.values():
-            then(stored)
+    def _take(self, number: int) -> Order | None:
+        """Return an open order, which is open no more."""
+        order = self._orders.pop(number, None)
+        if order is not None:
+            del self._by_segment[order.link.name, order.needed.digest]
+            order.link.outstanding.remove(order.outstanding)
+        return order
 
     def lost(self, link: Holder) -> None:
         """Let requests go on without a worker: another one combines, or the one that does builds what it lacks."""
-        lost = [self._orders.pop(n) for n in [n for n, order in self._orders.items() if order.link is link]]
+        taken = (self._take(n) for n in [n for n, order in self._orders.items() if order.link is link])
+        lost = [order for order in taken if order is not None]
         for one in [one for one in self._preparations.values() if one.combiner is link]:
             self._end(one)
             self._ready(one.request)
         for order in lost:
-            self._close(order, False)
+            for then in order.waiting.values():
+                then(False)
 
     def cancel(self, request: Routed) -> None:
         """Give up a request, and the segments that no other one waits for."""
@@ -236,10 +251,10 @@ class Preparing:
         if one is None:
             return
         self._end(one)
-        for number, order in list(self._orders.items()):
-            if order.waiting.pop(request.id, None) is not None and not order.waiting:
-                del self._orders[number]
-                order.link.outstanding.remove(order.outstanding)
+        for number in one.orders:
+            order = self._orders.get(number)
+            if order is not None and order.waiting.pop(request.id, None) is not None and not order.waiting:
+                self._take(number)
                 order.link.send(Cancel(number, 0))
 
     def take_late(self, now: float) -> None:

@@ -67,6 +67,7 @@ HEARTBEAT_TIMEOUT = 0.8  # seconds of a worker's silence
 JOINING = 5.0  # seconds until a new worker must have answered
 PATIENCE = 10.0  # seconds for which a request waits for a worker
 MOST_ACTIONS = 64  # between two looks at workers and heartbeats, which a burst of requests must not delay
+ACTING = 0.05  # seconds, likewise
 MOST_ATTEMPTS = 4  # workers that a request is given to, one after the other
 
 log = logging.getLogger("headwater.cluster")
@@ -247,8 +248,7 @@ class Router:
             due = 0.0
             while not self._stopping:
                 heard = self._poll(due - time.monotonic())
-                for _ in range(min(len(self._actions), MOST_ACTIONS)):
-                    self._actions.popleft()()
+                self._act(time.monotonic() + ACTING)
                 now = time.monotonic()
                 if now >= due:  # what came meanwhile, too: if this thread did not run, no worker was silent
                     heard = list(self._links.values())
@@ -268,6 +268,13 @@ class Router:
             self._end(request, FailedEvent(EngineStopped("the router was stopped before the answer was complete")))
         for link in self._links.values():
             link.close()
+
+    def _act(self, until: float) -> None:
+        """Run actions that callers have queued: at most `MOST_ACTIONS`, and none that would begin after `until`."""
+        for _ in range(min(len(self._actions), MOST_ACTIONS)):
+            self._actions.popleft()()
+            if time.monotonic() > until:
+                break
 
     def _poll(self, seconds: float) -> list[Link]:
         """Wait for messages or actions; return the workers that have sent something."""

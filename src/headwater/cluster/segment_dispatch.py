@@ -6,11 +6,15 @@ by segment. Pure functions of what a router knows.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappush, heapreplace
 
 from headwater.cluster.choice import Candidate, Prompt, expected_seconds, token_seconds
 from headwater.schedule.tier_load import PullSpeed
+
+MOST_COMBINERS = 4  # workers for which a dispatch is computed: those that combine alone at the least cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +55,20 @@ def soonest(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
     """Assign segments, the longest first, each to the worker from which it comes soonest to the one that combines.
 
     Equation 9 in seconds: what is accumulated begins with the worker's queue, and a segment has its transfer after it.
+    Of workers that differ in their queues alone, the one that ends first is looked at.
     """
-    ends, found = [lane.queue for lane in lanes], [0] * len(tokens)
+    found = [0] * len(tokens)
+    alike: defaultdict[tuple[float, PullSpeed | None], list[tuple[float, int]]] = defaultdict(list)  # heaps of ends
+    for n, lane in enumerate(lanes):
+        heappush(alike[lane.token, lane.hand_over], (lane.queue, n))
     for i in longest_first(tokens):
-        there = [
-            end + tokens[i] * lane.token + lane.seconds_of_pull(tokens[i])
-            for end, lane in zip(ends, lanes, strict=True)
-        ]
-        found[i] = min(range(len(lanes)), key=there.__getitem__)
-        ends[found[i]] += tokens[i] * lanes[found[i]].token
+        soonest_of_each = (ends[0] for ends in alike.values())
+        _, n, end = min(
+            (end + tokens[i] * lanes[n].token + lanes[n].seconds_of_pull(tokens[i]), n, end)
+            for end, n in soonest_of_each
+        )
+        heapreplace(alike[lanes[n].token, lanes[n].hand_over], (end + tokens[i] * lanes[n].token, n))
+        found[i] = n
     return found
 
 
@@ -126,11 +135,24 @@ def dispatch(
     """Return the least cost in seconds over the workers that may combine: alone, or with others of its pool.
 
     Others compute segments only if that is sooner, their transfer included. `candidates`: workers whose pulls are
-    priced. Of equal costs the worker with the fewest requests has it.
+    priced. Of equal costs the worker with the fewest requests has it. Of more than `MOST_COMBINERS` workers those are
+    compared that combine alone at the least cost.
     """
     speeds = token_seconds(candidates)
+    if len(combiners) > MOST_COMBINERS:
+        alone = {at: _seconds_alone(at, prompt, segments, candidates[at], speeds[at]) for at in combiners}
+        combiners = sorted(combiners, key=lambda at: (alone[at], candidates[at].load))[:MOST_COMBINERS]
     found = [_combined_at(at, prompt, segments, candidates, speeds, rule) for at in combiners]
     return min(found, key=lambda one: (one.seconds, candidates[one.combiner].load))
+
+
+def _seconds_alone(at: int, prompt: Prompt, segments: Sequence[Segment], one: Candidate, speed: float) -> float:
+    """Return the cost of one worker that computes all segments that it lacks."""
+    start = max(one.own, one.pulled)
+    needed = [segment for segment in segments if segment.start >= start]
+    interiors = sum(segment.interior for segment in needed)
+    cold = sum(segment.tokens for segment in needed if at not in segment.holders)
+    return expected_seconds(prompt, replace(one, composed=interiors), speed) + cold * speed
 
 
 def _combined_at(
