@@ -105,7 +105,7 @@ def cluster(model, **kinds: str | Role) -> Iterator[tuple[Router, dict[str, Real
             stack.callback(workers[name].close)
             router.join(name, workers[name].worker.contact)
         until(lambda: len([*router._infos()]) == len(kinds))
-        until(lambda: all(link._follower.picture.is_whole for link in router._links.values()))
+        until(lambda: all(link._follower and link._follower.picture.is_whole for link in router._links.values()))
         yield router, workers
 
 

@@ -283,6 +283,23 @@ def test_segments_are_prepared_beside_other_work_and_all_pages_come_back() -> No
         worker.serving.cache.check()
 
 
+def test_tokens_of_prepared_segments_are_not_counted_as_work_of_their_request() -> None:
+    trace = make_trace(COLD, None)
+    setup = replace(ROOMY, cluster=Cluster(2, "least_cost", network=FAST_NETWORK))
+    simulation = Simulation(trace, setup, setup.cluster, make_arrivals(trace, ALONE), ENGINE)
+    shares: list[float] = []
+    for worker in simulation.workers:
+
+        def receive(request, sent, now, was=worker.receive):
+            shares.append(sent.outstanding.uncached / request.prompt_tokens)
+            was(request, sent, now)
+
+        worker.receive = receive
+    simulation.run()
+    assert simulation.routing.combined == len(shares) == 12
+    assert max(shares) < 0.1
+
+
 def test_a_slow_network_leaves_segments_to_one_worker() -> None:
     result = run(Cluster(4, "least_cost", network=Network(10**7)), ALONE, ROOMY, make_trace(COLD, None))
     assert routing(result).combined == 0

@@ -107,6 +107,10 @@ class Candidate:
         """Return the tokens of a prompt that it has to compute."""
         return prompt.tokens - max(self.own, self.pulled) - self.composed
 
+    def compose(self, prompt: Prompt, interiors: int) -> None:
+        """Note that it has, or is going to have, that many tokens of a prompt's segments."""
+        self.composed = min(interiors, prompt.tokens - max(self.own, self.pulled))
+
 
 @dataclass(slots=True, eq=False)
 class Outstanding:

@@ -62,6 +62,7 @@ class Routed:
     prefilled: Prefilled | None = None  # by a worker that only did that
     follower: Link | None = None  # the worker that reads what that one computes, and is to go on
     combiner: object = None  # the link of the worker that has its segments, once they are prepared
+    composed: int = 0  # tokens of these segments
     built: dict[int, int] = field(default_factory=dict)  # segments that were built ahead for it: digest, interior
     built_apart: set[int] = field(default_factory=set)  # of them, those that others than the combining worker built
 

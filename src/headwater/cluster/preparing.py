@@ -145,7 +145,7 @@ class Preparing:
         segments = [Segment(one.start, one.tokens, one.interior, self._holders(one.digest, links)) for one in needed]
         found = dispatch(prompt, segments, priced, combiners)
         one = candidates[found.combiner]
-        one.composed = found.interiors
+        one.compose(prompt, found.interiors)
         if found.is_alone:
             return found.combiner
         self._begin(request, Assignment(found, needed, links), Outstanding(prompt, one.uncached(prompt)))
@@ -166,6 +166,7 @@ class Preparing:
         until = time.monotonic() + LATE * chosen.seconds + LATE_SECONDS
         left = {assigned.needed[i].digest for i in found}
         self._preparations[request.id] = one = Preparation(request, combiner, outstanding, until, left)
+        request.composed = chosen.interiors
         request.built |= {assigned.needed[i].digest: assigned.needed[i].interior for i in chosen.builders}
         apart = {assigned.needed[i].digest for i, at in chosen.builders.items() if assigned.links[at] is not combiner}
         request.built_apart |= apart

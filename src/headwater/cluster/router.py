@@ -406,7 +406,9 @@ class Router:
     ) -> int | None:
         """Return the worker that a request goes to now; None: workers prepare its segments, and it waits for them."""
         if request.combiner in links:
-            return next(at for at, link in enumerate(links) if link is request.combiner)
+            at = next(at for at, link in enumerate(links) if link is request.combiner)
+            candidates[at].compose(prompt, request.composed)
+            return at
         chosen = self._chosen(request, prompt, candidates)
         if not may_be_prepared(request) or len(links) < 2 or not links[chosen].unit_bytes:
             return chosen

@@ -24,6 +24,16 @@ def nobody(event: object) -> None:
     """Ignore an event: answers are the simulation's."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request whose segments a worker has now."""
+
+    request: Request
+    came: float  # seconds
+    combiner: int
+    composed: int  # tokens of the segments
+
+
 @dataclass(eq=False)
 class SimulatedLink:
     """A worker as the router's preparations see it."""
@@ -80,9 +90,9 @@ class SimulatedSegments:
         digests: Digests,
         conv_taps: int,
         links: Sequence[SimulatedLink],
-        ready: Callable[[Request, float, int], None],
+        ready: Callable[[Prepared], None],
     ) -> None:
-        """`ready`: called with a request, when it came, and the worker that can take it now."""
+        """`ready`: called with each request that its combining worker can take now."""
         self._trace, self._digests, self._conv_taps, self._links = trace, digests, conv_taps, links
         self._route = ready
         self.counts: Counter[str] = Counter()
@@ -123,4 +133,4 @@ class SimulatedSegments:
 
     def _ready(self, routed: Routed) -> None:
         at = next(n for n, link in enumerate(self._links) if link is routed.combiner)
-        self._route(self._waiting.pop(routed.id), routed.began, at)
+        self._route(Prepared(self._waiting.pop(routed.id), routed.began, at, routed.composed))

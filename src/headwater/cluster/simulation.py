@@ -18,7 +18,7 @@ from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import decoders, note_prefilled, prefiller
 from headwater.cluster.rivals import make_choice
 from headwater.cluster.simulated_pulls import SimulatedPulls
-from headwater.cluster.simulated_segments import SimulatedLink, SimulatedSegments
+from headwater.cluster.simulated_segments import Prepared, SimulatedLink, SimulatedSegments
 from headwater.cluster.simulated_worker import Inbox, Sent, SimulatedWorker
 from headwater.errors import ConfigError
 from headwater.lab.replay import result_of, timed
@@ -144,21 +144,16 @@ class Simulation:
             worker.serving.shorten(self._now)
             heapq.heappush(self._events, (worker.serving.ends, END, n))
 
-    def _combine(self, request: Request, came: float, n: int) -> None:
+    def _combine(self, prepared: Prepared) -> None:
         """Send a request whose segments are prepared to the worker that has them."""
-        self._route(request, self._now, combiner=n, came=came)
+        self._route(prepared.request, self._now, prepared=prepared)
 
     def _route(
-        self,
-        request: Request,
-        now: float,
-        prefilled_by: str | None = None,
-        combiner: int | None = None,
-        came: float | None = None,
+        self, request: Request, now: float, prefilled_by: str | None = None, prepared: Prepared | None = None
     ) -> None:
         """Send a request to a worker: one that arrives now, or whose first token `prefilled_by` has sampled.
 
-        Or one that came at `came`, and whose segments `combiner` has now.
+        Or one whose segments were `prepared`.
         """
         self._now = now
         prompt = self._prompt(request)
@@ -171,8 +166,9 @@ class Simulation:
         if alone is None:
             serving = decoders(candidates)
             n = serving[self._choice.choose(prompt, [candidates[i] for i in serving])]
-            if combiner is not None:
-                n = combiner
+            if prepared is not None:
+                n = prepared.combiner
+                candidates[n].compose(prompt, prepared.composed)
             elif self._segments is not None and request.segments and len(candidates) > 1:
                 combiners = serving if isinstance(self._choice, LeastCost) else [n]
                 at = self._segments.chosen(request, prompt, candidates, combiners, n, now)
@@ -189,7 +185,8 @@ class Simulation:
         if self._pulls:
             self._pulls[n].name(request, [self._pulls[at] for at in holders(n, candidates)])
         outstanding = Outstanding(prompt, candidates[n].uncached(prompt), prefilled_by is not None)
-        worker.receive(request, Sent(outstanding, now if came is None else came, predicted, matched), now)
+        came = now if prepared is None else prepared.came
+        worker.receive(request, Sent(outstanding, came, predicted, matched), now)
         if worker.serving.work is not None:
             heapq.heappush(self._events, (worker.serving.ends, END, n))  # it may end sooner now
         elif worker.wakes is None or worker.wakes > now:  # it waits for a tier
