@@ -10,9 +10,14 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import segment_processes
+from headwater.cache.segments.compose import METHODS
+from headwater.cache.segments.store import SegmentKey
 from headwater.cluster import preparing
+from headwater.cluster.hosting import prepares
 from headwater.engine.meter import Backlog
+from headwater.errors import RequestTooLarge
 from headwater.request import Fidelity, Generation, Span
+from headwater.schedule.sequence import key_of
 from headwater.schedule.tier_load import PullSpeed
 from tests.cluster.fake import kill, until
 from tests.cluster.test_routed_answers import KINDS, RealWorker, Whole, ask, cluster, generation, settle
@@ -318,3 +323,53 @@ def test_a_cancelled_request_leaves_nothing(model) -> None:
         assert built(workers) <= 2 * 1100, "what had not begun is not computed"
         assert ask(router, composed("after")).wait().error is None, "a late event would have come before its end"
         assert not received.events
+
+
+# -- what routers order
+
+
+@pytest.mark.parametrize(
+    ("ids", "error"),
+    [
+        ((5,), ValueError),
+        ((), ValueError),
+        ((5,) * 16, ValueError),
+        ((10**8,) * 100, ValueError),
+        ((5,) * 99 + (-1,), ValueError),
+        ((5,) * 100_000, RequestTooLarge),
+    ],
+    ids=["short", "empty", "ends alone", "beyond the vocabulary", "negative", "long"],
+)
+def test_an_order_of_what_is_no_segment_is_an_error(model, ids: tuple[int, ...], error: type[Exception]) -> None:
+    with workers_of(model, "a") as (_, workers):
+        engine = workers["a"].engine
+        with pytest.raises(error):
+            prepares(engine)(segment_of(ids).encoded, (), lambda stored: None)
+        assert engine.scheduler.idle
+
+
+def segment_of(ids: tuple[int, ...]) -> SegmentKey:
+    return SegmentKey("", key_of(ids), METHODS[Fidelity.FAST].widths(4))
+
+
+def test_orders_cancelled_while_they_are_pulled_leave_nothing(model) -> None:
+    with workers_of(model, "a", "b") as (router, workers):
+        engine, scheduler = workers["a"].engine, workers["a"].engine.scheduler
+        begun, goes_on, store = threading.Semaphore(0), threading.Event(), scheduler.tiers._peers.tier.store
+        store.has = lambda names: [True] * len(names)
+        store.read_into = lambda name, pieces: (begun.release(), not goes_on.wait(60))[-1]
+        scheduler.tiers.prefill_seconds = float
+        prepare, peers = prepares(engine), (router._links["b"].incarnation,)
+        for n in range(4):
+            goes_on.clear()
+            cancel = prepare(segment_of(tuple(words(200, f"cancelled {n}"))).encoded, peers, lambda stored: None)
+            assert begun.acquire(timeout=60)
+            cancel()
+            goes_on.set()
+            until(lambda: not scheduler.tiers.busy)
+        ended = threading.Event()
+        prepare(segment_of(tuple(words(200, "last"))).encoded, (), lambda stored: ended.set())
+        assert ended.wait(60)
+        until(lambda: scheduler.idle)
+        assert not scheduler._awaited.outcomes
+        assert not scheduler._awaited.loaded

@@ -323,7 +323,7 @@ class Engine(Answering):
 
     def preparations(self) -> Preparations:
         """Return segments that others want in memory; its `after` is to be called by `stepped`."""
-        return Preparations(self.scheduler, self._changed)
+        return Preparations(self.scheduler, self._changed, self.spec.vocab_size)
 
     def _is_ending(self) -> bool:
         return self._stopping or self._broken is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -13,9 +14,9 @@ from headwater.schedule.scheduler import Scheduler
 class Preparations:
     """Segments that are wanted, in the order in which routers named them, and whom to tell once each is there."""
 
-    def __init__(self, scheduler: Scheduler, changed: threading.Condition) -> None:
+    def __init__(self, scheduler: Scheduler, changed: threading.Condition, vocab_size: int) -> None:
         """`changed`: the engine's lock."""
-        self._scheduler, self._changed = scheduler, changed
+        self._scheduler, self._changed, self._vocab_size = scheduler, changed, vocab_size
         self._open: dict[SegmentKey, dict[int, Callable[[bool], None]]] = {}
         self._numbers = count()
 
@@ -24,11 +25,12 @@ class Preparations:
 
         `segment`: its encoded key. `peers`: incarnations of workers that have it, from which it is pulled if that takes
         less time than computing it. `done` may be called before this returns, and is called on the engine's thread
-        otherwise. Any thread may call this. Raises ValueError or struct.error for what is no key, ConfigError where no
-        segments are stored.
+        otherwise. Any thread may call this. Raises ValueError or struct.error for what is no key of this model's,
+        RequestTooLarge for a segment longer than a prompt may be, ConfigError where no segments are stored.
         """
         key, number = SegmentKey.decoded(segment), next(self._numbers)
         self._scheduler.composer.wanted((), key.namespace)
+        self._check(key)
         with self._changed:
             stored = self._scheduler.composer.find(key)
             is_ready = stored is not None and stored.ready
@@ -43,6 +45,16 @@ class Preparations:
         if is_ready:
             done(True)
         return lambda: self._cancel(key, number)
+
+    def _check(self, key: SegmentKey) -> None:
+        """Raise ValueError or RequestTooLarge for a segment that cannot be built."""
+        ends = key.widths.head + key.widths.tail
+        if key.tokens <= ends:
+            raise ValueError(f"a segment has {key.tokens:,} tokens, its ends have {ends:,}")
+        largest = max(array("I", key.ids))  # a negative one is larger than any vocabulary
+        if largest >= self._vocab_size:
+            raise ValueError(f"token {largest:,} is beyond the vocabulary of {self._vocab_size:,}")
+        self._scheduler.check_fits(key.tokens)
 
     def _cancel(self, key: SegmentKey, number: int) -> None:
         """Want a segment no more, unless others do. One that is being built or loaded is built to its end."""
