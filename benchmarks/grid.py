@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -165,6 +167,12 @@ def seeds_of(text: str) -> range:
     return range(int(first), int(last or first) + 1) if text else range(0)
 
 
+def command_of(arguments: Sequence[str]) -> str:
+    """Return the command as a shell takes it, with $DATA for the folder of recorded traffic."""
+    command = shlex.join(["python", "-m", "benchmarks.grid", *arguments])
+    return re.sub(r"(--data[ =])('[^']*'|\S+)", r"\1$DATA", command)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=HERE.parents[1] / "shared" / "data", help="recorded traffic")
@@ -190,10 +198,9 @@ def main() -> None:
             found[cell["cell"]] = cell
             print(shown(cell), flush=True)
     seconds = round(sum(cell["seconds"] for cell in found.values()))
-    command = " ".join(["python -m benchmarks.grid", *sys.argv[1:]])
     document = {
         "run": {"code": code_digest(), "commit": machine()["commit"], "seconds": seconds},
-        "commands": list(dict.fromkeys([*kept.get("commands", ()), command])),
+        "commands": list(dict.fromkeys([*kept.get("commands", ()), command_of(sys.argv[1:])])),
         "cells": list(found.values()),
     }
     print("\n".join(page(document, known)))

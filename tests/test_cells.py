@@ -87,6 +87,12 @@ def test_all_sizes_are_shares_of_one_memory(tmp_path: Path) -> None:
     assert least < whole
 
 
+def test_commands_can_be_run_again_and_name_no_folder_of_one_machine() -> None:
+    given = ["--only", "(", "--seeds", "0-17", "--data", "/work of one/data"]
+    assert grid.command_of(given) == "python -m benchmarks.grid --only '(' --seeds 0-17 --data $DATA"
+    assert grid.command_of(["--data=/one/data", "--small"]) == "python -m benchmarks.grid --data=$DATA --small"
+
+
 def test_results_of_other_code_are_not_kept(tmp_path: Path) -> None:
     out = tmp_path / "cells.json"
     assert grid.earlier(out) == {}
