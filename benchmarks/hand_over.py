@@ -108,7 +108,7 @@ class Cluster:
         answers = [Answer() for _ in range(BESIDE)]
         ids = [self.router.submit(asking(8, 4000, n), one.on_event) for n, one in enumerate(answers)]
         assert all(one.begun.wait(PATIENCE) for one in answers)
-        time.sleep(0.3)  # the router hears of what runs
+        time.sleep(0.3)  # heartbeats report the running requests to the router
         yield answers
         list(map(self.router.cancel, ids))
 

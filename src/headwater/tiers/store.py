@@ -106,7 +106,7 @@ class PeerStore(Store, Protocol):
         """
 
     def expect(self, peers: Sequence[bytes], key: bytes, name: str) -> None:
-        """Take it that the first of these workers that can be asked has a segment with this encoded key and name."""
+        """Assume that the first of these workers that can be asked has a segment with this encoded key and name."""
 
 
 def filled(content: Buffer | None, pieces: Sequence[memoryview]) -> bool:

@@ -50,7 +50,7 @@ class SegmentKey:
 
     @property
     def as_change(self) -> SegmentStored:
-        """The change that storing it is, but for the page."""
+        """The change that is published when it is stored, with page 0."""
         return SegmentStored(0, self.namespace, self.ids, self.widths.head, self.widths.tail)
 
 
@@ -79,7 +79,7 @@ class StoredSegment:
 
     @property
     def as_change(self) -> SegmentStored:
-        """The change that storing it is."""
+        """The change that is published when it is stored."""
         return replace(self.key.as_change, page=self.first_page)
 
 
