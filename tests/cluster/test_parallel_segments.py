@@ -217,19 +217,24 @@ def test_a_segment_is_pulled_while_the_next_one_is_computed(model) -> None:
         (other,) = (worker for name, worker in workers.items() if name != one.combiner.name)
         gates[one.combiner.name].open()
         seen: list[tuple[int, int]] = []
+        is_asked = threading.Event()
         stored = other.pulling._sending._parts
 
         def sealed(*given, was=stored.sealed_segment):
-            scheduler = other.engine.scheduler
-            seen.append((other.engine.stats().segment_tokens, len(scheduler.running) + len(scheduler.wanted)))
+            seen.append((other.engine.stats().segment_tokens, len(other.engine.scheduler.running)))
+            is_asked.set()
             return was(*given)
 
-        stored.sealed_segment = sealed
+        def run(step, was=other.engine.runner.run):
+            assert other.engine.stats().segment_tokens < 1060 or is_asked.wait(60), "the second waits for the first"
+            return was(step)
+
+        stored.sealed_segment, other.engine.runner.run = sealed, run
         gates[next(name for name in gates if name != one.combiner.name)].open()
         assert answer.wait().error is None
         assert built(workers) == cold(asked)
     assert len(seen) == 2
-    assert seen[0][1] == 1, "another is being computed, or is next"
+    assert seen[0][1] == 1, "another is being computed"
     assert 1060 < seen[0][0] < 2100 < seen[1][0]
 
 
