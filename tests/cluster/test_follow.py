@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -60,6 +60,19 @@ def follow(b: Worker, a: Worker, first: Answer) -> int:
     return b.rig.engine.follow(a.incarnation, "", key_of(first.prompt))
 
 
+def asking(b: Worker, first: Answer, number: int, *peers: Worker) -> Callable[[], Answer]:
+    """Ask on a thread; what is returned waits for the answer."""
+    answers: list[Answer] = []
+    thread = threading.Thread(target=lambda: answers.append(b.ask(first.prompt, *peers)))
+    thread.start()
+
+    def wait() -> Answer:
+        thread.join(60)
+        return answers[0]
+
+    return wait
+
+
 def read(b: Worker) -> int:
     return b.counts.get("read", 0)
 
@@ -100,19 +113,39 @@ def test_a_request_that_comes_before_the_last_parts_waits_for_them(make, same_bi
         return pieces
 
     with followed(make) as (a, b, gate, first):
-        follow(b, a, first)
+        number = follow(b, a, first)
         changing(a, slow)
         gate.open()
         a.rig.wait(first)
-        waiting: list[Answer] = []
-        asking = threading.Thread(target=lambda: waiting.append(b.ask(first.prompt, a)))
-        asking.start()
+        asked = asking(b, first, number, a)
         until(lambda: not follows(b)._open)  # it has arrived
         goes_on.set()
-        asking.join(60)
+        again = asked()
         assert read(b) == a.pulling._sending._parts.sent == 4, "no part was read twice"
-    assert waiting[0].account.loaded_tokens == END
-    assert all(same_bits_as_without_a_cache(make, [first, *waiting]))
+    assert again.account.loaded_tokens == END
+    assert all(same_bits_as_without_a_cache(make, [first, again]))
+
+
+def test_a_request_whose_router_names_no_peers_joins_its_follow(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    goes_on = threading.Event()
+
+    def slow(pieces: list[bytes]) -> list[bytes]:
+        assert goes_on.wait(60)
+        return pieces
+
+    with followed(make) as (a, b, gate, first):
+        number = follow(b, a, first)
+        gate.let(2)
+        until(lambda: read(b) == 1)
+        changing(a, slow)
+        gate.open()
+        a.rig.wait(first)
+        asked = asking(b, first, number)
+        until(lambda: not follows(b)._open)  # it has arrived
+        goes_on.set()
+        again = asked()
+    assert (again.account.loaded_tokens, again.account.loaded_from) == (END, "peer")
+    assert all(same_bits_as_without_a_cache(make, [first, again]))
 
 
 @pytest.mark.parametrize("how", ["cancelled", "pages are short", "the holder is lost"])
@@ -135,6 +168,24 @@ def test_a_follow_that_is_given_up_gives_its_pages_back(make, monkeypatch, how) 
         until(lambda: free(b) == before)
         b.rig.engine.unfollow(number)
         assert not follows(b)._open
+
+
+@pytest.mark.parametrize("error", [OSError, MemoryError])
+def test_a_read_that_raises_ends_the_follow(make, error) -> None:  # noqa: F811
+    def fail(*given) -> None:
+        raise error("of the test")
+
+    with followed(make) as (a, b, gate, first):
+        before = free(b)
+        b.tiers._peers.store._pieces = fail
+        follow(b, a, first)
+        gate.open()
+        a.rig.wait(first)
+        (one,) = follows(b)._open.values()
+        until(lambda: one.load is not None and one.load.is_finished)
+        assert one.load.failed == TierOutcome.FAILED
+        until(lambda: free(b) == before)
+        assert not b.tiers.busy
 
 
 def test_short_pages_go_to_requests_before_a_follow(make, same_bits_as_without_a_cache) -> None:  # noqa: F811

@@ -106,19 +106,24 @@ class Follows:
     # -- on a thread, without the lock
 
     def _run(self, follow: Follow) -> None:
+        failed: TierOutcome | None = TierOutcome.FAILED
         try:
             followed = self._store.follow(follow.peer, follow.namespace, follow.key, follow.at)
-            failed = TierOutcome.FAILED if followed is None else self._follow(follow, followed)
+            failed = failed if followed is None else self._follow(follow, followed)
         except Exception:
             log.exception("a prefill cannot be followed")
-            failed = TierOutcome.FAILED
-        if follow.load is None:
-            return
+        if follow.load is not None:
+            self._end(follow, follow.load, failed)
+
+    def _end(self, follow: Follow, load: Load, failed: TierOutcome | None) -> None:
+        """End a load after its reads."""
         wait(follow.reads)  # all of them, even if one fails: none may write to pages that are given back
-        outcomes = (read.result() for read in follow.reads)
-        follow.load.failed = failed or next(filter(None, outcomes), None)
-        follow.load.tiers = self._tier.store.kind
-        self._finish(follow.load)
+        load.failed, load.tiers = TierOutcome.FAILED, self._tier.store.kind
+        try:
+            load.failed = failed or next(filter(None, (read.result() for read in follow.reads)), None)
+        except Exception:
+            log.exception("a part of a prefill that is followed cannot be read")
+        self._finish(load)
 
     def _follow(self, follow: Follow, followed: Followed) -> TierOutcome | None:
         """Read parts until all are being read; return why they are not."""

@@ -158,7 +158,7 @@ class TierIO(Tiers):
         """Ask the stores for a request's prompt, if memory does not have all of it."""
         if self._peers is not None:
             self._peers.follows.arrived(seq)
-        if not self._stores and not seq.peers:
+        if not self._stores and not seq.peers and seq.load is None:
             return
         match = self._scheduler.planner.match(seq)
         last = seq.last_resumable // self._layout.unit_tokens * self._layout.unit_tokens
