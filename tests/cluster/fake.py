@@ -52,6 +52,7 @@ class FormulaEngine:
         self.cancelled: list[int] = []
         self.followed: list[tuple[bytes, str, bytes]] = []
         self.unfollowed: list[int] = []
+        self.submitted_follows: list[int | None] = []
         self._open: dict[int, Running] = {}
         self._ids = 0
         self._lock = threading.Lock()
@@ -59,12 +60,20 @@ class FormulaEngine:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def submit(self, generation: Generation, on_event, output: Iterable[int] = (), peers: Iterable[bytes] = ()) -> int:
+    def submit(
+        self,
+        generation: Generation,
+        on_event,
+        output: Iterable[int] = (),
+        peers: Iterable[bytes] = (),
+        follows: int | None = None,
+    ) -> int:
         if self.raises is not None:
             raise self.raises
         with self._lock:
             self._ids += 1
             self.seen.append(generation)
+            self.submitted_follows.append(follows)
             self._open[self._ids] = Running(generation, on_event, list(output))
             return self._ids
 

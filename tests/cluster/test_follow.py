@@ -7,11 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+import zmq
 
 from headwater.account import TierOutcome
 from headwater.cluster import peer_memory
+from headwater.cluster.hosting import info_of
+from headwater.cluster.sockets import opened
+from headwater.cluster.wire import FollowMessage, Ping, Submit, encode
+from headwater.cluster.worker import Worker as ClusterWorker
+from headwater.engine import tier_follow
+from headwater.errors import QueueFull, RequestTooLarge
+from headwater.request import Generation, SamplingParams
 from headwater.schedule.sequence import key_of
-from tests.cluster.fake import until
+from tests.cluster.fake import FakeWorker, FormulaEngine, until
 from tests.cluster.test_pulls import KEY, OWN, Worker, changing, make, pool, words  # noqa: F401  make is a fixture
 from tests.exactness.conftest import load, same_bits_as_without_a_cache  # noqa: F401  fixtures
 from tests.exactness.rig import Answer
@@ -63,7 +71,7 @@ def follow(b: Worker, a: Worker, first: Answer) -> int:
 def asking(b: Worker, first: Answer, number: int, *peers: Worker) -> Callable[[], Answer]:
     """Ask on a thread; what is returned waits for the answer."""
     answers: list[Answer] = []
-    thread = threading.Thread(target=lambda: answers.append(b.ask(first.prompt, *peers)))
+    thread = threading.Thread(target=lambda: answers.append(b.ask(first.prompt, *peers, follows=number)))
     thread.start()
 
     def wait() -> Answer:
@@ -88,7 +96,7 @@ def follows(b: Worker):
 
 def test_kv_travels_while_the_prefill_runs(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
     with followed(make) as (a, b, gate, first):
-        follow(b, a, first)
+        number = follow(b, a, first)
         for steps, parts in ((2, 1), (2, 2)):
             gate.let(steps)
             until(lambda parts=parts: read(b) == parts)
@@ -96,7 +104,7 @@ def test_kv_travels_while_the_prefill_runs(make, same_bits_as_without_a_cache) -
         assert b.cache.match(key_of(first.prompt), PROMPT).kv_tokens == 0, "nothing is published yet"
         gate.open()
         a.rig.wait(first)
-        again = b.ask(first.prompt, a)
+        again = b.ask(first.prompt, a, follows=number)
         assert read(b) == a.pulling._sending._parts.sent == 4
         assert not follows(b)._open
     account = again.account
@@ -188,10 +196,113 @@ def test_a_read_that_raises_ends_the_follow(make, error) -> None:  # noqa: F811
         assert not b.tiers.busy
 
 
+def test_a_follow_without_progress_is_given_up(make, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.setattr(tier_follow, "STALLED", 0.2)
+    with followed(make) as (a, b, gate, first):
+        before = free(b)
+        follow(b, a, first)
+        gate.let(2)
+        until(lambda: read(b) == 1)
+        until(lambda: free(b) == before)
+        assert not b.tiers.busy
+
+
+def test_requests_of_one_prompt_share_what_is_read(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    """It goes on until the last of them is cancelled."""
+    with followed(make) as (a, b, gate, first):
+        before = free(b)
+        numbers = [follow(b, a, first) for _ in range(3)]
+        gate.let(2)
+        until(lambda: read(b) == 1)
+        one = before - free(b)
+        numbers.append(follow(b, a, first))
+        b.rig.engine.unfollow(numbers.pop(0))
+        gate.let(2)
+        until(lambda: read(b) == 2)
+        assert before - free(b) == one
+        gate.open()
+        a.rig.wait(first)
+        answers = [b.ask(first.prompt, a, follows=number) for number in numbers]
+        assert read(b) == a.pulling._sending._parts.sent == 4
+        assert not follows(b)._open
+    assert [answer.account.cached_tokens for answer in answers] == [END] * 3
+    assert all(same_bits_as_without_a_cache(make, [first, *answers]))
+
+
+def test_a_shared_follow_is_given_up_with_its_last_request(make) -> None:  # noqa: F811
+    with followed(make) as (a, b, gate, first):
+        before = free(b)
+        numbers = [follow(b, a, first) for _ in range(2)]
+        gate.let(2)
+        until(lambda: read(b) == 1)
+        for number in numbers:
+            assert free(b) < before
+            b.rig.engine.unfollow(number)
+        until(lambda: free(b) == before)
+
+
+def test_another_request_with_the_prompt_ends_no_follow(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    with followed(make) as (a, b, gate, first):
+        number = follow(b, a, first)
+        gate.let(2)
+        until(lambda: read(b) == 1)
+        other = b.rig.ask(first.prompt)
+        assert not follows(b)._open[number].has_ended
+        gate.open()
+        a.rig.wait(first)
+        again = b.ask(first.prompt, a, follows=number)
+        assert read(b) == 4
+    assert other.account.loaded_tokens == 0
+    assert again.account.cached_tokens >= END
+    assert all(same_bits_as_without_a_cache(make, [first, other, again]))
+
+
+@contextmanager
+def sent_to(worker: ClusterWorker, *messages) -> Iterator[None]:
+    """Send a router's messages."""
+    with opened(zmq.DEALER) as socket:
+        socket.connect(worker.contact.address)
+        for message in (Ping(is_first=True), *messages):
+            socket.send(encode(message))
+        yield
+
+
+@pytest.mark.parametrize("error", [None, QueueFull(1, 1, 1.0), RequestTooLarge("of the test")], ids=str)
+def test_a_refused_request_gives_its_follow_up(error) -> None:
+    engine = FormulaEngine()
+    engine.raises = error
+    fake, prompt = FakeWorker(engine), key_of(words(100, "follow"))
+    submit = Submit(1, 2, Generation((), SamplingParams(max_tokens=4)), prompt)
+    with sent_to(fake.worker, FollowMessage(1, 1, "", prompt, b"x"), submit):
+        until(lambda: engine.unfollowed or engine.submitted_follows)
+    fake.worker.close()
+    engine.close()
+    assert (engine.submitted_follows, engine.unfollowed) == (([1], []) if error is None else ([], [1]))
+
+
+def test_a_prefill_that_cannot_be_followed_ends_no_worker(make, caplog) -> None:  # noqa: F811
+    """A prompt with a part of a token, and an engine that pulls nothing."""
+    b, prompt = Worker(make), key_of(words(100, "follow"))
+    info = info_of(b.rig.engine, "one", 4, ("", ""))
+    worker = ClusterWorker(b.rig.engine, info, b"i" * 16, "tcp://127.0.0.1:*")
+    submit = Submit(3, 1, Generation((), SamplingParams(max_tokens=1)), prompt)
+    worker.start()
+    with pool(b):
+        b.tiers._peers, peers = None, b.tiers._peers
+        with sent_to(worker, FollowMessage(1, 1, "", prompt, b"x")):
+            until(lambda: "a prefill is not followed: AssertionError" in caplog.text)
+        b.tiers._peers = peers
+        with sent_to(worker, FollowMessage(2, 1, "", b"\1" * 1001, b"x"), submit):
+            until(lambda: b.rig.engine.scheduler.cache.match(prompt, 101).kv_tokens)
+        worker.close()
+    assert "a prefill is not followed: ValueError" in caplog.text
+    assert not worker._follows
+
+
 def test_short_pages_go_to_requests_before_a_follow(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
     """A request that needs the pages of a follow gets them, and the followed one is computed or pulled later."""
     with followed(make, pages=60 - 12 * make.checkpoint_pages) as (a, b, gate, first):
-        follow(b, a, first)
+        number = follow(b, a, first)
         gate.let(2)
         until(lambda: read(b) == 1)
         other = b.rig.ask(words(PROMPT, "another"))
@@ -200,7 +311,7 @@ def test_short_pages_go_to_requests_before_a_follow(make, same_bits_as_without_a
         assert given_up.load.failed == TierOutcome.FAILED
         gate.open()
         a.rig.wait(first)
-        again = b.ask(first.prompt, a)
+        again = b.ask(first.prompt, a, follows=number)
     assert all(same_bits_as_without_a_cache(make, [first, other, again]))
 
 
@@ -211,7 +322,7 @@ def test_a_part_changed_on_the_way_spoils_the_whole(make, same_bits_as_without_a
 
     with followed(make) as (a, b, gate, first):
         before = free(b)
-        follow(b, a, first)
+        number = follow(b, a, first)
         gate.let(2)
         until(lambda: read(b) == 1)
         changing(a, flipped)
@@ -219,7 +330,7 @@ def test_a_part_changed_on_the_way_spoils_the_whole(make, same_bits_as_without_a
         a.rig.wait(first)
         until(lambda: free(b) == before)
         assert b.counts["corrupt"] >= 1
-        again = b.ask(first.prompt, a)
+        again = b.ask(first.prompt, a, follows=number)
     assert again.account.cached_tokens == 0
     assert all(same_bits_as_without_a_cache(make, [first, again]))
 
@@ -230,10 +341,10 @@ def test_a_state_that_was_not_kept_is_not_waited_for(make, same_bits_as_without_
         parts = a.pulling._sending._parts
         progress = parts.progress
         parts.progress = lambda prefix: (progress(prefix)[0], 0)
-        follow(b, a, first)
+        number = follow(b, a, first)
         gate.open()
         a.rig.wait(first)
-        again = b.ask(first.prompt, a)
+        again = b.ask(first.prompt, a, follows=number)
     assert again.account.loaded_tokens == END, "by an ordinary load"
     assert all(same_bits_as_without_a_cache(make, [first, again]))
 
@@ -241,10 +352,10 @@ def test_a_state_that_was_not_kept_is_not_waited_for(make, same_bits_as_without_
 def test_what_is_cached_already_is_not_read(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
     with followed(make) as (a, b, gate, first):
         own = b.rig.ask(first.prompt[:1500])
-        follow(b, a, first)
+        number = follow(b, a, first)
         gate.open()
         a.rig.wait(first)
-        again = b.ask(first.prompt, a)
+        again = b.ask(first.prompt, a, follows=number)
         assert read(b) == 3, "a run that begins there, the ragged one, and the state"
     assert again.account.cached_tokens == END
     assert again.account.loaded_tokens == END - 1472

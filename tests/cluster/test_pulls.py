@@ -77,10 +77,10 @@ class Worker:
     def counts(self) -> dict[str, int]:
         return dict(self.tiers._peers.tier.counts)
 
-    def ask(self, prompt: Sequence[int], *peers: Worker, **more) -> Answer:
-        """Ask, with the word that these workers have more of the prompt."""
-        submit = self.rig.engine.submit
-        self.rig.engine.submit = lambda *given: submit(*given, peers=[peer.incarnation for peer in peers])
+    def ask(self, prompt: Sequence[int], *peers: Worker, follows: int | None = None, **more) -> Answer:
+        """Ask, with the word that these workers have more of the prompt, and the number of its prefill elsewhere."""
+        submit, named = self.rig.engine.submit, [peer.incarnation for peer in peers]
+        self.rig.engine.submit = lambda *given: submit(*given, peers=named, follows=follows)
         try:
             return self.rig.ask(list(prompt), **more)
         finally:

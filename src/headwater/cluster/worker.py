@@ -73,6 +73,7 @@ class WorkingEngine(Protocol):
         on_event: Callable[[Event], None],
         output: Iterable[int] = (),
         peers: Iterable[bytes] = (),
+        follows: int | None = None,
     ) -> int: ...
 
     def cancel(self, request_id: int) -> None: ...
@@ -197,34 +198,48 @@ class Worker:
                 self._unfollow(router, message.request)
                 self._cancel(Task(router, message.request, message.attempt))
             elif isinstance(message, FollowMessage):
-                self._unfollow(router, message.request)
-                number = self._engine.follow(message.peer, message.namespace, message.prompt)
-                self._follows[router, message.request] = number
+                self._follow(router, message)
             elif isinstance(message, Members):
                 self._members[router] = message.peers
                 self._tell_known()
             else:
                 assert isinstance(message, Ping)
 
+    def _follow(self, router: bytes, message: FollowMessage) -> None:
+        self._unfollow(router, message.request)
+        try:
+            number = self._engine.follow(message.peer, message.namespace, message.prompt)
+        except Exception as error:
+            log.warning("a prefill is not followed: %r", error)
+            return
+        self._follows[router, message.request] = number
+
     def _unfollow(self, router: bytes, request: int) -> None:
-        number = self._follows.pop((router, request), None)
-        if number is not None:
-            self._engine.unfollow(number)
+        self._give_up(self._follows.pop((router, request), None))
+
+    def _give_up(self, follows: int | None) -> None:
+        """Give up a prefill that is followed; that fails only if the engine has failed."""
+        try:
+            if follows is not None:
+                self._engine.unfollow(follows)
+        except Exception as error:
+            log.warning("a prefill that is followed is not given up: %r", error)
 
     def _begin(self, task: Task, work: Submit) -> None:
-        self._follows.pop((task.router, task.request), None)  # the engine ends it, now that the request is there
+        follows = self._follows.pop((task.router, task.request), None)
         with self._lock:
             self._tasks[task] = None
         if work.generation.params.constraint is None:
-            self._submit(task, work)
+            self._submit(task, work, follows)
         else:
-            self._starting.submit(self._submit, task, work)
+            self._starting.submit(self._submit, task, work, follows)
 
-    def _submit(self, task: Task, work: Submit) -> None:
+    def _submit(self, task: Task, work: Submit, follows: int | None) -> None:
         """Give a request to the engine; what it raises is the answer."""
         try:
-            number = self._engine.submit(work.whole, self._receiver(task), work.output, work.peers)
+            number = self._engine.submit(work.whole, self._receiver(task), work.output, work.peers, follows)
         except Exception as error:
+            self._give_up(follows)
             self._receiver(task)(FailedEvent(error))
             return
         self._began(task, partial(self._engine.cancel, number))
@@ -264,8 +279,11 @@ class Worker:
     def _cancel(self, task: Task) -> None:
         with self._lock:
             cancel = self._tasks.pop(task, None)
-        if cancel is not None:
-            cancel()
+        try:
+            if cancel is not None:
+                cancel()
+        except Exception as error:
+            log.warning("a request is not cancelled: %r", error)
 
     def _forget_silent(self, now: float) -> None:
         for router in [router for router, heard in self._heard.items() if now - heard > self._router_timeout]:

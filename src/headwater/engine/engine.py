@@ -246,14 +246,19 @@ class Engine(Answering):
             self.scheduler.stop_healing()
 
     def submit(
-        self, generation: Generation, on_event: OnEvent, output: Iterable[int] = (), peers: Iterable[bytes] = ()
+        self,
+        generation: Generation,
+        on_event: OnEvent,
+        output: Iterable[int] = (),
+        peers: Iterable[bytes] = (),
+        follows: int | None = None,
     ) -> int:
         """Queue a request; returns its id. Raises RequestTooLarge, ConstraintError, QueueFull or EngineStopped at once.
 
         `output` is what another engine has answered so far: the answer goes on after it, with the same bits. Only what
-        follows has events. `peers` are workers of a cluster that have more of the prompt. If the queue is full, the
-        last request of the namespace with most waiting ones may be displaced, and gets QueueFull. If `on_event` raises,
-        the request is given up.
+        follows has events. `peers` are workers of a cluster that have more of the prompt. `follows`: the number that
+        `follow` returned for the prompt's prefill. If the queue is full, the last request of the namespace with most
+        waiting ones may be displaced, and gets QueueFull. If `on_event` raises, the request is given up.
         """
         # first, so that no request is displaced by one that cannot be served
         self.scheduler.check_fits(len(generation.prompt) + generation.params.max_tokens)
@@ -273,7 +278,7 @@ class Engine(Answering):
             self._check_admission(generation.namespace)
             seq = self.scheduler.submit(generation, machine)
             seq.tokens += known  # computed by decode rows, as after a preemption
-            seq.peers = tuple(peers)
+            seq.peers, seq.follows = tuple(peers), follows
             scores = PromptScores.wanted(generation.prompt, params)
             self.scheduler.tiers.arrived(seq)
             self._live[seq.id] = Live(seq, on_event, text, sampling, now, scores=scores)
@@ -287,7 +292,7 @@ class Engine(Answering):
     def follow(self, peer: bytes, namespace: str, key: bytes) -> int:
         """Read a prompt's prefix from another worker of a cluster while that one computes it; return a number.
 
-        `key`: the prompt's, of the index. It ends when the prompt's request is submitted here, or with `unfollow`.
+        `key`: the prompt's, of the index. It ends when a request is submitted with this number, or with `unfollow`.
         """
         with self._changed:
             return self.scheduler.tiers.follow(peer, namespace, key, len(key) // TOKEN_BYTES)

@@ -1,8 +1,9 @@
 """Loads that follow a prefill on another worker: its parts are read as they are published there.
 
 Pages for KV and state are reserved once the first part is there, and are published together when the state at the
-prefix's end has come, or given back. The request that goes on with the prefix joins the load when it arrives. A load
-that follows is optional: it is given up if pages are short, and the request pulls or computes then.
+prefix's end has come, or given back. Requests that go on with the same prefix share a load, and join it when they
+arrive. A load that follows is optional: it is given up if pages are short, or if nothing comes for a while, and the
+requests pull or compute then.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from headwater.schedule.tiers import AT_ONCE, Loads
 from headwater.tiers.store import Followed, PeerStore
 
 POLL = 0.01  # seconds between questions for new parts
+STALLED = 30.0  # seconds without a new token after which a prefill is given up; a long queue there counts, too
 
 Read = Callable[[Tier, Load, Source, Sequence[str]], TierOutcome | None]
 
@@ -33,7 +35,7 @@ log = logging.getLogger("headwater.engine")
 
 @dataclass(eq=False, slots=True)
 class Follow:
-    """A prefill that is followed, until its request arrives or it is cancelled."""
+    """A prefill that is followed, until one of its requests arrives or all are cancelled."""
 
     peer: bytes
     namespace: str
@@ -41,6 +43,7 @@ class Follow:
     at: int  # tokens
     has_ended: bool = False  # the prefill: what is not there by then does not come
     is_cancelled: bool = False
+    is_over: bool = False  # no more parts are asked for
     load: Load | None = None
     reads: list[Future[TierOutcome | None]] = field(default_factory=list)
 
@@ -66,27 +69,32 @@ class Follows:
         self.threads = Workers(AT_ONCE, "headwater-tier-follow")
 
     def begin(self, peer: bytes, namespace: str, key: bytes, tokens: int) -> int:
-        """Follow a worker's prefill of a prompt of `tokens` tokens; return a number for `cancel`."""
+        """Follow a worker's prefill of a prompt of `tokens` tokens; return a number for `cancel` and `arrived`.
+
+        Requests with the same prefix, as the choices of one prompt, share what is read.
+        """
         unit, number = self._layout.unit_tokens, self._new_id()
         end = max(0, tokens - 1) // unit
         if end and not is_marked(key):
-            follow = Follow(peer, namespace, key[: end * self._layout.unit_bytes], end * unit)
+            key = key[: end * self._layout.unit_bytes]
+            follow = next((one for one in self._open.values() if _is_for(one, peer, namespace, key)), None)
+            if follow is None:
+                follow = Follow(peer, namespace, key, end * unit)
+                self.threads.submit(self._run, follow)
             self._open[number] = follow
-            self.threads.submit(self._run, follow)
         return number
 
     def cancel(self, number: int) -> None:
-        """Give a prefill up. Unknown numbers are ignored."""
+        """Give a prefill up, unless another request waits for it. Unknown numbers are ignored."""
         follow = self._open.pop(number, None)
-        if follow is not None:
+        if follow is not None and follow not in self._open.values():
             self._give_up(follow)
 
-    def arrived(self, seq: Request) -> None:
-        """Let a request wait for what is read of its prefix: its prefill has ended."""
-        number = next((number for number, one in self._open.items() if _is_of(one, seq)), None)
-        if number is None:
+    def arrived(self, seq: Request, number: int) -> None:
+        """Let a request wait for what is read of its prefix: the prefill has ended. Unknown numbers are ignored."""
+        follow = self._open.pop(number, None)
+        if follow is None:
             return
-        follow = self._open.pop(number)
         follow.has_ended = True
         if follow.load is None:
             follow.is_cancelled = True  # the request's own load begins as soon
@@ -94,11 +102,13 @@ class Follows:
             follow.load.is_awaited, seq.load = True, follow.load
 
     def give_up(self) -> None:
-        """Give all up whose request has not come: pages are short."""
+        """Give all up for which no request has come: pages are short."""
         for follow in self._open.values():
             self._give_up(follow)
 
     def _give_up(self, follow: Follow) -> None:
+        if follow.has_ended:
+            return  # a request waits for it
         follow.is_cancelled = True
         if follow.load is not None and not follow.load.is_finished:
             follow.load.given_up = True
@@ -112,6 +122,7 @@ class Follows:
             failed = failed if followed is None else self._follow(follow, followed)
         except Exception:
             log.exception("a prefill cannot be followed")
+        follow.is_over = True
         if follow.load is not None:
             self._end(follow, follow.load, failed)
 
@@ -129,11 +140,14 @@ class Follows:
         """Read parts until all are being read; return why they are not."""
         digests = self._tier.names.digests(follow.namespace, follow.key)
         left: list[Source] = []
+        had, until = (0, 0), time.monotonic() + STALLED
         while True:
             is_last = follow.has_ended
             there = followed.progress()
             if there is None:
                 return TierOutcome.FAILED
+            if there != had:
+                had, until = there, time.monotonic() + STALLED
             if follow.load is None and max(there):
                 with self._changed:
                     left = self._reserve(follow)
@@ -146,6 +160,9 @@ class Follows:
             if follow.load is not None and not left:
                 return None
             if is_last or follow.is_cancelled or (follow.load is not None and follow.load.given_up):
+                return TierOutcome.FAILED
+            if time.monotonic() > until:
+                log.info("a prefill of %d tokens is followed no more: nothing came for %g s", follow.at, STALLED)
                 return TierOutcome.FAILED
             time.sleep(POLL)
 
@@ -160,5 +177,7 @@ class Follows:
         return [*follow.load.runs, follow.load.state]
 
 
-def _is_of(follow: Follow, seq: Request) -> bool:
-    return follow.namespace == seq.namespace and seq.key.startswith(follow.key)
+def _is_for(follow: Follow, peer: bytes, namespace: str, key: bytes) -> bool:
+    """Return whether a prefix that is to be followed is being read already."""
+    is_same = (follow.peer, follow.namespace, follow.key) == (peer, namespace, key)
+    return is_same and not (follow.has_ended or follow.is_cancelled or follow.is_over)

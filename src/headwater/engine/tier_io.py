@@ -156,8 +156,8 @@ class TierIO(Tiers):
 
     def arrived(self, seq: Request) -> None:
         """Ask the stores for a request's prompt, if memory does not have all of it."""
-        if self._peers is not None:
-            self._peers.follows.arrived(seq)
+        if self._peers is not None and seq.follows is not None:
+            self._peers.follows.arrived(seq, seq.follows)
         if not self._stores and not seq.peers and seq.load is None:
             return
         match = self._scheduler.planner.match(seq)

@@ -32,7 +32,7 @@ class Tiers:
     dropped = 0  # copies to stores that were given up
 
     def follow(self, peer: bytes, namespace: str, key: bytes, tokens: int) -> int:
-        """Follow another worker's prefill of a prompt of `tokens` tokens; return a number for `unfollow`."""
+        """Follow another worker's prefill of a prompt of `tokens` tokens; return its number."""
         return 0
 
     def unfollow(self, number: int) -> None:

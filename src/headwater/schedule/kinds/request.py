@@ -92,6 +92,7 @@ class Request(Sequence):
     grammar: Grammar | None = None  # constraint of the answer, which drafts keep to
     speculator: Speculator | None = None  # once it drafts
     peers: tuple[bytes, ...] = ()  # incarnations of workers that have more of the prompt cached
+    follows: int | None = None  # number of its prefill elsewhere that was followed
     load: Load | None = None  # that it waits for, or waited for
     tier_outcome: TierOutcome | None = None  # why nothing was loaded
     awaited: Awaited = field(default_factory=Awaited)  # segments that it waited for in tiers
