@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -158,7 +159,7 @@ def test_a_request_whose_router_names_no_peers_joins_its_follow(make, same_bits_
 
 @pytest.mark.parametrize("how", ["cancelled", "pages are short", "the holder is lost"])
 def test_a_follow_that_is_given_up_gives_its_pages_back(make, monkeypatch, how) -> None:  # noqa: F811
-    monkeypatch.setattr(peer_memory, "FIND_TIME", 0.3)
+    monkeypatch.setattr(peer_memory, "PART_TIME", 0.3)
     with followed(make) as (a, b, gate, first):
         before = free(b)
         number = follow(b, a, first)
@@ -297,6 +298,60 @@ def test_a_prefill_that_cannot_be_followed_ends_no_worker(make, caplog) -> None:
         worker.close()
     assert "a prefill is not followed: ValueError" in caplog.text
     assert not worker._follows
+
+
+def test_parts_that_may_not_be_computed_yet_are_offered_to_no_other_request(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    """Another request pulls what is there, waits for no more, and what is followed comes all the same."""
+    with followed(make) as (a, b, gate, first):
+        number = follow(b, a, first)
+        gate.let(3)
+        until(lambda: read(b) == 1)
+        other = b.ask(first.prompt, a)
+        assert b.counts.get("gone", 0) == 0, "nothing was asked for that is not there"
+        gate.open()
+        a.rig.wait(first)
+        until(lambda: follows(b)._open[number].load.is_finished)
+        assert follows(b)._open[number].load.failed is None
+        again = b.ask(first.prompt, a, follows=number)
+    assert other.account.tier_outcome == TierOutcome.LOADED
+    assert 0 < other.account.loaded_tokens < END
+    assert all(same_bits_as_without_a_cache(make, [first, other, again]))
+
+
+def test_a_late_answer_about_progress_costs_no_other_pull(make, monkeypatch) -> None:  # noqa: F811
+    """It waits behind the parts that the holder is sending."""
+    monkeypatch.setattr(peer_memory, "FIND_TIME", 0.1)
+
+    def slow(pieces: list[bytes]) -> list[bytes]:
+        time.sleep(0.3)
+        return pieces
+
+    with followed(make) as (a, b, gate, first):
+        changing(a, slow)
+        gate.let(4)
+        until(lambda: a.cache.match(key_of(first.prompt), PROMPT).kv_tokens >= 2048)
+        number = follow(b, a, first)
+        until(lambda: read(b) == 2)
+        channel = b.pulling._memory._channels[a.incarnation]
+        assert channel.usable
+        assert not follows(b)._open[number].is_over
+        monkeypatch.setattr(peer_memory, "PART_TIME", 0.1)
+        a.pulling._sending._parts.progress = lambda prefix: time.sleep(0.3)
+        until(lambda: follows(b)._open[number].load.is_finished)
+        assert channel.usable
+
+
+def test_a_holder_that_forgot_what_is_followed_is_told_again(make) -> None:  # noqa: F811
+    with followed(make) as (a, b, gate, first):
+        number = follow(b, a, first)
+        gate.let(2)
+        until(lambda: read(b) == 1)
+        a.pulling._sending._prefixes.clear()
+        gate.open()
+        a.rig.wait(first)
+        until(lambda: follows(b)._open[number].load.is_finished)
+        assert follows(b)._open[number].load.failed is None
+        assert read(b) == 4
 
 
 def test_short_pages_go_to_requests_before_a_follow(make, same_bits_as_without_a_cache) -> None:  # noqa: F811

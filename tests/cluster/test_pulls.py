@@ -15,14 +15,16 @@ import pytest
 import zmq
 
 from headwater.account import TierOutcome
-from headwater.cluster import peer_memory
+from headwater.cluster import peer_channel, peer_memory
 from headwater.cluster.curve import CurveClient, KeyPair
 from headwater.cluster.part_messages import FAILED, Find, Get, answer, encode
-from headwater.cluster.peer_memory import Channel, Offered, PeerMemory
+from headwater.cluster.peer_channel import Channel
+from headwater.cluster.peer_memory import KnownParts, Offered, PeerMemory
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.sockets import PLAIN, Contact, opened
 from headwater.cluster.wire import Peer
 from headwater.config import ServeConfig
+from headwater.engine.tier_segments import MOST_EXPECTED
 from headwater.schedule.sequence import key_of
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.memory import MemoryStore
@@ -106,7 +108,7 @@ def make(load) -> Make:  # noqa: F811
 @pytest.mark.parametrize("way", ["shared memory", "network"])
 def test_a_pulled_prefix_changes_no_bit(make, monkeypatch, same_bits_as_without_a_cache, way) -> None:  # noqa: F811
     if way == "network":
-        monkeypatch.setattr(peer_memory, "this_host", lambda: "")
+        monkeypatch.setattr(peer_channel, "this_host", lambda: "")
     a, b = Worker(make, security=own_security()), Worker(make, security=own_security())
     with pool(a, b):
         first = a.ask(words(PROMPT, "pull"))
@@ -348,10 +350,10 @@ def test_only_what_a_router_names_is_asked_and_only_one_incarnation_answers(make
         memory = b.pulling._memory
         memory.know({Peer(b"another", a.peer.contact)})
         memory.ask([b"another", b"unknown"], "", key_of(first.prompt), PROMPT)
-        assert not memory._offered
+        assert not len(memory._found)
         memory.know({a.peer})
         memory.ask([a.incarnation], "", key_of(first.prompt), PROMPT)
-        assert len(memory._offered) == 3
+        assert len(memory._found) == 3
 
 
 def test_pages_are_not_evicted_while_they_are_sent(make) -> None:
@@ -409,14 +411,22 @@ def test_pulled_prefixes_of_every_family(load, same_bits_as_without_a_cache, fam
 
 
 def test_an_answer_takes_the_place_of_an_earlier_one_to_the_same_prompt() -> None:
+    channel, known = Channel(Peer(b"other", Contact("tcp://other", b"")), PLAIN), KnownParts(256)
+    for names in (["state at 2", "run"], ["state at 1", "run"]):
+        known.note(Offered(channel, Find(b"other", "", b"prompt", 2), b"", dict.fromkeys(names, 0)))
+    known.note(Offered(channel, Find(b"other", "", b"prompt, longer", 2), b"", {"run": 0}))
+    assert [known.find(name) is not None for name in ("state at 2", "state at 1", "run")] == [False, True, True]
+    assert len(known) == 2
+
+
+def test_segments_push_out_no_prefix_and_all_that_the_engine_expects_are_known() -> None:
     memory = PeerMemory(b"own", PLAIN)
     memory.know([Peer(b"other", Contact("tcp://other", b""))])
-    channel = memory._channels[b"other"]
-    for names in (["state at 2", "run"], ["state at 1", "run"]):
-        memory._note(Offered(channel, Find(b"other", "", b"prompt", 2), b"", dict.fromkeys(names, 0)))
-    memory._note(Offered(channel, Find(b"other", "", b"prompt, longer", 2), b"", {"run": 0}))
-    assert memory.has(["state at 2", "state at 1", "run"]) == [False, True, True]
-    assert len(memory._offered) == 2
+    memory._found.note(Offered(memory._channels[b"other"], Find(b"other", "", b"prompt", 2), b"", {"run": 0}))
+    names = [f"segment {number}" for number in range(MOST_EXPECTED + 1)]
+    for name in names:
+        memory.expect([b"other"], name.encode(), name)
+    assert memory.has(["run", *names]) == [True, False, *[True] * MOST_EXPECTED]
 
 
 def test_a_pull_speed_is_reported_while_some_peer_can_be_asked(make) -> None:

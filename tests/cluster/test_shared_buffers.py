@@ -17,6 +17,7 @@ import pytest
 
 from headwater.cluster import part_server, peer_memory, shared_buffers
 from headwater.cluster.part_server import PartServer
+from headwater.cluster.peer_channel import Channel
 from headwater.cluster.peer_memory import PeerMemory
 from headwater.cluster.shared_buffers import BufferPlace, NotShared, SharedBuffer, SharedBuffers, fill
 from headwater.cluster.sockets import PLAIN, Contact
@@ -267,6 +268,19 @@ def test_a_holder_killed_in_mid_part_is_left(monkeypatch, is_known: bool) -> Non
         assert not memory.reachable
         assert not memory._buffers._free, "its buffer is closed"
     until(lambda: "memfd:headwater-part" not in Path("/proc/self/maps").read_text())
+
+
+def test_a_read_that_raises_leaves_no_buffer(monkeypatch) -> None:
+    def fail(*given: object) -> None:
+        raise OSError("of the test")
+
+    with pulling() as (memory, _):
+        monkeypatch.setattr(Channel, "ask", fail)
+        before = len(os.listdir("/proc/self/fd"))
+        for part in range(4):
+            with pytest.raises(OSError, match="of the test"):
+                pull(memory, part)
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_part_comes_from_another_process() -> None:

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from headwater.request import Drafting
+from headwater.schedule.sequence import key_of
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.store import Store
+from tests.cluster.fake import until
 from tests.cluster.test_pulls import Worker, pool
 from tests.engine.test_tier_io import Broken
 from tests.exactness.rig import Answer, Make, Rig, words
@@ -157,13 +159,18 @@ def test_a_store_that_fails_while_entries_are_read_costs_no_hit(make, monkeypatc
     assert again.same_bits(first)
 
 
-def test_entries_are_pulled_with_a_prefix(make, monkeypatch) -> None:  # noqa: F811
+@pytest.mark.parametrize("is_followed", [False, True], ids=["pulled", "followed"])
+def test_entries_are_pulled_with_a_prefix(make, monkeypatch, is_followed) -> None:  # noqa: F811
     made = make("qwen3_5")
     a, b = (Worker(made, speculation="mtp") for _ in "ab")
     with pool(a, b):
         ask(monkeypatch, a.rig)
         memory, in_memory = ask(monkeypatch, a.rig)
-        b.rig.engine.submit = partial(b.rig.engine.submit, peers=[a.incarnation])
+        given = {"peers": [a.incarnation]}
+        if is_followed:
+            given = {"follows": b.rig.engine.follow(a.incarnation, "", key_of(memory.prompt))}
+            until(lambda: b.cache.match(key_of(memory.prompt), END + 1).checkpoint_tokens == END)
+        b.rig.engine.submit = partial(b.rig.engine.submit, **given)
         pulled, from_peer = ask(monkeypatch, b.rig)
     assert pulled.account.loaded_tokens == memory.account.cached_tokens == END
     assert pulled.same_bits(memory)

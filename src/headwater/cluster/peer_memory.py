@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import zmq
-
 from headwater.cluster.part_messages import (
-    FAILED,
     Answer,
     Find,
     Follow,
@@ -24,103 +20,24 @@ from headwater.cluster.part_messages import (
     GetSegment,
     Missing,
     Progress,
-    Question,
     Ready,
     Sent,
-    answer,
-    encode,
 )
-from headwater.cluster.shared_buffers import SharedBuffer, SharedBuffers, this_host
-from headwater.cluster.sockets import Client, opened
-from headwater.cluster.wire import Peer, WireError
+from headwater.cluster.peer_channel import Channel, PeerFailed
+from headwater.cluster.shared_buffers import SharedBuffer, SharedBuffers
+from headwater.cluster.sockets import Client
+from headwater.cluster.wire import Peer
 from headwater.tiers.catalog import Catalog
 from headwater.tiers.part import Buffer, key_bytes_of
 from headwater.tiers.store import PEER, Usage, spread
 
 FIND_TIME = 0.5  # seconds for the answer to a question
 PART_TIME = 5.0  # seconds for a part
-LOOKED = 50  # milliseconds between looks at whether a peer is still there
-BREAK = 10.0  # seconds for which a peer that failed is left alone
-MOST_PROMPTS = 256  # whose parts are known
+MOST_PROMPTS = 256  # whose parts are known, of those that were found and of those that are followed
+MOST_SEGMENTS = 1024  # that are known; the engine expects as many
 TOLD_AGAIN = 4  # times that a prompt is sent again for a part: others' prompts may push it out meanwhile
 
 log = logging.getLogger("headwater.cluster")
-
-
-class PeerFailed(Exception):
-    """A peer did not answer in time, not as it should, or has left."""
-
-
-class Channel:
-    """Sockets to one peer: a thread takes one, or opens another, and puts it back after its answer."""
-
-    def __init__(self, peer: Peer, client: Client) -> None:
-        self.peer = peer
-        self._connect = client.to(peer.contact.key)
-        self._idle: list[zmq.Socket[bytes]] = []
-        self._closed = False
-        self.failed_until = 0.0
-        self.shares = bool(this_host())  # it is thought to be able to write to this worker's buffers
-
-    @property
-    def usable(self) -> bool:
-        return not self._closed and time.monotonic() >= self.failed_until
-
-    def ask(self, message: Question, seconds: float) -> tuple[Answer, list[Buffer]]:
-        """Return an answer, and the payload that follows it. Raises PeerFailed."""
-        with self._socket() as socket:
-            socket.send(encode(message))
-            until = time.monotonic() + seconds
-            while not socket.poll(LOOKED):
-                if self._closed:
-                    raise PeerFailed("has left")
-                if time.monotonic() > until:
-                    raise PeerFailed(f"has not answered for {seconds:g} s")
-            frames = socket.recv_multipart(copy=False)
-        if len(frames) == 1 and frames[0].bytes == FAILED:
-            raise PeerFailed("cannot answer")
-        try:
-            return answer(frames[0].bytes), [frame.buffer for frame in frames[1:]]
-        except WireError as error:
-            raise PeerFailed(f"does not answer as it should: {error}") from error
-
-    @contextmanager
-    def _socket(self) -> Iterator[zmq.Socket[bytes]]:
-        """Yield a socket for one question; it is closed unless the answer came."""
-        try:
-            socket = self._idle.pop()
-        except IndexError:
-            socket = opened(zmq.DEALER)
-            self._connect(socket, self.peer.contact.address)
-        try:
-            yield socket
-        except BaseException:
-            socket.close()
-            raise
-        self._idle.append(socket)
-        if self._closed:
-            self.close()
-
-    def note_way(self, sent: Sent) -> None:
-        """Name the peer no more buffers if it cannot write to them."""
-        if self.shares and sent.why_not:
-            self.shares = False
-            where = self.peer.contact.address
-            log.info(
-                "parts of the worker at %s come over the network: it says of this worker that %s", where, sent.why_not
-            )
-
-    def fail(self, why: object) -> None:
-        """Leave the peer alone for a while."""
-        if self.usable:
-            log.warning("worker at %s %s; nothing is pulled from it for %g s", self.peer.contact.address, why, BREAK)
-        self.failed_until = time.monotonic() + BREAK
-
-    def close(self) -> None:
-        """Close idle sockets now, and others after their answers."""
-        self._closed = True
-        while self._idle:
-            self._idle.pop().close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,19 +57,38 @@ class Offered:
     def prompt(self) -> tuple[str, bytes]:
         return self.asked.namespace, self.asked.key
 
-    def progress(self) -> tuple[int, int] | None:
-        """Return how many tokens have KV there, and the length if the state is there, else 0; None if it fails."""
-        try:
-            found, _ = self.channel.ask(Ready(self.asked.incarnation, self.ticket), FIND_TIME)
-        except PeerFailed as error:
-            self.channel.fail(error)
-            return None
-        return (found.kv_tokens, found.state_at) if isinstance(found, Progress) else None
-
     def get(self, name: str, buffer: SharedBuffer | None) -> tuple[Answer, list[Buffer]]:
         """Ask for a part, into a buffer if there is one. Raises PeerFailed."""
         into = None if buffer is None else buffer.place
         return self.channel.ask(Get(self.asked.incarnation, self.ticket, self.parts[name], into), PART_TIME)
+
+
+@dataclass(slots=True)
+class FollowedPrefix:
+    """Prefix that a peer computes."""
+
+    _offered: Offered
+    _find: Callable[[Channel, Find | Follow], Offered | None]
+
+    def progress(self) -> tuple[int, int] | None:
+        """Return how many tokens have KV there, and the length if the state is there, else 0; None if it fails.
+
+        The question waits behind parts that the peer is sending: an answer that is late says nothing of the peer.
+        """
+        for _ in range(1 + TOLD_AGAIN):
+            one = self._offered
+            try:
+                found, _ = one.channel.ask(Ready(one.asked.incarnation, one.ticket), PART_TIME)
+            except PeerFailed as error:
+                log.info("worker at %s %s; a prefill is followed no more", one.channel.peer.contact.address, error)
+                return None
+            if isinstance(found, Progress):
+                return found.kv_tokens, found.state_at
+            again = self._find(one.channel, one.asked) if isinstance(found, Missing) and found.is_forgotten else None
+            if again is None:
+                return None
+            self._offered = again
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +109,41 @@ class OfferedSegment:
         return self.channel.ask(GetSegment(self.channel.peer.incarnation, self.key, into), PART_TIME)
 
 
+class KnownParts:
+    """Parts that peers are said to have, by their names; those of the oldest prompts are forgotten."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: prompts, or segments."""
+        self._most = most
+        self._offered: dict[str, Offered | OfferedSegment] = {}
+        self._prompts: dict[tuple[str, bytes], list[str]] = {}  # names, by namespace and key, the oldest first
+
+    def __len__(self) -> int:
+        return len(self._offered)
+
+    def note(self, offered: Offered | OfferedSegment) -> None:
+        """Note parts in place of those of their prompt that were known."""
+        self._forget_prompt(offered.prompt)
+        self._prompts[offered.prompt] = list(offered.parts)
+        self._offered |= dict.fromkeys(offered.parts, offered)
+        while len(self._prompts) > self._most:
+            self._forget_prompt(next(iter(self._prompts)))
+
+    def find(self, name: str) -> Offered | OfferedSegment | None:
+        """Return who has a part; None if it is not known, or the peer is left alone now."""
+        one = self._offered.get(name)
+        return one if one is not None and one.channel.usable else None
+
+    def forget(self, name: str) -> None:
+        self._offered.pop(name, None)
+
+    def _forget_prompt(self, prompt: tuple[str, bytes]) -> None:
+        for name in self._prompts.pop(prompt, ()):
+            one = self._offered.get(name)
+            if one is not None and one.prompt == prompt:
+                del self._offered[name]
+
+
 class PeerMemory:
     """Parts of cached prefixes in other workers' memory."""
 
@@ -183,8 +154,8 @@ class PeerMemory:
         """`own`: incarnation of this worker, which asks all others. `client`: security of its sockets."""
         self._own, self._client = own, client
         self._channels: dict[bytes, Channel] = {}
-        self._offered: dict[str, Offered | OfferedSegment] = {}  # by name of the part
-        self._prompts: dict[tuple[str, bytes], list[str]] = {}  # names, by namespace and key, in order of questions
+        self._found, self._segments = KnownParts(MOST_PROMPTS), KnownParts(MOST_SEGMENTS)
+        self._followed = KnownParts(MOST_PROMPTS)  # parts that may not be computed yet
         self._buffers = SharedBuffers()
         self._bytes = [0, 0]  # of payloads: over the network, and through shared memory
         self._closed = False
@@ -224,59 +195,46 @@ class PeerMemory:
                 continue
             offered = self._find(channel, Find(incarnation, namespace, key, tokens))
             if offered is not None:
-                self._note(offered)
                 return
 
-    def follow(self, peer: bytes, namespace: str, key: bytes, at: int) -> Offered | None:
+    def follow(self, peer: bytes, namespace: str, key: bytes, at: int) -> FollowedPrefix | None:
         channel = self._channels.get(peer)
         if channel is None or not channel.usable:
             return None
         offered = self._find(channel, Follow(peer, namespace, key, at))
-        if offered is not None:
-            self._note(offered)
-        return offered
+        return None if offered is None else FollowedPrefix(offered, self._find)
 
     def _find(self, channel: Channel, asked: Find | Follow) -> Offered | None:
-        """Return what a peer has of a prompt; None if it has nothing, or fails."""
+        """Return what a peer has of a prompt, and note it; None if it has nothing, or fails."""
+        is_found = isinstance(asked, Find)
         try:
-            found, _ = channel.ask(asked, FIND_TIME)
+            found, _ = channel.ask(asked, FIND_TIME if is_found else PART_TIME)
             if not isinstance(found, Found):
                 raise PeerFailed("does not answer as it should")
         except PeerFailed as error:
             channel.fail(error)
             return None
         numbers = {name: number for number, name in enumerate(found.names)}
-        return Offered(channel, asked, found.ticket, numbers) if numbers else None
+        if not numbers:
+            return None
+        offered = Offered(channel, asked, found.ticket, numbers)
+        with self._lock:
+            (self._found if is_found else self._followed).note(offered)
+        return offered
 
     def expect(self, peers: Sequence[bytes], key: bytes, name: str) -> None:
         """Note who has a segment, without a question: a router said so."""
         channels = (self._channels.get(incarnation) for incarnation in peers)
         channel = next((one for one in channels if one is not None and one.usable), None)
         if channel is not None:
-            self._note(OfferedSegment(channel, key, [name]))
-
-    def _note(self, offered: Offered | OfferedSegment) -> None:
-        """Note parts; those of the oldest prompts are forgotten."""
-        prompt = offered.prompt
-        with self._lock:
-            self._forget_prompt(prompt)
-            self._prompts[prompt] = list(offered.parts)
-            self._offered |= dict.fromkeys(offered.parts, offered)
-            while len(self._prompts) > MOST_PROMPTS:
-                self._forget_prompt(next(iter(self._prompts)))
-
-    def _forget_prompt(self, prompt: tuple[str, bytes]) -> None:
-        for name in self._prompts.pop(prompt, ()):
-            one = self._offered.get(name)
-            if one is not None and one.prompt == prompt:
-                del self._offered[name]
+            with self._lock:
+                self._segments.note(OfferedSegment(channel, key, [name]))
 
     def has(self, names: Sequence[str]) -> list[bool]:
-        return [self._of(name) is not None for name in names]
+        return [(self._found.find(name) or self._segments.find(name)) is not None for name in names]
 
     def _of(self, name: str) -> Offered | OfferedSegment | None:
-        one = self._offered.get(name)
-        return one if one is not None and one.channel.usable else None
+        return self._found.find(name) or self._segments.find(name) or self._followed.find(name)
 
     def get(self, name: str) -> Buffer | None:
         with self._read(name, None) as pieces:
@@ -293,22 +251,23 @@ class PeerMemory:
         `size`: of a shared buffer that the part fits into; None: it is to come over the network.
         """
         one = self._of(name)
-        buffer = None if one is None or size is None or not one.channel.shares else self._buffers.take(size)
-        pieces = None
+        if one is None:
+            yield None
+            return
+        buffer = None if size is None or not one.channel.shares else self._buffers.take(size)
+        pieces, is_answered = None, False
         try:
-            if one is not None:
+            try:
                 pieces = self._pieces(one, name, buffer)
-        except PeerFailed as error:
-            assert one is not None
-            one.channel.fail(error)
-            if buffer is not None:
-                buffer.close()  # the peer may write to it later
-                buffer = None
-        try:
+                is_answered = True
+            except PeerFailed as error:
+                one.channel.fail(error)
             yield pieces
         finally:
-            if buffer is not None:
+            if buffer is not None and is_answered:
                 self._buffers.give(buffer)
+            elif buffer is not None:
+                buffer.close()  # the peer may write to it later
 
     def _pieces(self, one: Offered | OfferedSegment, name: str, buffer: SharedBuffer | None) -> list[Buffer] | None:
         """Return the bytes of a part, or None if it is not there; a peer that forgot the prompt is asked again.
@@ -322,7 +281,6 @@ class PeerMemory:
             again = self._find(one.channel, one.asked)
             if again is None or name not in again.parts:
                 break
-            self._note(again)
             found, payload = again.get(name, buffer)
         if not isinstance(found, Sent):
             self._forget([name])
@@ -338,7 +296,8 @@ class PeerMemory:
     def _forget(self, names: Iterable[str]) -> None:
         with self._lock:
             for name in names:
-                self._offered.pop(name, None)
+                for known in (self._found, self._segments, self._followed):
+                    known.forget(name)
 
     def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:
         """Do nothing: what a peer has is what it computed or pulled itself."""

@@ -52,13 +52,17 @@ class PrefixParts:
         before = _thrown_away(had, self._pages.page_bytes)
         failed = self._pages.fill(pages, lambda views: tier.read(name, RUN, end, key, [*before, *views]))
         if failed is None and self._entries.page_bytes:
-            self._entries.loaded(pages, self._read_entries(tier, entries_name(name), end, key, had, pages))
+            self._entries.loaded(pages, self._read_entries(tier, load, name, end, had, pages))
         return failed
 
-    def _read_entries(self, tier: Tier, name: str, end: int, key: bytes, had: int, pages: Sequence[int]) -> bool:
-        """Read entries beside pages, if there are any (on a reader's thread). False: they are to be cleared."""
+    def _read_entries(self, tier: Tier, load: Load, run: str, end: int, had: int, pages: Sequence[int]) -> bool:
+        """Read entries beside the pages of a run, if there are any (on a reader's thread).
+
+        False: they are to be cleared.
+        """
+        name, key = entries_name(run), load.key[: end * self._layout.unit_bytes]
         try:
-            if not tier.store.has([name])[0]:
+            if not load.follows and not tier.store.has([name])[0]:
                 return False
         except StoreError as error:
             tier.failed(error)

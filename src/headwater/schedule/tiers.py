@@ -284,7 +284,7 @@ class Loads:
         state = Source(0, at, tier)
         load = self._reserved(namespace, key, match, state, runs, self._seconds(state, runs, match.kv_tokens))
         if load is not None:
-            load.follows = True
+            load.follows, load.is_awaited = True, False
         return load
 
     def _reserved(

@@ -102,7 +102,8 @@ class PeerStore(Store, Protocol):
     def follow(self, peer: bytes, namespace: str, key: bytes, at: int) -> Followed | None:
         """Ask a worker for the parts, now and later, of a prefix of `at` tokens that it computes.
 
-        None: it is unknown, or does not answer. `has` knows of all parts then.
+        None: it is unknown, or does not answer. `get` and `read_into` know of all parts then, `has` does not: they may
+        not be there yet.
         """
 
     def expect(self, peers: Sequence[bytes], key: bytes, name: str) -> None:
