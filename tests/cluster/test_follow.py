@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from headwater.account import TierOutcome
+from headwater.cache.segments.compose import marked
 from headwater.cluster import peer_memory
 from headwater.cluster.hosting import info_of
 from headwater.cluster.sockets import opened
@@ -18,7 +19,7 @@ from headwater.cluster.wire import FollowMessage, Ping, Submit, encode
 from headwater.cluster.worker import Worker as ClusterWorker
 from headwater.engine import tier_follow
 from headwater.errors import QueueFull, RequestTooLarge
-from headwater.request import Generation, SamplingParams
+from headwater.request import Fidelity, Generation, SamplingParams
 from headwater.schedule.sequence import key_of
 from tests.cluster.fake import FakeWorker, FormulaEngine, until
 from tests.cluster.test_pulls import KEY, OWN, Worker, changing, make, pool, words  # noqa: F401  make is a fixture
@@ -418,8 +419,24 @@ def test_what_is_cached_already_is_not_read(make, same_bits_as_without_a_cache) 
 
 
 def test_short_and_approximate_prompts_are_not_followed(make) -> None:  # noqa: F811
+    """The control is a prompt of one page and a token, which is exact."""
     with followed(make) as (a, b, _, _):
-        b.rig.engine.follow(a.incarnation, "", key_of([1] * 64))
+        exact = key_of([1] * 65)
+        for key in (key_of([1] * 64), marked(exact, 0, Fidelity.FAST), marked(exact, 63, Fidelity.FAST)):
+            b.rig.engine.follow(a.incarnation, "", key)
         assert not follows(b)._open
-        b.rig.engine.follow(b"unknown", "", key_of([1] * 65))
-        b.rig.engine.unfollow(10**9)
+        number = b.rig.engine.follow(a.incarnation, "", exact)
+        assert list(follows(b)._open) == [number]
+
+
+def test_an_unknown_worker_is_not_followed(make) -> None:  # noqa: F811
+    with followed(make) as (_, b, _, first):
+        before = free(b)
+        number = b.rig.engine.follow(b"unknown", "", key_of(first.prompt))
+        one = follows(b)._open[number]
+        until(lambda: one.is_over)
+        b.rig.engine.unfollow(number + 10**9)
+        assert follows(b)._open == {number: one}
+        b.rig.engine.unfollow(number)
+        assert not follows(b)._open
+        assert (one.load, free(b)) == (None, before)
