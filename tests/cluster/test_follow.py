@@ -19,7 +19,7 @@ from headwater.cluster.wire import FollowMessage, Ping, Submit, encode
 from headwater.cluster.worker import Worker as ClusterWorker
 from headwater.engine import tier_follow
 from headwater.errors import QueueFull, RequestTooLarge
-from headwater.request import Fidelity, Generation, SamplingParams
+from headwater.request import Constraint, Fidelity, Generation, SamplingParams
 from headwater.schedule.sequence import key_of
 from tests.cluster.fake import FakeWorker, FormulaEngine, until
 from tests.cluster.test_pulls import KEY, OWN, Worker, changing, make, pool, words  # noqa: F401  make is a fixture
@@ -270,11 +270,13 @@ def sent_to(worker: ClusterWorker, *messages) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("error", [None, QueueFull(1, 1, 1.0), RequestTooLarge("of the test")], ids=str)
-def test_a_refused_request_gives_its_follow_up(error) -> None:
+@pytest.mark.parametrize("constraint", [None, Constraint("regex", "a*")], ids=["no constraint", "constraint"])
+def test_a_refused_request_gives_its_follow_up(error, constraint) -> None:
+    """Constraints are compiled on another thread."""
     engine = FormulaEngine()
     engine.raises = error
     fake, prompt = FakeWorker(engine), key_of(words(100, "follow"))
-    submit = Submit(1, 2, Generation((), SamplingParams(max_tokens=4)), prompt)
+    submit = Submit(1, 2, Generation((), SamplingParams(max_tokens=4, constraint=constraint)), prompt)
     with sent_to(fake.worker, FollowMessage(1, 1, "", prompt, b"x"), submit):
         until(lambda: engine.unfollowed or engine.submitted_follows)
     fake.worker.close()

@@ -292,7 +292,8 @@ class Engine(Answering):
     def follow(self, peer: bytes, namespace: str, key: bytes) -> int:
         """Read a prompt's prefix from another worker of a cluster while that one computes it; return a number.
 
-        `key`: the prompt's, of the index. It ends when a request is submitted with this number, or with `unfollow`.
+        `key`: the prompt's, of the index. It ends when a request is submitted with this number and not refused, or with
+        `unfollow`.
         """
         with self._changed:
             return self.scheduler.tiers.follow(peer, namespace, key, len(key) // TOKEN_BYTES)
