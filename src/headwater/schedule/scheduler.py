@@ -283,12 +283,13 @@ class Scheduler(Preemption):
     # -- segments, finished answers, healing
 
     def _build_wanted(self) -> None:
-        self._awaited.forget_all_but(set(self.wanted))  # others were built, or are not wanted any more
+        self._awaited.forget_all_but(set(self.wanted))  # others are not wanted any more
         held = self.tiers.hold_segments(self._awaited, [key for key in self.wanted if self.composer.find(key) is None])
         for key in [key for key in self.wanted if key not in held]:
             if not self._may_build() or not self._may_build_beside(key):
                 return
             self.wanted.remove(key)
+            self._awaited.forget(key)
             if self.composer.find(key) is None:
                 self._build(key)
 

@@ -41,8 +41,12 @@ class Awaited:
     def forget_all_but(self, keys: Set[SegmentKey]) -> None:
         """Forget the segments that are not among `keys`."""
         for key in [key for key in self.outcomes if key not in keys]:
-            del self.outcomes[key]
-            self.loaded.pop(key, None)
+            self.forget(key)
+
+    def forget(self, key: SegmentKey) -> None:
+        """Forget a segment."""
+        self.outcomes.pop(key, None)
+        self.loaded.pop(key, None)
 
 
 class SegmentReader(Protocol):
