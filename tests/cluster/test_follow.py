@@ -83,6 +83,18 @@ def asking(b: Worker, first: Answer, number: int, *peers: Worker) -> Callable[[]
     return wait
 
 
+def held_back(a: Worker) -> threading.Event:
+    """Hold back the parts that a worker sends, until the event is set."""
+    goes_on = threading.Event()
+
+    def waiting(pieces: list[bytes]) -> list[bytes]:
+        assert goes_on.wait(60)
+        return pieces
+
+    changing(a, waiting)
+    return goes_on
+
+
 def read(b: Worker) -> int:
     return b.counts.get("read", 0)
 
@@ -116,15 +128,9 @@ def test_kv_travels_while_the_prefill_runs(make, same_bits_as_without_a_cache) -
 
 
 def test_a_request_that_comes_before_the_last_parts_waits_for_them(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
-    goes_on = threading.Event()
-
-    def slow(pieces: list[bytes]) -> list[bytes]:
-        assert goes_on.wait(60)
-        return pieces
-
     with followed(make) as (a, b, gate, first):
         number = follow(b, a, first)
-        changing(a, slow)
+        goes_on = held_back(a)
         gate.open()
         a.rig.wait(first)
         asked = asking(b, first, number, a)
@@ -137,17 +143,11 @@ def test_a_request_that_comes_before_the_last_parts_waits_for_them(make, same_bi
 
 
 def test_a_request_whose_router_names_no_peers_joins_its_follow(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
-    goes_on = threading.Event()
-
-    def slow(pieces: list[bytes]) -> list[bytes]:
-        assert goes_on.wait(60)
-        return pieces
-
     with followed(make) as (a, b, gate, first):
         number = follow(b, a, first)
         gate.let(2)
         until(lambda: read(b) == 1)
-        changing(a, slow)
+        goes_on = held_back(a)
         gate.open()
         a.rig.wait(first)
         asked = asking(b, first, number)

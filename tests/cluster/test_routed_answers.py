@@ -18,7 +18,7 @@ from headwater.cluster.hosting import info_of, prepares
 from headwater.cluster.publishing import Publishing
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.router import RoutedModel, Router
-from headwater.cluster.worker import Worker
+from headwater.cluster.worker import Pool, Worker
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.engine.meter import Backlog
@@ -73,8 +73,8 @@ class RealWorker:
         self.pulling = Pulling(self.engine, KEY, own, config, incarnation, ANYWHERE, own_security())
         parts = self.pulling.contact
         info = info_of(self.engine, fingerprint, config.max_running, self.publishing.addresses, parts, role)
-        given = {"know": self.pulling.know, "prepare": prepares(self.engine)}
-        self.worker = Worker(self.engine, info, incarnation, ANYWHERE, LONG, **given)
+        pool = Pool(self.pulling.know, prepares(self.engine))
+        self.worker = Worker(self.engine, info, incarnation, ANYWHERE, LONG, pool=pool)
         self.engine.start()
         self.pulling.start()
         self.worker.start()

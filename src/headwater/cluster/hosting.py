@@ -16,7 +16,7 @@ from headwater.cluster.publishing import Publishing
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.sockets import Contact
 from headwater.cluster.wire import NO_CONTACT, WorkerInfo
-from headwater.cluster.worker import Prepares, Worker, nobody, unprepared
+from headwater.cluster.worker import ALONE, Pool, Prepares, Worker
 from headwater.config import ServeConfig
 from headwater.server.observe.logs import configure_logging
 
@@ -120,13 +120,12 @@ class Host:
         addresses = self._publishing.addresses if self._publishing else ("", "")
         if self._publishing is not None:
             engine.stepped = self._publishing.start(engine.scheduler.cache)
-        parts, know = NO_CONTACT, nobody
-        prepare: Prepares = unprepared
+        parts, pool = NO_CONTACT, ALONE
         if self._pulling is not None:
-            parts, know, prepare = self._pulling.contact, self._pulling.know, prepares(engine)
+            parts, pool = self._pulling.contact, Pool(self._pulling.know, prepares(engine))
             self._pulling.start()
         info = info_of(engine, own.digest, config.max_running, addresses, parts, role)
-        self._worker = Worker(engine, info, incarnation, anywhere, server=server, know=know, prepare=prepare)
+        self._worker = Worker(engine, info, incarnation, anywhere, server=server, pool=pool)
         self._ended = threading.Event()
         engine.start()
         self._worker.start()

@@ -28,8 +28,7 @@ from headwater.cluster.part_messages import (
 )
 from headwater.cluster.shared_buffers import BufferPlace, NotShared, fill
 from headwater.cluster.sockets import Server, Waker, bound
-from headwater.tiers.part import Buffer
-from headwater.tiers.prefix import Prefix
+from headwater.tiers.part import Buffer, Prefix
 
 MOST_PREFIXES = 32  # for which tickets are valid
 TICKET_BYTES = 16

@@ -64,6 +64,20 @@ def unprepared(segment: bytes, peers: Sequence[bytes], done: Callable[[bool], No
     return lambda: None
 
 
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Calls for other workers of a worker's fingerprint; by default there are none, and nothing is pulled.
+
+    `know` is called with all of them whenever others are known, `prepare` to have a segment in memory.
+    """
+
+    know: Callable[[set[Peer]], None] = nobody
+    prepare: Prepares = unprepared
+
+
+ALONE = Pool()
+
+
 class WorkingEngine(Protocol):
     """Engine as a worker uses it."""
 
@@ -107,17 +121,15 @@ class Worker:
         address: str,
         router_timeout: float = ROUTER_TIMEOUT,
         server: Server = PLAIN,
-        know: Callable[[set[Peer]], None] = nobody,
-        prepare: Prepares = unprepared,
+        pool: Pool = ALONE,
     ) -> None:
         """Bind to an address such as tcp://127.0.0.1:*. Raises zmq.ZMQError.
 
         `router_timeout`: seconds of silence after which a router's requests are cancelled. `server`: security of its
-        socket. `know`: called with the workers of its pool whenever others are known. `prepare`: has a segment in
-        memory.
+        socket.
         """
         self._engine, self._info, self._incarnation = engine, info, incarnation
-        self._router_timeout, self._know, self._prepare = router_timeout, know, prepare
+        self._router_timeout, self._pool = router_timeout, pool
         self._members: dict[bytes, tuple[Peer, ...]] = {}  # as each router says
         self._socket, self.contact = bound(server, address)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a router that connects again is the same router
@@ -259,7 +271,7 @@ class Worker:
             self._answer(task, PreparedMessage(task.request, task.attempt, stored))
 
         try:
-            cancel = self._prepare(work.segment, work.peers, done)
+            cancel = self._pool.prepare(work.segment, work.peers, done)
         except Exception as error:
             log.warning("a segment is not prepared: %s", error)
             done(False)
@@ -295,7 +307,7 @@ class Worker:
     def _tell_known(self) -> None:
         """Say which workers the routers name; what is wrong with one of them does not end this thread."""
         try:
-            self._know({peer for peers in self._members.values() for peer in peers})
+            self._pool.know({peer for peers in self._members.values() for peer in peers})
         except Exception:
             log.exception("workers that a router named cannot be taken for the pool")
 

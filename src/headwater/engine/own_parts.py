@@ -14,8 +14,7 @@ from headwater.plan import Held
 from headwater.schedule.scheduler import Scheduler
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import STATE, Names
-from headwater.tiers.part import Buffer, Part, Sealer
-from headwater.tiers.prefix import Prefix
+from headwater.tiers.part import Buffer, Part, Prefix, Sealer
 
 
 class OwnParts:

@@ -12,8 +12,7 @@ from headwater.engine.tier_entries import HeadEntries, PageEntries
 from headwater.plan import CacheLayout, Held
 from headwater.schedule.tier_load import Load, Source
 from headwater.tiers.names import ENTRIES, RUN, STATE, Names, entries_name, run_name, runs_of, state_name
-from headwater.tiers.part import Part
-from headwater.tiers.prefix import PartPlace, Prefix
+from headwater.tiers.part import Part, PartPlace, Prefix
 from headwater.tiers.store import StoreError
 
 RUN_TOKENS = 1024  # of a run of KV, if pages are shorter
