@@ -42,8 +42,7 @@ from headwater.lab.setup import Network
 from headwater.models.embedded import embedded
 from headwater.request import Generation, SamplingParams
 from headwater.table import Table
-from headwater.tiers.part import Buffer
-from headwater.tiers.prefix import Prefix
+from headwater.tiers.part import Buffer, Prefix
 
 OUT = Path(__file__).resolve().parent / "results" / "hand_over.json"
 MEMORY = 400_000_000  # bytes of each worker

@@ -29,8 +29,7 @@ from headwater.cluster.sockets import PLAIN
 from headwater.cluster.wire import Peer
 from headwater.table import Table
 from headwater.tiers.names import RUN
-from headwater.tiers.part import HEADER, SEAL_BYTES, Buffer, Part, Sealer
-from headwater.tiers.prefix import PartPlace, Prefix
+from headwater.tiers.part import HEADER, SEAL_BYTES, Buffer, Part, PartPlace, Prefix, Sealer
 
 OUT = Path(__file__).resolve().parent / "results" / "pull_cost.json"
 PAGE_BYTES, PAGES = 64 * 12_288, 16

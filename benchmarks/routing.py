@@ -63,6 +63,7 @@ class InstantEngine:
         on_event: Callable[[Event], None],
         output: Iterable[int] = (),
         peers: Iterable[bytes] = (),
+        follows: int | None = None,
     ) -> int:
         on_event(TokenEvent(1, "a", -0.5))
         prompt = len(generation.prompt)

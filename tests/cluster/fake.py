@@ -17,7 +17,7 @@ from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.sockets import PLAIN, Client, Contact, Server
 from headwater.cluster.sums import zero
 from headwater.cluster.wire import NO_CONTACT, Peer, WorkerInfo
-from headwater.cluster.worker import Worker
+from headwater.cluster.worker import Pool, Worker
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
@@ -144,7 +144,7 @@ class FakeWorker:
         self.known: list[set[Peer]] = []  # workers of its pool, as it was told
         self.peer = Peer(uuid.uuid4().bytes, parts)
         info = WorkerInfo(fingerprint, 1, "formula", 100_000, 4, 0, "", "", {"deterministic": "yes"}, parts, role)
-        given = "tcp://127.0.0.1:*", router_timeout, server, self.known.append
+        given = "tcp://127.0.0.1:*", router_timeout, server, Pool(self.known.append)
         self.worker = Worker(engine, info, self.peer.incarnation, *given)
         self.worker.start()
 
