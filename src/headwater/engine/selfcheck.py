@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from headwater import kernels
+from headwater.engine.chain_check import broken_chains, keeps
 from headwater.engine.passes import broken_passes
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
@@ -80,7 +81,7 @@ def self_check(
     if not reproducible:
         return SelfCheck(False, "switched off", "plain")
     checks = list(_kernel_checks(spec, device))
-    done, total = 0, len(checks) + len(_products(spec))
+    done, total = 0, len(checks) + len(_mode_checks(spec, device, guarded_modes(device)[0]))
 
     def first_broken(checks: list[Check]) -> str | None:
         nonlocal done
@@ -94,7 +95,7 @@ def self_check(
 
     kernels, broken = first_broken(checks), None
     for mode in guarded_modes(device):
-        checks = _product_checks(spec, device, mode)
+        checks = _mode_checks(spec, device, mode)
         total = done + len(checks)
         broken = first_broken(checks)
         if broken is None:
@@ -106,7 +107,7 @@ def self_check(
 def last_checks_first(spec: ModelSpec) -> Iterator[None]:
     """Do a CPU's checks from the last one to the first, whatever they find: the kernels are compiled then."""
     mode = guarded_modes()[0]
-    for check in reversed([*_kernel_checks(spec, "cpu"), *_product_checks(spec, "cpu", mode)]):
+    for check in reversed([*_kernel_checks(spec, "cpu"), *_mode_checks(spec, "cpu", mode)]):
         next(check(), None)
         yield
 
@@ -153,6 +154,16 @@ def _random(spec: ModelSpec, device: str) -> Callable[..., torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     dtype = getattr(torch, spec.dtype_name)
     return lambda *shape: torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
+
+
+def _mode_checks(spec: ModelSpec, device: str, mode: str) -> list[Check]:
+    """Return the checks of what depends on the mode of products: these, and whole layers with several rows."""
+    return [*_product_checks(spec, device, mode), *_chain_checks(spec, device, mode)]
+
+
+def _chain_checks(spec: ModelSpec, device: str, mode: str) -> list[Check]:
+    random, layers = _random(spec, device), sorted({layer for layer in spec.layers if keeps(layer)}, key=repr)
+    return [partial(broken_chains, layer, spec, random, device, mode) for layer in layers]
 
 
 def _product_checks(spec: ModelSpec, device: str, mode: str) -> list[Check]:

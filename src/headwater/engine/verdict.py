@@ -33,7 +33,7 @@ PACKAGES = ("headwater", "llvmlite", "numba", "triton")
 PACKAGES_OF_CARDS = ("nvidia-cublas", "nvidia-cublas-cu12")
 DRIVER = Path("/proc/driver/nvidia/version")  # it compiles kernels that come without code for the card
 # what computes, and what checks it
-CODE = ("kernels", "mixers", "layers", "engine/selfcheck.py", "models/build.py", "spec.py")
+CODE = ("kernels", "mixers", "layers", "engine/chain_check.py", "engine/selfcheck.py", "models/build.py", "spec.py")
 # beginnings of variables that choose kernels, or the libraries that have them
 VARIABLES = (
     "ATEN_", "BLIS_", "CUBLAS_", "CUDA_", "DNNL_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD",

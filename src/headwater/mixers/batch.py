@@ -229,9 +229,9 @@ class StepBatch:
         for row in self.draft_rows.row_A.tolist():
             is_draft[row] = True
         true, drafts = ([row for row, its in enumerate(is_draft) if its is kind] for kind in (False, True))
-        return self._some(true), self._some(drafts)
+        return self.some_rows(true), self.some_rows(drafts)
 
-    def _some(self, rows: list[int]) -> tuple[Tensor, StepBatch]:
+    def some_rows(self, rows: list[int]) -> tuple[Tensor, StepBatch]:
         """Return decoding rows by their numbers, and a step of them alone."""
         place = {row: at for at, row in enumerate(rows)}
         row_B = torch.tensor(rows, dtype=torch.int64, device=self.position_N.device)
@@ -391,6 +391,11 @@ class DraftRows:
         """Build it from rows and their numbers."""
         row_A, number_A = torch.tensor(drafts, dtype=torch.int64, device=batch.position_N.device).view(-1, 2).unbind(1)
         return cls(row_A, batch.decode_slot_B[row_A], number_A)
+
+    def some(self, chosen: list[bool]) -> DraftRows:
+        """Return some of these drafts."""
+        at_A = torch.tensor(chosen, dtype=torch.bool, device=self.row_A.device)
+        return DraftRows(self.row_A[at_A], self.slot_A[at_A], self.number_A[at_A])
 
     @property
     def kept(self) -> Rows:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +55,17 @@ def use(numerics: Numerics) -> None:
     """Choose for the whole process. Call it before the first weight is loaded."""
     global _current
     _current = numerics
+
+
+@contextmanager
+def using(numerics: Numerics) -> Iterator[None]:
+    """Choose numerics while a block runs, in which weights are laid out to be tried."""
+    before = current()
+    use(numerics)
+    try:
+        yield
+    finally:
+        use(before)
 
 
 def prepare_process(threads: int | None = None) -> None:

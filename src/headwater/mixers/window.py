@@ -25,7 +25,7 @@ from torch import Tensor
 from headwater.layers.attention import WindowAttention
 from headwater.mixers import softmax
 from headwater.mixers.attention import Heads, Projected
-from headwater.mixers.batch import CHUNK, Slice, StepBatch
+from headwater.mixers.batch import CHUNK, DraftRows, Slice, StepBatch
 from headwater.mixers.drafts import Kept
 from headwater.mixers.softmax import DecodeBatch, decode_batches
 from headwater.mixers.weights import Weights
@@ -139,19 +139,34 @@ def in_rings(rings: tuple[Rings, ...], batch: StepBatch) -> Iterator[tuple[Tenso
 
     Accepted tokens are put into the rings first. What drafts write is kept, and the rings are as before them at last.
     """
-    whole, drafts = batch.with_accepted, batch.draft_rows
-    position_A = whole.batch.position_N[whole.accepted.row_A]
+    window, accepted = rings[0].memory_RWGD.shape[1], batch.with_accepted.accepted
+    if max(batch.accepted, default=0) > window:  # the last ones alone stay in the rings
+        accepted = accepted.some([number >= n - window for n in batch.accepted for number in range(n)])
+    position_A = batch.with_accepted.batch.position_N[accepted.row_A]
     for ring in rings if len(position_A) else ():
-        ring.put(whole.accepted.slot_A, position_A, *ring.kept.of(whole.accepted))
+        ring.put(accepted.slot_A, position_A, *ring.kept.of(accepted))
     true, (row_B, guessed) = batch.true_and_drafted
     yield true
     if len(row_B):
         at = guessed.decode_slot_B, guessed.position_N
         before = [ring.at(*at) for ring in rings]
-        yield row_B, guessed
+        for drafts, some_B, some in _within(batch, window):
+            yield some_B, some
+            for ring in rings:
+                ring.kept.keep((ring.at(some.decode_slot_B, some.position_N),), drafts)
         for ring, before_AGD in zip(rings, before, strict=True):
-            ring.kept.keep((ring.at(*at),), drafts)
             ring.put(*at, before_AGD)
+
+
+def _within(batch: StepBatch, window: int) -> Iterator[tuple[DraftRows, Tensor, StepBatch]]:
+    """Yield a step's drafts, as many of a sequence at a time as have different rows of a ring: nearly always all."""
+    drafts = batch.draft_rows
+    if max(batch.drafted) <= window:
+        yield drafts, *batch.true_and_drafted[1]
+        return
+    for first in range(0, max(batch.drafted), window):
+        some = drafts.some([first <= number < first + window for number in drafts.number_A.tolist()])
+        yield some, *batch.some_rows(some.row_A.tolist())
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,11 @@ def small() -> ModelSpec:
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Leave out checks of products, which take most of the time, and those of the given names."""
+    """Leave out checks of products and of whole layers, which take most of the time, and those of the given names."""
 
     def leave_out(*names: str) -> None:
-        monkeypatch.setattr(selfcheck, "_product_checks", lambda *_: [])
+        for checks in ("_product_checks", "_chain_checks"):
+            monkeypatch.setattr(selfcheck, checks, lambda *_: [])
         for name in names:
             monkeypatch.setattr(kernel_check, name, lambda *_: iter(()))
 

@@ -1,0 +1,144 @@
+"""Start-up self-check of steps with several rows of one sequence: tokens that are known, and drafts.
+
+Each layer that keeps something of a sequence is built in a narrow model, at its own heads and widths, and computes what
+a step of the server asks of it. A sequence with as many rows as drafts may give it, across the end of a page or of a
+ring, stands beside two others. Its rows must have the bits of steps of their own and leave what those leave, with none
+of its drafts accepted, one of them, or all but one.
+
+B rows of a step, C model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headwater.draft.drafter import MOST_DRAFTS
+from headwater.layers.attention import WindowAttention
+from headwater.layers.layer import Layer
+from headwater.memory.arena import Arena
+from headwater.memory.slots import StateMemory
+from headwater.mixers import numerics
+from headwater.mixers.batch import STATE, StepBatch
+from headwater.mixers.numerics import Numerics, same_bits
+from headwater.mixers.weights import Weights
+from headwater.models.build import layer_classes, layer_function
+from headwater.models.hybrid import Step
+from headwater.spec import Architecture, Block, ModelSpec, Part
+
+NARROW = 64  # model width
+SEQUENCES = (1 + MOST_DRAFTS, 1, 3)  # rows of each
+ROWS = [(sequence, number) for sequence, n in enumerate(SEQUENCES) for number in range(n)]
+ACCEPTED = (0, 1, MOST_DRAFTS - 1)  # drafts of each sequence, at most
+FIRST, BEFORE_END = 5, 3  # position of a sequence's first row, at least; rows before the end of a page or ring
+
+Random = Callable[..., Tensor]
+Rows = list[tuple[int, int]]  # numbers of sequences, and of rows within each
+Counts = tuple[int, ...]  # of each sequence
+
+
+def keeps(layer: Layer) -> bool:
+    """Return whether a layer keeps states, or keys and values, of a sequence."""
+    return bool(layer.states or layer.kv_widths)
+
+
+def broken_chains(layer: Layer, spec: ModelSpec, random: Random, device: str, mode: str) -> Iterator[str]:
+    """Name numbers of rows, and of drafts, of one sequence that change bits of a layer of the model `spec`."""
+    chains = Chains(layer, spec, random, device, mode)
+    in_turn = chains.in_turn()
+    if not chains.at_once().same_as(in_turn):
+        yield f"{layer.kind} at {SEQUENCES[0]} rows of a sequence"
+    for most in ACCEPTED:
+        if not chains.drafted(most).same_as(in_turn):
+            yield f"{layer.kind} at {MOST_DRAFTS} drafts of a sequence, of which {most} are accepted"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Outputs of rows, and all bytes of states and pages after them."""
+
+    rows: list[int]  # numbers among ROWS, in the order of the outputs
+    out_BC: Tensor
+    states: Tensor
+    pages: Tensor
+
+    def same_as(self, in_turn: Found) -> bool:
+        """Return whether all bits are those of `in_turn`, whose outputs are in the order of ROWS."""
+        kept = torch.equal(self.states, in_turn.states) and torch.equal(self.pages, in_turn.pages)
+        return kept and same_bits(self.out_BC, in_turn.out_BC[self.rows])
+
+
+class Chains:
+    """One layer with random weights, and random memory of three sequences, from which each run begins."""
+
+    def __init__(self, layer: Layer, spec: ModelSpec, random: Random, device: str, mode: str) -> None:
+        self.layer, self.device, self.dtype = replace(layer, hidden=NARROW), device, random(1).dtype
+        block = Block("norm.weight", (Part(self.layer, "layer"),))
+        architecture = Architecture(layer.kind, NARROW, NARROW, (block,), spec.max_length, spec.norm_eps)
+        own = ModelSpec.of(architecture, spec.dtype_name, spec.page_size)
+        tensors = {name: random(*shape).float() * NARROW**-0.5 for name, shape in self.layer.tensors().items()}
+        with numerics.using(Numerics(mode)):
+            self.function = layer_function(0, self.layer, Weights(tensors, self.dtype, device))
+        end = layer.window if isinstance(layer, WindowAttention) else spec.page_size
+        self.firsts = max(FIRST, end - BEFORE_END), end + FIRST, FIRST
+        pages = (max(self.firsts) + max(SEQUENCES)) // spec.page_size + 1  # of a sequence
+        self.page_size, self.tables = spec.page_size, torch.arange(3 * pages, device=device).view(3, pages)
+        self.arena = Arena(own, 3 * pages if layer.kv_widths else 1, device)
+        self.states = StateMemory(own.state, len(SEQUENCES), own.state.bytes, device)
+        kept = [self.states.view(0, name) for name, _ in self.layer.states]
+        for part in (*kept, *(self.arena.pages_of(0) if layer.kv_widths else ())):
+            part.copy_(random(*part.shape))
+        self.before = self.states.bytes_RB.clone(), self.arena.pages.clone()
+        self.x_BC = random(len(ROWS), NARROW)
+
+    def in_turn(self) -> Found:
+        """Compute each row in a step of its own."""
+        return self._run(*(([row], (), ()) for row in ROWS))
+
+    def at_once(self) -> Found:
+        """Compute all rows in one step."""
+        return self._run((ROWS, (), ()))
+
+    def drafted(self, most: int) -> Found:
+        """Compute all rows, all but the first of a sequence as drafts; accept `most` of each, but not its last one.
+
+        The next step computes the rows that were not accepted.
+        """
+        drafts = tuple(n - 1 for n in SEQUENCES)
+        accepted = tuple(min(most, max(0, n - 1)) for n in drafts)
+        left = [(sequence, number) for sequence, number in ROWS if number > accepted[sequence]]
+        of_left = tuple(accepted[sequence] for sequence in sorted({sequence for sequence, _ in left}))
+        return self._run((ROWS, drafts, ()), (left, (), of_left))
+
+    def _run(self, *steps: tuple[Rows, Counts, Counts]) -> Found:
+        """Compute steps of rows, drafts among them, and accepted drafts of the step before."""
+        for part, before in zip((self.states.bytes_RB, self.arena.pages), self.before, strict=True):
+            part.copy_(before)
+        self.states.kept.clear()
+        outputs = [self._step(*step) for step in steps]
+        rows = [ROWS.index(row) for step_rows, _, _ in steps for row in step_rows]
+        return Found(rows, torch.cat(outputs), self.states.bytes_RB.clone(), self.arena.pages.clone())
+
+    def _step(self, rows: Rows, drafted: Counts, accepted: Counts) -> Tensor:
+        positions = [self.firsts[sequence] + number for sequence, number in rows]
+        position_B, slot_B = (torch.tensor(x, device=self.device) for x in (positions, [s for s, _ in rows]))
+        tables = zip(self.tables[slot_B], positions, strict=True)
+        before = [None, *(sequence for sequence, _ in rows)]
+        batch = StepBatch(
+            token_N=position_B,
+            position_N=position_B,
+            slices=(),
+            decode_slot_B=slot_B,
+            decode_tables=tuple(table_P[: position // self.page_size + 1] for table_P, position in tables),
+            logits_row_R=position_B[:0],
+            parents=tuple(i - 1 if sequence == before[i] else STATE for i, (sequence, _) in enumerate(rows)),
+            drafted=drafted,
+            accepted=accepted,
+        )
+        of_device = layer_classes(self.device).attention_step
+        attention = of_device.of(batch, self.arena, self.dtype) if self.layer.kv_widths else None
+        x_BC = self.x_BC[[ROWS.index(row) for row in rows]]
+        return self.function(x_BC, Step(batch, attention, self.states, self.dtype, (), None))

@@ -1,0 +1,137 @@
+"""The self-check of several rows of one sequence finds every layer exact, and names one that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+from headwater import kernels
+from headwater.engine.chain_check import ACCEPTED, SEQUENCES, broken_chains
+from headwater.engine.selfcheck import self_check
+from headwater.kernels import attention as attention_kernels
+from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
+from headwater.layers.gdn import DeltaNet
+from headwater.layers.gla import GatedLinearAttention
+from headwater.layers.kda import DeltaAttention
+from headwater.layers.layer import Layer
+from headwater.layers.lightning import Lightning
+from headwater.layers.mamba import Mamba
+from headwater.layers.mamba2 import Mamba2
+from headwater.layers.mla import LatentAttention
+from headwater.mixers import numerics
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
+from headwater.mixers.linear import guarded_modes
+from tests.engine.test_selfcheck import spec
+
+WIDE = 32
+LAYERS = {
+    "gated delta net": DeltaNet(WIDE, 2, 4, 16, 24, 4),
+    "gated linear attention": GatedLinearAttention(WIDE, 2, 16, 24),
+    "delta attention": DeltaAttention(WIDE, heads=3, head_dim=24, conv=4),
+    "lightning": Lightning(WIDE, 2, 16, (0.1, 0.02), rotary=Rotary(8)),
+    "mamba": Mamba(WIDE, inner=24, state=8, conv=4, step_rank=6),
+    "mamba2": Mamba2(WIDE, heads=4, head_dim=16, state=24, groups=2, conv=4),
+    "attention": GroupedAttention(WIDE, 4, 2, 16, gated=True, normed=True, rotary=Rotary(8)),
+    "attention, odd": GroupedAttention(WIDE, 3, 1, 20, rotary=Rotary(10)),
+    "window": WindowAttention(WIDE, 4, 2, 16, rotary=Rotary(8), window=20),
+    "window, odd": WindowAttention(WIDE, 3, 1, 20, window=7),
+    "window of one": WindowAttention(WIDE, 2, 2, 16, window=1),
+    "latents": LatentAttention(WIDE, heads=4, latent=32, nope_dim=16, rope_dim=16, v_dim=16, rotary=Rotary(16)),
+    "latents, odd": LatentAttention(WIDE, heads=5, latent=20, nope_dim=12, rope_dim=6, v_dim=10),
+}
+AT_ONCE = f"at {SEQUENCES[0]} rows of a sequence"
+DRAFTED = [f"at {SEQUENCES[0] - 1} drafts of a sequence, of which {most} are accepted" for most in ACCEPTED]
+
+
+def found(layer: Layer, dtype: str = "float32") -> list[str]:
+    """Return the names that the check has for a layer, without its kind."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(getattr(torch, dtype))
+
+    named = broken_chains(layer, spec(dtype), random, "cpu", guarded_modes()[0])
+    return [name.removeprefix(f"{layer.kind} ") for name in named]
+
+
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.full)], ids=["kernels", "torch"])
+def _computed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.setattr(kernels, "available", lambda: False)
+
+
+@pytest.mark.usefixtures("_computed_by")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_is_found_exact(name: str, dtype: str) -> None:
+    before = numerics.current()
+    assert found(LAYERS[name], dtype) == []
+    assert numerics.current() is before
+
+
+def changed_sequences(change: Callable[[StepBatch, Any], Any]) -> property:
+    whole = StepBatch.decode_sequences.func
+    return property(lambda batch: change(batch, whole(batch)))
+
+
+def test_a_state_that_is_promoted_one_row_too_far_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_too_far(batch: StepBatch, sequences: tuple[Any, ...]) -> tuple[Any, ...]:
+        slots, firsts, drafts = sequences
+        return slots, firsts, np.minimum(drafts + 1, firsts[1:])
+
+    monkeypatch.setattr(StepBatch, "decode_sequences", changed_sequences(one_too_far))
+    assert found(LAYERS["gated delta net"]) == DRAFTED
+
+
+def test_rows_that_read_the_state_before_the_step_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last row alone advances the state."""
+
+    def each_its_own(batch: StepBatch, sequences: tuple[Any, ...]) -> tuple[Any, ...]:
+        rows = np.arange(batch.n_decode + 1)
+        return batch.decode_slot_B.numpy(), rows, rows[1:]
+
+    monkeypatch.setattr(StepBatch, "check_slots", lambda batch: None)
+    monkeypatch.setattr(StepBatch, "decode_sequences", changed_sequences(each_its_own))
+    assert AT_ONCE in found(LAYERS["mamba2"])
+
+
+def test_a_ring_that_is_written_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepBatch, "decode_parts", property(lambda batch: ((batch.decode_rows, batch),)))
+    monkeypatch.setattr(StepBatch, "check_slots", lambda batch: None)
+    assert found(LAYERS["window"]) == [AT_ONCE, *DRAFTED]
+
+
+@pytest.mark.parametrize("name", ["attention", "attention, odd"])
+def test_a_row_that_sees_later_keys_of_its_sequence_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attend, lengths = attention_kernels.attend, StepBatch.decode_lengths.func
+
+    def seeing_all(q: Any, keys: Any, values: Any, tables: Any, positions: Any, *others: Any) -> None:
+        attend(q, keys, values, tables, positions + (len(positions) > 1), *others)
+
+    monkeypatch.setattr(attention_kernels, "attend", seeing_all)
+    monkeypatch.setattr(
+        StepBatch, "decode_lengths", property(lambda batch: [n + (batch.n_decode > 1 < n % 64) for n in lengths(batch)])
+    )
+    assert AT_ONCE in found(LAYERS[name])
+
+
+def test_the_self_check_of_a_model_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that changes the last of many rows: fewer rows are checked with the kernels alone."""
+    whole = GatedDeltaNetKernel.decode_into
+
+    def changed(self: GatedDeltaNetKernel, out_BX: torch.Tensor, products: Any, batch: StepBatch, memory: Any) -> None:
+        whole(self, out_BX, products, batch, memory)
+        if len(out_BX) > 7:
+            out_BX[-1] += 1e-6
+
+    monkeypatch.setattr(GatedDeltaNetKernel, "decode_into", changed)
+    check = self_check(spec())
+    assert check.broken_by == f"gated_delta_net {AT_ONCE}"
+    assert not check.deterministic
