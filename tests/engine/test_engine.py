@@ -38,17 +38,20 @@ from headwater.events import FailedEvent, FinishedEvent, TokenEvent
 from headwater.lab.tuner import ServerTuning
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
+from headwater.models.embedded import embedded
 from headwater.models.load import LoadedModel, load_model
-from headwater.request import Generation, SamplingParams
+from headwater.request import Drafting, Generation, SamplingParams
 from headwater.schedule.limits import EXTRA_SLOTS
 from headwater.schedule.sequence import Sequence
 from headwater.setting import SettingError
 from headwater.tiers.memory import MemoryStore
 from tests.checkpoints import checkpoint
-from tests.exactness.rig import Make, Rig, words
+from tests.exactness.rig import Make, Rig, verify_every_draft, words
 from tests.gguf.convert import convert
 from tests.processors import AVX2, AVX512, pretend
 from tests.support import Bench
+
+NOT_EXACT = SelfCheck(False, "attention", "compiled")
 
 
 @pytest.fixture(scope="module")
@@ -466,6 +469,39 @@ def test_what_is_kept_of_drafts_is_taken_from_the_memory(loaded: LoadedModel) ->
         Engine.over(loaded, check, ServeConfig(memory=kept, max_running=2, speculation="ngram"))
     with pytest.raises(ConfigError, match="memory is 1,000 bytes, one page of this model is"):  # no word of drafts
         Engine.over(loaded, check, ServeConfig(memory=1000))
+
+
+def test_where_bits_are_not_proven_nothing_is_drafted_and_health_says_why(loaded: LoadedModel, caplog) -> None:
+    """A request predicts what the one before has said, so there would be drafts."""
+    config, answer = ServeConfig(memory=400 * loaded.spec.page_bytes, speculation="ngram"), list[int]()
+    for check, shown in ((NOT_EXACT, "off, not exact: attention"), (SelfCheck(True, None, "compiled"), "ngram")):
+        engine = Engine.over(loaded, check, config)
+        assert engine.health()["speculation"] == shown
+        verify_every_draft(engine.scheduler.speculation)
+        engine.start()
+        for _ in range(2):
+            asked = generation(words(100, 1), max_tokens=30)
+            *tokens, _ = collect(engine, replace(asked, drafting=Drafting(prediction=tuple(answer))))
+            answer = [event.token for event in tokens]
+        engine.stop()
+        stats = engine.stats()
+        assert (stats.accepted_drafts > 0) == (engine.draft_bytes > 0) == check.deterministic
+    assert caplog.messages == ["speculation is off, since drafts may change bits of answers here: attention"]
+
+
+def test_where_bits_are_not_proven_no_head_and_no_draft_model_are_loaded(monkeypatch) -> None:
+    loads, load = [], engines.load_model
+    monkeypatch.setattr(engines, "load_model", lambda *given: loads.append(given) or load(*given))
+    monkeypatch.setattr(engines, "verdict", lambda *given: NOT_EXACT)
+    before = numerics.current()
+    try:
+        for settings in ({"speculation": "mtp"}, {"speculation": "draft", "draft_model": embedded()}):
+            engine = Engine.load(ServeConfig(model=embedded(), dtype="float32", memory=64 << 20, **settings))
+            assert engine.health()["speculation"] == "off, not exact: attention"
+            assert engine.scheduler.speculation.head is engine.loaded.mtp is None
+    finally:
+        numerics.use(before)
+    assert len(loads) == 2
 
 
 @pytest.mark.parametrize(("megabytes", "rows"), [(1, 16), (8, 8), (20, 4), (100, 2), (300, 1)])

@@ -30,7 +30,14 @@ from headwater.engine.preparations import Preparations
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import PromptScores, Sampling
 from headwater.engine.selfcheck import Progress, SelfCheck, no_progress
-from headwater.engine.start_checks import check_memory, check_memory_tiers, no_mtp, too_much_memory, warn_if_slow
+from headwater.engine.start_checks import (
+    check_memory,
+    check_memory_tiers,
+    exact_speculation,
+    no_mtp,
+    too_much_memory,
+    warn_if_slow,
+)
 from headwater.engine.tier import open_stores, tier_key
 from headwater.engine.tier_io import TierIO
 from headwater.engine.verdict import verdict
@@ -50,7 +57,7 @@ from headwater.schedule.limits import EXTRA_SLOTS, Limits
 from headwater.schedule.planner import DecodeReuse
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import TOKEN_BYTES
-from headwater.schedule.speculation import AUTO, MTP, Speculation, speculation_of
+from headwater.schedule.speculation import AUTO, MTP, Speculation
 from headwater.setting import SettingError, show_bytes
 from headwater.spec import ModelSpec
 from headwater.tiers.fingerprint import Fingerprint
@@ -129,13 +136,13 @@ class Engine(Answering):
             log.info("hits are exact: proven %s UTC for %s, %s", f"{check.proven:%F %R}", spec.dtype_name, check.mode)
         numerics.use(Numerics(check.mode))
         warn_if_slow(spec, config.device, check.mode)
-        mtp = has_head and config.speculation in (AUTO, MTP)
+        mtp = has_head and config.speculation in (AUTO, MTP) and check.deterministic
         if share_weights:
             share()
         loaded = load_model(path, spec.dtype_name, config.device, config.page_size, config.weights, mtp)
         loaded = replace(loaded, name=config.model_name or loaded.name)
         draft = None
-        if config.draft_model is not None:
+        if config.draft_model is not None and check.deterministic:
             dtype = spec.dtype_name
             draft = load_model(config.draft_model, dtype, config.device, config.page_size, config.weights)
             check_fits(draft, loaded)
@@ -171,11 +178,12 @@ class Engine(Answering):
     ) -> Engine:
         """Return an engine, with memory of its own, over a loaded model, for which `draft` drafts if it is given."""
         spec = loaded.spec
-        slots, speculation = config.max_running + EXTRA_SLOTS, speculation_of(config.speculation)
+        slots, speculation = config.max_running + EXTRA_SLOTS, exact_speculation(config, check)
         speculation.clock = time.perf_counter
+        draft = draft if speculation else None
         of_draft_model = 0 if draft is None else config.memory // SHARE
         of_drafts = draft_bytes(spec, slots, speculation) + of_draft_model
-        head = loaded.mtp if config.speculation in (AUTO, MTP) and draft is None else None
+        head = loaded.mtp if speculation.kind in (AUTO, MTP) and draft is None else None
         of_page = spec.page_bytes + (0 if head is None else spec.mtp_page_bytes)
         if of_drafts and config.memory < of_drafts + of_page:
             must = f"drafts take {of_drafts:,} bytes and one page {of_page:,}: give more, or --speculation off"
@@ -353,7 +361,7 @@ class Engine(Answering):
             "weights": self.spec.weights_held,
             "layout": weight_layout(self.check.mode, self.runner.arena.pages.device),
             "memory_pages": self.scheduler.layout.n_pages,
-            "speculation": self.scheduler.speculation.kind,
+            "speculation": self.scheduler.speculation.shown,
             "running": self.scheduler.computing,
             "waiting": len(self.scheduler.waiting),
             "preemptions": self.scheduler.preemptions,

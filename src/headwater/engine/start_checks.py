@@ -1,4 +1,4 @@
-"""Checks of the settings against machine and checkpoint, before a server starts: memory, data type, MTP head."""
+"""Checks of the settings against machine and checkpoint, before a server starts: memory, data type, drafts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable
 import torch
 
 from headwater.config import ServeConfig
-from headwater.engine.selfcheck import weight_shapes
+from headwater.engine.selfcheck import SelfCheck, weight_shapes
 from headwater.machine import UNKNOWN, free_memory, gigabytes, memory_limit, total_memory
 from headwater.mixers.linear import product_dtype, slowdown
 from headwater.mixers.numerics import Numerics
-from headwater.schedule.speculation import MTP
+from headwater.schedule.speculation import MTP, OFF, Speculation, speculation_of
 from headwater.setting import TIERS, SettingError, show_bytes
 from headwater.spec import ModelSpec
 from headwater.tiers.place import MEMORY
@@ -83,3 +83,11 @@ def no_mtp(spec: ModelSpec, config: ServeConfig) -> SettingError:
         return SettingError("speculation", repr(MTP), f"which runs on the CPU alone, and device is {config.device!r}")
     why = "its family has none" if spec.mtp is None else f"tensor {spec.mtp.product!r} is missing"
     return SettingError("speculation", repr(MTP), f"but the checkpoint has no MTP head: {why}")
+
+
+def exact_speculation(config: ServeConfig, check: SelfCheck) -> Speculation:
+    """Return the speculation of the setting; off, with the reason, if drafts may change bits of an answer."""
+    if check.deterministic or config.speculation == OFF:
+        return speculation_of(config.speculation)
+    log.warning("speculation is off, since drafts may change bits of answers here: %s", check.broken_by)
+    return Speculation(why_off=f"not exact: {check.broken_by}")

@@ -49,7 +49,8 @@ class Scheduler(Preemption):
         speculation: Speculation | None = None,
     ) -> None:
         planner = Planner(cache, placement, decode_reuse != "none")
-        super().__init__(planner, limits, decode_reuse, healing, speculation or Speculation())
+        speculation = Speculation() if speculation is None else speculation
+        super().__init__(planner, limits, decode_reuse, healing, speculation)
         self.placement = placement
         self.composer = composer or Composing()
         self.answers = Answers()

@@ -218,6 +218,7 @@ class Speculation:
     past: PastAnswers = field(default_factory=PastAnswers)
     learns: bool = False  # answers are kept for drafts of later ones
     kind: str = OFF  # the setting
+    why_off: str | None = None  # although the setting is another
     accepted: int = 0  # drafts, since the start
     rejected: int = 0
     seconds: StepSeconds = field(default_factory=StepSeconds)
@@ -236,6 +237,11 @@ class Speculation:
 
     def __bool__(self) -> bool:
         return self.drafters is not None
+
+    @property
+    def shown(self) -> str:
+        """The setting, or why there are no drafts although it asks for them."""
+        return self.kind if self.why_off is None else f"{OFF}, {self.why_off}"
 
     def speculator(self, generation: Generation, grammar: Grammar | None = None) -> Speculator | None:
         """Return what a request drafts with, if it does. `grammar`: the constraint of its answer."""
