@@ -136,7 +136,7 @@ def test_forced_and_predicted_tokens_change_no_bit(load) -> None:
         assert not (speculation.accepted + speculation.rejected) or accepted
 
 
-def test_a_request_that_is_preempted_or_cancelled_amid_drafts_changes_no_bit(load) -> None:
+def test_a_request_that_is_preempted_amid_drafts_changes_no_bit(load) -> None:
     loaded, check = load("qwen3_5", "float32", 2)
     make = Make(loaded, check)
     prompts = [words(300 + i, i) for i in range(4)]
@@ -144,8 +144,6 @@ def test_a_request_that_is_preempted_or_cancelled_amid_drafts_changes_no_bit(loa
         expected = [rig.ask(prompt, TOKENS) for prompt in prompts]
     texts = [answer.everything for answer in expected]
     with drafting(make, texts) as rig:
-        cancelled = rig.submit(words(300, 0), TOKENS)
-        rig.engine.cancel(next(iter(rig._answers)))
         answers = [rig.submit(prompt, TOKENS) for prompt in prompts]
         preempted = []
 
@@ -161,7 +159,6 @@ def test_a_request_that_is_preempted_or_cancelled_amid_drafts_changes_no_bit(loa
         for answer in answers:
             rig.wait(answer)
     assert preempted
-    assert not cancelled.done.is_set() or len(cancelled.tokens) <= TOKENS
     assert all(one.same_bits(other) for one, other in zip(answers, expected, strict=True))
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from _pytest.mark import ParameterSet
 
 from headwater.engine.selfcheck import self_check
 from headwater.mixers import numerics
-from headwater.mixers.batch import StepBatch
+from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.linear import Linear
 from headwater.mixers.numerics import Numerics
+from headwater.mixers.recurrent import LayerState
 from headwater.models.load import LoadedModel, load_model, read_spec
 from tests import checkpoints
 from tests.checkpoints.tokenizer import sayable
@@ -224,6 +226,14 @@ def test_what_is_kept_of_a_draft_is_what_is_counted(name: str, loaded: Callable[
 # steps of two sequences: how many drafts each has, and how many of them are right
 STEPS = [((3, 2), (2, 0)), ((1, 4), (0, 4)), ((0, 2), (0, 1)), ((5, 0), (5, 0)), ((0, 0), (0, 0)), ((2, 2), (1, 2))]
 ANSWERS = [[7, 9, 11, 8, 6, 5, 12, 13, 9, 10, 4, 7, 9, 8, 5], [3, 4, 12, 6, 9, 4, 5, 11, 7, 13, 8, 9, 5, 6, 7]]
+NO_DECODING: dict[str, Any] = {
+    "token_N": torch.empty(0, dtype=torch.int64),
+    "decode_slot_B": torch.empty(0, dtype=torch.int64),
+    "decode_tables": (),
+    "parents": (),
+    "drafted": (),
+    "accepted": (),
+}
 
 
 def differs_after_drafts(ours: LoadedModel) -> list[str]:
@@ -281,6 +291,41 @@ def test_a_state_that_is_promoted_one_row_too_far_shows(
     differing = differs_after_drafts(loaded(name))
     assert "row 0 of step 0" not in differing
     assert "row 0 of step 1" in differing
+    assert "states" in differing
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "bamba", "ring", "kimi_linear", "jamba_moe"])
+def test_accepted_drafts_that_are_replayed_as_one_parallel_sum_show(
+    name: str, loaded: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control: they advance the state as a chunk of a prompt does, in a sum over rows at once."""
+    pytest.importorskip("numba", reason="numba is not installed")
+    from headwater.mixers.cpu.recurrent import RecurrentOnCpu
+
+    whole, replayed = RecurrentOnCpu.decode_into, list[int]()
+
+    def in_parallel(
+        layer: RecurrentOnCpu,
+        out_BX: torch.Tensor,
+        products: tuple[torch.Tensor, ...],
+        batch: StepBatch,
+        state: LayerState,
+    ) -> None:
+        first_positions = batch.position_N[batch.decode_rows][batch.firsts[:-1]].tolist()
+        for slot, position, n in zip(batch.decode_sequences[0], first_positions, batch.accepted, strict=False):
+            if n:
+                chunk = Slice(0, n, position - n, int(slot), torch.empty(0, dtype=torch.int64), 0)
+                at = replace(batch, position_N=torch.arange(chunk.start, chunk.end), slices=(chunk,), **NO_DECODING)
+                rows = layer.mixer.rows(tuple(part[slot, :n].clone() for part in state.kept.parts), at)
+                layer.mixer.prefill_into(rows, at.rounds[0], state)
+                replayed.append(n)
+        whole(layer, out_BX, products, replace(batch, accepted=()), state)
+
+    assert differs_after_drafts(loaded(name)) == []
+    monkeypatch.setattr(RecurrentOnCpu, "decode_into", in_parallel)
+    differing = differs_after_drafts(loaded(name))
+    assert max(replayed) == 5
+    assert not any(of.endswith("step 0") for of in differing), "nothing is replayed before"
     assert "states" in differing
 
 
