@@ -7,6 +7,9 @@ Requests share beginnings; they are greedy or drawn, with penalties, constraints
 some are cancelled. Of a part of them a text like the answer is predicted. Every draft is verified, whether it pays or
 not. The engines with a cache have memory for a few requests. Compared are tokens, texts, ends and log probabilities,
 all bits of them; a difference is printed with its request, and the exit code is 1.
+
+A tenth of as many requests is then sent one after the other to two more engines with as many pages, one of which
+drafts: what each request has of the cache must be the same, too.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from headwater.account import CacheAccount
 from headwater.config import ServeConfig
-from headwater.engine.engine import Engine
+from headwater.engine.engine import Engine, draft_bytes
 from headwater.engine.selfcheck import SelfCheck
 from headwater.engine.verdict import verdict
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
@@ -32,6 +36,8 @@ from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.request import Constraint, Drafting, Generation, SamplingParams
+from headwater.schedule.limits import EXTRA_SLOTS
+from headwater.schedule.speculation import speculation_of
 from stress.live_server import embedded_model
 from tests import checkpoints
 from tests.checkpoints.mtp import add_head
@@ -41,6 +47,7 @@ PLENTY = 3000  # pages of an engine without a cache
 RUNNING = 6  # requests at once
 AT_ONCE = 12  # requests that are submitted: half of them wait
 BATCH = 200  # requests whose answers are held
+OF_HITS, LEAST_HITS = 10, 12  # of so many requests one is asked one at a time, and so many at least
 PATIENCE = 300  # seconds
 FORM = {"type": "object", "properties": {"n": {"type": "integer"}, "ok": {"type": "boolean"}}, "required": ["n", "ok"]}
 CONSTRAINTS = (Constraint("json_schema", json.dumps(FORM)), Constraint("regex", "(ab|cd)+[0-9]{2,5}x"))
@@ -63,6 +70,7 @@ class Answered:
     text: str = ""
     end: tuple[str, object] | None = None
     error: str | None = None
+    account: CacheAccount | None = None
     ended: threading.Event = field(default_factory=threading.Event)
 
     def seen(self, most: int | None) -> tuple[object, ...]:
@@ -137,7 +145,7 @@ def _submit(engine: Engine, drawn: Drawn, places: threading.BoundedSemaphore) ->
                 end()
         elif isinstance(event, FinishedEvent):
             answer.text += event.text
-            answer.end = (event.finish_reason, event.stop)
+            answer.end, answer.account = (event.finish_reason, event.stop), event.account
             end()
         elif isinstance(event, FailedEvent):
             answer.error = f"{type(event.error).__name__}: {event.error}"
@@ -159,6 +167,7 @@ class Comparison:
     compared: int = 0
     tokens: int = 0
     differences: list[str] = field(default_factory=list)
+    hits: dict[str, int] = field(default_factory=dict)  # tokens of requests one after the other, of engines of a kind
 
     def run(self, requests: int) -> Iterator[int]:
         """Compare `requests` requests; yield how many were, after each batch."""
@@ -188,7 +197,7 @@ class Comparison:
 
 def four_engines(stack: ExitStack, loaded: LoadedModel, check: SelfCheck, drafts: str) -> dict[str, Engine]:
     """Return started engines, which `stack` stops: with drafts and a cache, with one of them, and with neither."""
-    pages = RUNNING * (2 * loaded.spec.checkpoint_pages + 6)  # far fewer than what is cached
+    pages = pages_of(loaded)
     kinds = {
         "drafts and cache": {"memory": pages, "speculation": drafts},
         "drafts": {"memory": PLENTY, "speculation": drafts, "cache": False},
@@ -204,6 +213,45 @@ def four_engines(stack: ExitStack, loaded: LoadedModel, check: SelfCheck, drafts
         stack.callback(engine.stop)
         engines[name] = engine
     return engines
+
+
+def pages_of(loaded: LoadedModel) -> int:
+    """Return the pages of an engine with a cache: far fewer than what is cached."""
+    return RUNNING * (2 * loaded.spec.checkpoint_pages + 6)
+
+
+def two_engines(stack: ExitStack, loaded: LoadedModel, check: SelfCheck, drafts: str) -> dict[str, Engine]:
+    """Return started engines, which `stack` stops, with a cache of as many pages: with drafts and without."""
+    spec, kept = loaded.spec, draft_bytes(loaded.spec, RUNNING + EXTRA_SLOTS, speculation_of(drafts))
+    beside = 0 if loaded.mtp is None else spec.mtp_page_bytes
+    memory = {"off": pages_of(loaded) * spec.page_bytes, drafts: pages_of(loaded) * (spec.page_bytes + beside) + kept}
+    engines = {}
+    for name, size in memory.items():
+        config = ServeConfig(memory=size, max_running=RUNNING, speculation=name)
+        engine = engines[name] = Engine.over(loaded, check, config)
+        verify_every_draft(engine.scheduler.speculation)
+        engine.start()
+        stack.callback(engine.stop)
+    assert len({engine.scheduler.layout.n_pages for engine in engines.values()}) == 1
+    return engines
+
+
+def compare_hits(run: Comparison, engines: dict[str, Engine], requests: int) -> None:
+    """Ask both engines one request after the other, and note what is cached of their prompts."""
+    rng = random.Random(run.seed + 1)
+    beginnings = [tuple(rng.randrange(3, run.vocabulary) for _ in range(n)) for n in (0, 64, 130, 260)]
+    work = [replace(draw(rng, beginnings, run.vocabulary), leaves_after=None) for _ in range(requests)]
+    accounts: dict[str, list[CacheAccount | None]] = {}
+    for name, engine in engines.items():
+        accounts[name] = []
+        for one in work:
+            accounts[name].append(answers(engine, [one])[0].account)
+            engine.drain(PATIENCE)
+        run.hits[name] = sum(account.cached_tokens for account in accounts[name] if account is not None)
+    off, drafting = accounts.values()
+    for one, plain, found in zip(work, off, drafting, strict=True):
+        if plain != found:
+            run.differences.append(f"hits: {found}, not {plain}, of {one}")
 
 
 def random_model(root: Path, family: str, dtype: str) -> tuple[LoadedModel, SelfCheck]:
@@ -234,6 +282,10 @@ def compare(requests: int, seed: int, loaded: LoadedModel, check: SelfCheck) -> 
                 f"{stats.preemptions:,} preemptions, {stats.accepted_drafts:,} drafts accepted, "
                 f"{stats.rejected_drafts:,} rejected"
             )
+        alone = max(LEAST_HITS, requests // OF_HITS)
+        compare_hits(run, two_engines(stack, loaded, check, "auto"), alone)
+    hits = ", ".join(f"{name} {tokens:,}" for name, tokens in run.hits.items())
+    print(f"{alone:,} requests one after the other, in as many pages; tokens of hits: {hits}")
     for difference in run.differences[:5]:
         print(f"DIFFERENCE {difference}")
     print(

@@ -21,6 +21,7 @@ def test_answers_are_equal_with_drafts_and_without_with_a_cache_and_without(mode
     run = four_ways.compare(REQUESTS, 3, *model)
     assert run.differences == []
     assert run.compared == REQUESTS
+    assert run.hits["auto"] == run.hits["off"] > 0
     shown = capsys.readouterr().out
     assert "drafts and cache: 0 requests resumed" not in shown
     assert ", 0 drafts accepted" in shown.split("cache: ")[2]  # without drafts
