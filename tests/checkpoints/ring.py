@@ -133,7 +133,7 @@ class FullAttention(Attention):
         shared = self.c.num_attention_heads // self.kv_heads
         k_SHK, v_SHK = (torch.cat(kept).repeat_interleave(shared, 1) for kept in (memory.keys, memory.values))
         score_HTS = torch.einsum("thk,shk->hts", q_THK, k_SHK) / math.sqrt(self.c.head_dim)
-        later_TS = torch.ones(score_HTS.shape[1:]).triu(memory.length + 1).bool()
+        later_TS = torch.ones(score_HTS.shape[1:]).triu(len(k_SHK) - len(x_TD) + 1).bool()
         weight_HTS = score_HTS.masked_fill(later_TS, float("-inf")).softmax(-1)
         return self.dense(torch.einsum("hts,shk->thk", weight_HTS, v_SHK).flatten(1))
 
@@ -256,12 +256,19 @@ class RingModel(nn.Module):
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def forward(self, token_1T: torch.Tensor, memories: list[Memory] | None = None) -> Output:
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.word_embeddings
+
+    def hidden(self, token_1T: torch.Tensor, memories: list[Memory] | None = None) -> torch.Tensor:
+        """Hidden states [T, D], after the final norm."""
         memories = memories or [Memory() for _ in self.model.layers]
         x_TD = self.model.word_embeddings(token_1T[0])
         for layer, memory in zip(self.model.layers, memories, strict=True):
             x_TD = layer(x_TD, memory)
-        return Output(self.lm_head(self.model.norm(x_TD))[None])
+        return self.model.norm(x_TD)
+
+    def forward(self, token_1T: torch.Tensor, memories: list[Memory] | None = None) -> Output:
+        return Output(self.lm_head(self.hidden(token_1T, memories))[None])
 
     @torch.no_grad()
     def generate(self, token_1T: torch.Tensor, max_new_tokens: int, do_sample: bool) -> torch.Tensor:
@@ -289,7 +296,10 @@ def oracle(folder: Path) -> RingModel:
     config = json.loads((folder / "config.json").read_text())
     own = {key: config[key] for key in asdict(Ring())}
     model = RingModel(Ring(**own), config["eos_token_id"])
-    model.load_state_dict(load_file(folder / "model.safetensors"), strict=not own["tie_word_embeddings"])
+    head = f"model.layers.{own['num_hidden_layers']}."  # of multi-token prediction, which this model has not
+    tensors = load_file(folder / "model.safetensors")
+    own_tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(head)}
+    model.load_state_dict(own_tensors, strict=not own["tie_word_embeddings"])
     return model.double().eval()
 
 

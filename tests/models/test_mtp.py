@@ -24,9 +24,10 @@ from headwater.request import Drafting, Span
 from headwater.schedule.speculation import Speculator
 from tests import checkpoints
 from tests.checkpoints.mtp import FILE, add_head, copied
+from tests.checkpoints.ring import Memory, RingModel
 from tests.exactness.rig import Make, Rig, verify_every_draft, words
 
-FAMILIES = ("qwen3_5", "qwen3_next", "qwen3_5_moe", "nemotron_h", "ling")
+FAMILIES = ("qwen3_5", "qwen3_next", "qwen3_5_moe", "nemotron_h", "ling", "ring")
 PAGES = 400
 CLOSE = 2e-4  # of logits in float32
 
@@ -52,11 +53,12 @@ def make(with_head: Callable[[str], Path]) -> Callable[[str], Make]:
 
 
 class Oracle:
-    """The head of a checkpoint by layers of transformers', over whole sequences."""
+    """The head of a checkpoint by layers of transformers', or of the tests' own model, over whole sequences."""
 
     def __init__(self, folder: Path) -> None:
         self.model, self.spec = checkpoints.oracle(folder), read_spec(folder)
-        self.stored = {name: tensor.float() for name, tensor in load_file(folder / FILE).items()}
+        dtype = self.model.get_output_embeddings().weight.dtype
+        self.stored = {name: tensor.to(dtype) for name, tensor in load_file(folder / FILE).items()}
         self.layers = sorted({int(block.parts[0].at.split(".")[1]) for block in copied(self.spec)})
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
@@ -66,24 +68,37 @@ class Oracle:
     @torch.no_grad()
     def hidden(self, tokens: list[int]) -> torch.Tensor:
         """The model's hidden states [T, C], after the final norm."""
+        if isinstance(self.model, RingModel):
+            return self.model.hidden(torch.tensor([tokens]))
         return self.model.base_model(torch.tensor([tokens])).last_hidden_state[0]
 
     @torch.no_grad()
     def forward(self, tokens: list[int], before_MC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and hidden states [M, …] of a sequence's entries 1 to M; `before_MC` are the states before each."""
-        head, body = self.spec.mtp, self.model.base_model
+        head = self.spec.mtp
         ids = torch.tensor(tokens[1 : 1 + len(before_MC)])
         embedded = self.norm(self.model.get_input_embeddings()(ids), head.embedding_norm)
         both = torch.cat((embedded, self.norm(before_MC, head.hidden_norm)), dim=-1)
-        x = (both @ self.stored[head.product].T)[None]
-        at = torch.arange(1, 1 + len(ids))[None]
-        mask = torch.full((len(ids),) * 2, -torch.inf).triu(1)[None, None]
+        x = both @ self.stored[head.product].T
+        blocks = self.own_blocks if isinstance(self.model, RingModel) else self.blocks
+        last = self.norm(blocks(x), head.final_norm)
+        return self.model.get_output_embeddings()(last), last
+
+    def own_blocks(self, x: torch.Tensor) -> torch.Tensor:
+        """The head's blocks over entries from position 1 on, [M, C]."""
+        for number in self.layers:
+            x = self.model.model.layers[number](x, Memory(length=1))
+        return x
+
+    def blocks(self, x: torch.Tensor) -> torch.Tensor:
+        """The same by transformers."""
+        body, at, x = self.model.base_model, torch.arange(1, 1 + len(x))[None], x[None]
+        mask = torch.full((at.shape[1],) * 2, -torch.inf).triu(1)[None, None]
         angles = {"position_embeddings": body.rotary_emb(x, at)} if hasattr(body, "rotary_emb") else {}
         for number in self.layers:
             out = body.layers[number](x, attention_mask=mask, position_ids=at, **angles)
             x = out[0] if isinstance(out, tuple) else out
-        last = self.norm(x.view(len(ids), -1), head.final_norm)
-        return self.model.get_output_embeddings()(last), last
+        return x.view(at.shape[1], -1)
 
     def drafted(self, tokens: list[int], n: int) -> list[torch.Tensor]:
         """The logits of each of n drafts after these tokens."""

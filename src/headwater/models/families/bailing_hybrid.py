@@ -13,7 +13,7 @@ from headwater.layers.mla import LatentAttention
 from headwater.models.families import reading
 from headwater.models.families.family import FULL, LINEAR, OTHER_ACTIVATIONS, Family, only
 from headwater.models.families.kimi_linear import FEWER_KV_HEADS, SPARSE, read_experts, read_feed_forwards, read_latent
-from headwater.models.families.ring import EXPERT_NAMES, OTHER_SHARED_EXPERTS
+from headwater.models.families.ring import EXPERT_NAMES, OTHER_SHARED_EXPERTS, read_mtp
 from headwater.spec import Architecture
 
 MIXER_NAMES = {"o_proj": "dense"}
@@ -31,12 +31,7 @@ def read_ling(keys: ConfigKeys) -> Architecture:
         blocks.append(reading.block(i, "input_layernorm", mixers[kind], "attention", **MIXER_NAMES))
         of_ffn = (experts, EXPERT_NAMES) if ffn == SPARSE else (mlp, {})
         blocks.append(reading.block(i, "post_attention_layernorm", of_ffn[0], "mlp", **of_ffn[1]))
-    at = f"model.layers.{n_layers}"
-    of_mtp = (
-        reading.block(n_layers, "input_layernorm", mixers[FULL], "attention", "model.", **MIXER_NAMES),
-        reading.block(n_layers, "post_attention_layernorm", experts, "mlp", "model.", **EXPERT_NAMES),
-    )
-    mtp = reading.mtp_head(at, of_mtp, at)
+    mtp = read_mtp(n_layers, mixers[FULL], experts, MIXER_NAMES)
     length_key = reading.said(keys, "max_position_embeddings", "model_max_length")
     eps = keys.number("rms_norm_eps", NORM_EPS)
     return reading.architecture(keys, blocks, 32768, eps, length_key, embedding="word_embeddings.weight", mtp=mtp)

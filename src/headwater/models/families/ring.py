@@ -16,7 +16,7 @@ from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning, alibi_slopes
 from headwater.models.families import reading
 from headwater.models.families.family import OTHER_ACTIVATIONS, Family, Refusal, only
-from headwater.spec import Architecture
+from headwater.spec import Architecture, MtpHead
 
 MIXER_NAMES = {"qkv_proj": "query_key_value", "o_proj": "dense", "q_norm": "query_layernorm", "k_norm": "key_layernorm"}
 EXPERT_NAMES = {"correction": "gate.expert_bias", "shared_expert": "shared_experts"}
@@ -35,8 +35,18 @@ def read_ring(keys: ConfigKeys) -> Architecture:
         blocks.append(reading.block(i, "input_layernorm", mixer, "attention", **MIXER_NAMES))
         ffn, names = (mlp, {}) if i < dense else (experts, EXPERT_NAMES)
         blocks.append(reading.block(i, "post_attention_layernorm", ffn, "mlp", **names))
-    eps = keys.number("rms_norm_eps", 1e-6)
-    return reading.architecture(keys, blocks, 32768, eps, embedding="word_embeddings.weight")
+    eps, mtp = keys.number("rms_norm_eps", 1e-6), read_mtp(n_layers, attention, experts, MIXER_NAMES)
+    return reading.architecture(keys, blocks, 32768, eps, embedding="word_embeddings.weight", mtp=mtp)
+
+
+def read_mtp(n_layers: int, attention: Layer, experts: Experts, mixer_names: dict[str, str]) -> MtpHead:
+    """Build the MTP head of a model with so many layers: one more layer, with attention over all tokens and experts."""
+    at = f"model.layers.{n_layers}"
+    blocks = (
+        reading.block(n_layers, "input_layernorm", attention, "attention", "model.", **mixer_names),
+        reading.block(n_layers, "post_attention_layernorm", experts, "mlp", "model.", **EXPERT_NAMES),
+    )
+    return reading.mtp_head(at, blocks, at)
 
 
 def _is_full(i: int, n_layers: int, group: int) -> bool:
