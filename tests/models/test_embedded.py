@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+import threading
 import tomllib
 from glob import glob
 from pathlib import Path
@@ -11,11 +12,19 @@ import jinja2
 import pytest
 import torch
 
+from benchmarks.mtp import questions
+from headwater.config import ServeConfig
+from headwater.engine.engine import Engine
+from headwater.engine.selfcheck import SelfCheck
 from headwater.errors import CheckpointError
+from headwater.events import TokenEvent
 from headwater.models import embedded as module
 from headwater.models.embedded import embedded
 from headwater.models.load import LoadedModel, load_model
+from headwater.request import Generation, SamplingParams
+from headwater.schedule.speculation import Speculator
 from tests import checkpoints
+from tests.exactness.rig import verify_every_draft
 from tests.support import Bench
 from training import template
 from training.bpe import MARKUP
@@ -143,3 +152,22 @@ def test_tools_calls_and_results_are_framed(loaded: LoadedModel) -> None:
     assert f"<|im_start|>user{response}{response}<|im_end|>\n" in text
     assert "hm" in text, "a tool's result is not a query"
     assert render(loaded, [ASK, call, result]).count("<|im_start|>user") == 2
+
+
+def test_its_head_drafts_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most drafts of tool calls are right."""
+    with_head = load_model(embedded(), "float32", mtp=True)
+    config = ServeConfig(memory=64 << 20, speculation="mtp")
+    engine = Engine.over(with_head, SelfCheck(True, None, "compiled"), config)
+    verify_every_draft(engine.scheduler.speculation)
+    monkeypatch.setattr(Speculator, "wants_head", lambda self, least, cheap: self.uses_head)
+    engine.start()
+    ended, prompts = threading.Semaphore(0), questions(with_head, "tool", 3)
+    for prompt in prompts:
+        generation = Generation(tuple(prompt), SamplingParams(max_tokens=64, temperature=0))
+        engine.submit(generation, lambda event: isinstance(event, TokenEvent) or ended.release())
+    assert all(ended.acquire(timeout=60) for _ in prompts)
+    engine.stop()
+    stats = engine.stats()
+    assert stats.accepted_drafts > 3 * stats.rejected_drafts
+    assert stats.accepted_drafts > 30

@@ -121,6 +121,16 @@ def test_off_drafts_nothing() -> None:
     assert not it.scheduler.speculation
 
 
+@pytest.mark.parametrize(("drafting", "free"), [(False, 10), (True, 0)])
+def test_steps_that_may_have_drafts_are_planned_one_by_one(drafting: bool, free: int) -> None:
+    """A recording leaps over steps that give a token each: how many a step with drafts gives is not known before."""
+    it = Lab(speculation=speculating() if drafting else speculation_of("off"))
+    seq = it.submit(words(20, 1), max_tokens=50)
+    while seq.phase is not Phase.DECODE:
+        it.step()
+    assert it.scheduler.free_steps(10) == free
+
+
 def seconds(first: float, each: float, drafting: float = 0.0) -> StepSeconds:
     """As measured in steps of 1 row, and of 3 and 5 rows with drafts, which take `drafting` more."""
     measured = StepSeconds()
@@ -474,6 +484,15 @@ def test_a_request_chooses_its_drafter_and_how_many_drafts_it_has() -> None:
     few = speculation.speculator(asking(tokens=2))
     assert few is not None
     assert few.propose(text, 4) == [4, 5]
+
+
+@pytest.mark.parametrize(("namespace", "drafted"), [("a", [4, 5]), ("b", [])])
+def test_a_request_drafts_from_answers_of_its_own_namespace_alone(namespace: str, drafted: list[int]) -> None:
+    speculation = speculation_of("suffix")
+    speculation.remember("a", [1, 2, 3, 4, 5])
+    one = speculation.speculator(Generation((1, 2), SamplingParams(), namespace))
+    assert one is not None
+    assert one.propose([1, 2, 3], 2) == drafted
 
 
 def test_where_speculation_is_off_no_request_drafts() -> None:

@@ -153,6 +153,14 @@ def test_healing_has_a_tile_where_segments_are_in_use(page, engine):
     assert errors(page) == []
 
 
+def test_drafts_have_a_tile_once_steps_verified_some(page, engine):
+    assert "Drafts accepted" not in tiles(page)
+    engine.figures = {"accepted_drafts": 1_500, "rejected_drafts": 500}
+    until(page, lambda: "Drafts accepted" in tiles(page))
+    assert tiles(page)["Drafts accepted"] == ["75.0%", "1,500 of 2,000 tokens"]
+    assert errors(page) == []
+
+
 DISK = TierStats(
     "disk", 900, 12_300_000_000, 100_000_000_000, 12, 34, 5_600_000, 78, 9_000_000, 2, 1, usable=True, states=300,
     other_states=20,

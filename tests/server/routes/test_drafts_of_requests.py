@@ -110,6 +110,17 @@ def test_unknown_drafters_and_predictions_are_refused_by_name(engine, fields, pa
     assert refused["param"].startswith(param)
 
 
+@pytest.mark.parametrize("has", ["none", "mtp", "draft"])
+def test_a_server_that_takes_the_best_drafts_lets_requests_name_the_drafter_that_it_has(engine, monkeypatch, has):
+    path = engine.loaded.path if has == "draft" else None
+    config = ServeConfig(reasoning_format="none", speculation="auto", draft_model=path)
+    monkeypatch.setattr(engine, "mtp_bytes", int(has == "mtp"))
+    for drafter in ("mtp", "draft", "suffix"):
+        body = {**BODY, "speculation": {"drafter": drafter}}
+        response = send(engine, "POST", "/v1/chat/completions", config, json=body)
+        assert response.status_code == (200 if drafter in (has, "suffix") else 400)
+
+
 def test_drafts_are_counted_in_metrics_health_and_the_overview(engine, plain):
     ask(engine, prediction={"type": "content", "content": text(plain)})
     speculation = engine.scheduler.speculation

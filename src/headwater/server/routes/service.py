@@ -145,10 +145,17 @@ class Service:
         drafting = self._drafting(body, max_tokens)
         return replace(limited, params=params, segments=segments, fidelity=fidelity, drafting=drafting)
 
+    def _drafts_with(self, head: str) -> bool:
+        """Return whether requests may name this drafter, of which a server has one: `auto` has what there is."""
+        setting = self.config.speculation
+        if setting == "auto":
+            return self.config.draft_model is not None if head == "draft" else self.engine.mtp_bytes > 0
+        return setting in ("off", head)
+
     def _drafting(self, body: SamplingRequest, max_tokens: int) -> Drafting:
         """Return the drafts that a request asks for; a prediction is cut at about the answer's greatest length."""
         asked, prediction = body.speculation or SpeculationOptions(), list[int]()
-        if asked.drafter in ("mtp", "draft") and self.config.speculation not in ("off", asked.drafter):
+        if asked.drafter in ("mtp", "draft") and not self._drafts_with(asked.drafter):
             must = f"the server drafts with {self.config.speculation!r}: ask it, or no drafter by name"
             raise BadRequest(f"drafter is {asked.drafter!r}, and {must}", "speculation")
         if body.predicted_text and self.config.speculation != "off":
