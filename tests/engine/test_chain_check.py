@@ -12,10 +12,11 @@ import torch
 pytest.importorskip("numba", reason="numba is not installed")
 
 from headwater import kernels
-from headwater.engine.chain_check import ACCEPTED, SEQUENCES, broken_chains
+from headwater.engine.chain_check import ACCEPTED, SEQUENCES, broken_chains, kept_layers
 from headwater.engine.selfcheck import self_check
 from headwater.kernels import attention as attention_kernels
 from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
+from headwater.layers.feed_forward import Mlp
 from headwater.layers.gdn import DeltaNet
 from headwater.layers.gla import GatedLinearAttention
 from headwater.layers.kda import DeltaAttention
@@ -42,6 +43,7 @@ LAYERS = {
     "attention, odd": GroupedAttention(WIDE, 3, 1, 20, rotary=Rotary(10)),
     "window": WindowAttention(WIDE, 4, 2, 16, rotary=Rotary(8), window=20),
     "window, odd": WindowAttention(WIDE, 3, 1, 20, window=7),
+    "window, wide": WindowAttention(WIDE, 2, 1, 16, window=3000),
     "window of one": WindowAttention(WIDE, 2, 2, 16, window=1),
     "latents": LatentAttention(WIDE, heads=4, latent=32, nope_dim=16, rope_dim=16, v_dim=16, rotary=Rotary(16)),
     "latents, odd": LatentAttention(WIDE, heads=5, latent=20, nope_dim=12, rope_dim=6, v_dim=10),
@@ -120,6 +122,13 @@ def test_a_row_that_sees_later_keys_of_its_sequence_is_named(name: str, monkeypa
         StepBatch, "decode_lengths", property(lambda batch: [n + (batch.n_decode > 1 < n % 64) for n in lengths(batch)])
     )
     assert AT_ONCE in found(LAYERS[name])
+
+
+def test_layers_that_differ_in_decays_alone_are_checked_once() -> None:
+    slower = Lightning(WIDE, 2, 16, (0.01, 0.002), rotary=Rotary(8))
+    kept = kept_layers([*LAYERS.values(), slower, Mlp(WIDE, 48)])
+    assert len(kept) == len(LAYERS)
+    assert not any(isinstance(layer, Mlp) for layer in kept)
 
 
 def test_the_self_check_of_a_model_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ B rows of a step, C model width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,6 +33,7 @@ NARROW = 64  # model width
 SEQUENCES = (1 + MOST_DRAFTS, 1, 3)  # rows of each
 ROWS = [(sequence, number) for sequence, n in enumerate(SEQUENCES) for number in range(n)]
 ACCEPTED = (0, 1, MOST_DRAFTS - 1)  # drafts of each sequence, at most
+LONGEST_RING = 512  # tokens of a window that is checked: longer ones are read in more of the same parts
 FIRST, BEFORE_END = 5, 3  # position of a sequence's first row, at least; rows before the end of a page or ring
 
 Random = Callable[..., Tensor]
@@ -40,9 +41,10 @@ Rows = list[tuple[int, int]]  # numbers of sequences, and of rows within each
 Counts = tuple[int, ...]  # of each sequence
 
 
-def keeps(layer: Layer) -> bool:
-    """Return whether a layer keeps states, or keys and values, of a sequence."""
-    return bool(layer.states or layer.kv_widths)
+def kept_layers(layers: Iterable[Layer]) -> list[Layer]:
+    """Return the layers that keep states, or keys and values, one of those that differ in numbers like decays alone."""
+    kept = (layer for layer in sorted(layers, key=repr) if layer.states or layer.kv_widths)
+    return [*{(layer.kind, repr(layer.tensors()), layer.states): layer for layer in kept}.values()]
 
 
 def broken_chains(layer: Layer, spec: ModelSpec, random: Random, device: str, mode: str) -> Iterator[str]:
@@ -75,14 +77,17 @@ class Chains:
     """One layer with random weights, and random memory of three sequences, from which each run begins."""
 
     def __init__(self, layer: Layer, spec: ModelSpec, random: Random, device: str, mode: str) -> None:
-        self.layer, self.device, self.dtype = replace(layer, hidden=NARROW), device, random(1).dtype
+        narrow, end = replace(layer, hidden=NARROW), spec.page_size
+        if isinstance(narrow, WindowAttention):
+            end = min(narrow.window, LONGEST_RING)
+            narrow = replace(narrow, window=end)
+        self.layer, self.device, self.dtype = narrow, device, random(1).dtype
         block = Block("norm.weight", (Part(self.layer, "layer"),))
         architecture = Architecture(layer.kind, NARROW, NARROW, (block,), spec.max_length, spec.norm_eps)
         own = ModelSpec.of(architecture, spec.dtype_name, spec.page_size)
         tensors = {name: random(*shape).float() * NARROW**-0.5 for name, shape in self.layer.tensors().items()}
         with numerics.using(Numerics(mode)):
             self.function = layer_function(0, self.layer, Weights(tensors, self.dtype, device))
-        end = layer.window if isinstance(layer, WindowAttention) else spec.page_size
         self.firsts = max(FIRST, end - BEFORE_END), end + FIRST, FIRST
         pages = (max(self.firsts) + max(SEQUENCES)) // spec.page_size + 1  # of a sequence
         self.page_size, self.tables = spec.page_size, torch.arange(3 * pages, device=device).view(3, pages)

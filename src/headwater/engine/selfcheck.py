@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from headwater import kernels
-from headwater.engine.chain_check import broken_chains, keeps
+from headwater.engine.chain_check import broken_chains, kept_layers
 from headwater.engine.passes import broken_passes
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
@@ -162,8 +162,8 @@ def _mode_checks(spec: ModelSpec, device: str, mode: str) -> list[Check]:
 
 
 def _chain_checks(spec: ModelSpec, device: str, mode: str) -> list[Check]:
-    random, layers = _random(spec, device), sorted({layer for layer in spec.layers if keeps(layer)}, key=repr)
-    return [partial(broken_chains, layer, spec, random, device, mode) for layer in layers]
+    random = _random(spec, device)
+    return [partial(broken_chains, layer, spec, random, device, mode) for layer in kept_layers(spec.layers)]
 
 
 def _product_checks(spec: ModelSpec, device: str, mode: str) -> list[Check]:
