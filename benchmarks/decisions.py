@@ -4,8 +4,9 @@
 
 Chains of checkpoints, 1 to 32 units apart. A request resumes at the end of one, the more likely the more recent it is,
 and takes two checkpoints below it; two are evicted for them. Counted are the processor time over that of the same
-requests and evictions without a policy, and the bytes that the policy holds (`tracemalloc`) once it knows all
-checkpoints, and at its peak.
+requests and evictions without a policy, which are served in turns, and the bytes that the policy holds (`tracemalloc`)
+once it knows all checkpoints, and at its peak. There are at least 1/16 as many requests as checkpoints, in which the
+rates are renewed three times.
 """
 
 from __future__ import annotations
@@ -29,48 +30,49 @@ from headwater.plan import CacheLayout, PrefillFlops
 
 UNIT, CHAIN, STATE = 4, 4, (0,)  # bytes of a unit; checkpoints of a chain; pages of a checkpoint
 SETTLED = 4  # requests before those that are counted: 1/4 of the checkpoints, at most as many as are counted
+RENEWED = 16  # requests that are counted: at least 1/16 of the checkpoints
+TURNS = 10  # of requests with the policy, and then without
 
 
 class Passing(Observer):
-    """Observer that passes changes on to a policy, once it has one."""
+    """Observer that passes changes on to another one."""
 
-    policy: Eviction | None = None
+    to = Observer()
 
     def changed(self, node: Node) -> None:
-        if self.policy is not None:
-            self.policy.changed(node)
+        self.to.changed(node)
 
     def touched(self, node: Node) -> None:
-        if self.policy is not None:
-            self.policy.touched(node)
+        self.to.touched(node)
 
 
 class Traffic:
     """Requests to an index that holds a fixed number of checkpoints."""
 
     def __init__(self, checkpoints: int) -> None:
-        self.observer, self._dice = Passing(), random.Random(0)
+        self._observer, self._dice = Passing(), random.Random(0)
+        self._policy: Eviction | None = None
+        self.hits = 0
         self.layout = CacheLayout(
             8 * checkpoints, unit_bytes=UNIT, checkpoint_pages=8, flops=PrefillFlops(linear=1e9, quadratic=1e3)
         )
-        self.index = Index(UNIT, 0, self.observer)
+        self.index = Index(UNIT, 0, self._observer)
         self._root, self._now, self._made = self.index.root(""), 0, 0
         self._ends: list[Node] = []
+        self._nodes: list[Node] = [self._root] * 2  # by serial; the root has 1
         while self.index.checkpoints < checkpoints:
             self._grow(self._root, CHAIN)
 
-    def _grow(self, node: Node, number: int) -> list[Node]:
+    def _grow(self, node: Node, number: int) -> None:
         self._now += 1
         self._made += 1
-        grown = []
         for _ in range(number):
             length = self._dice.randint(1, 32)
             key = bytes(node.end * UNIT) + self._made.to_bytes(UNIT, "little") * length
             node = self.index.add(node, key, node.end + length, array("i"))
             self.index.save(node, STATE, self._now)
-            grown.append(node)
+            self._nodes.append(node)
         self._ends.append(node)
-        return grown
 
     def begin(self) -> tuple[int, int]:
         """Let a policy know all checkpoints; return the bytes that it holds, and held at its peak."""
@@ -81,13 +83,12 @@ class Traffic:
             policy.changed(node)
         held = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        self.observer.policy = policy
+        self._policy = self._observer.to = policy
         return held
 
     def serve(self, requests: int, victims: Sequence[int] = ()) -> array[int]:
         """Serve requests; return serials of what was evicted. victims: without a policy, those of a run with one."""
         found, given = array("q"), iter(victims)
-        nodes = {} if self.observer.policy else {node.serial: node for node in self.index}
         for _ in range(requests):
             self._now += 1
             back = int(self._dice.expovariate(8 / len(self._ends)))
@@ -95,39 +96,41 @@ class Traffic:
             if end.checkpoint is None:
                 end = self._root
             else:
+                self.hits += 1
                 end.hits += 1
                 self.index.resume(end, self._now)
-            grown = self._grow(end, 2)
-            if not self.observer.policy:
-                nodes.update((node.serial, node) for node in grown)
+            self._grow(end, 2)
             for _ in range(2):
-                node = self._victim() if self.observer.policy else nodes.pop(next(given))
+                node = self._nodes[next(given)] if self._policy is None else self._victim(self._policy)
                 found.append(node.serial)
                 self.index.drop(node)
         return found
 
-    def _victim(self) -> Node:
-        assert self.observer.policy is not None, "there is no policy yet"
-        victim = self.observer.policy.victim(Room.STATE, self._now)
+    def _victim(self, policy: Eviction) -> Node:
+        victim = policy.victim(Room.STATE, self._now)
         assert victim is not None, "every checkpoint may go"
         return victim[0]
 
 
 def cost(checkpoints: int, requests: int) -> dict[str, float]:
     """Return microseconds a request and bytes a checkpoint."""
+    requests = max(requests, checkpoints // RENEWED)
     before = min(requests, checkpoints // SETTLED)
     traffic, bare = Traffic(checkpoints), Traffic(checkpoints)
     held, peak = traffic.begin()
-    settled = traffic.serve(before)
-    begin = time.process_time()
-    victims = traffic.serve(requests)
-    seconds = time.process_time() - begin
-    bare.serve(before, settled)
-    begin = time.process_time()
-    bare.serve(requests, victims)
-    seconds -= time.process_time() - begin
+    bare.serve(before, traffic.serve(before))
+    hits, seconds = traffic.hits, 0.0
+    for turn in range(TURNS):
+        part = requests * (turn + 1) // TURNS - requests * turn // TURNS
+        begin = time.process_time()
+        victims = traffic.serve(part)
+        middle = time.process_time()
+        bare.serve(part, victims)
+        seconds += 2 * middle - begin - time.process_time()
     return {
         "checkpoints": checkpoints,
+        "requests": requests,
+        "hits a request": round((traffic.hits - hits) / requests, 2),
         "us a request": round(1e6 * seconds / requests, 1),
         "bytes a checkpoint": round(held / checkpoints, 1),
         "bytes a checkpoint, peak": round(peak / checkpoints, 1),

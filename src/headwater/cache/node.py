@@ -31,6 +31,7 @@ class Node:
     pins: int = 0  # leases whose path ends here
     holds: int = 0  # those of them that need the checkpoint as well
     lost: tuple[int, ...] = ()  # positions on this edge whose checkpoint was evicted
+    mark: int = 0  # the eviction policy's: what it took note of the checkpoint; below 256, such numbers take no memory
 
     def climb(self) -> Iterator[Node]:
         """Yield the node and its ancestors, up to the root."""

@@ -11,6 +11,7 @@ import pytest
 from headwater.cache import PrefixCache
 from headwater.cache.eviction import make_eviction
 from headwater.cache.eviction.headwater import BRANCHES, DEPTHS, USES, Headwater
+from headwater.cache.node import Node
 from headwater.cache.order import Room, candidates
 from headwater.cache.order.candidates import Candidates
 from headwater.cache.order.worth import Worth
@@ -119,7 +120,7 @@ def test_ranked_checkpoints_go_in_the_order_of_their_scores(monkeypatch: pytest.
         assert victim is not None
         found.append(victim[0])
         evict(toy.cache, Room.STATE)
-    assert len(kept._ranked) > 1
+    assert len(kept.ranking._ranked) > 1
     assert found == expected
 
 
@@ -127,12 +128,18 @@ def test_what_changed_since_it_was_ranked_goes_by_its_new_score(monkeypatch: pyt
     toy = many(monkeypatch, 4)
     kept, now = kept_of(toy), toy.cache._now
     kept.rank_all(now)
-    first, second = (node for *_, node in kept._ranked[:-3:-1])
-    unranked = next(node for node in kept.nodes if not any(node is one for *_, one in kept._ranked))
+    first, second = (node for *_, node in kept.ranking._ranked[:-3:-1])
+    unranked = next(node for node in kept.nodes if not any(node is one for *_, one in kept.ranking._ranked))
+
+    def change(node: Node, worth: float) -> None:
+        row = kept.row[node]
+        kept.worth[row] = worth
+        kept.rank(node, row, now)
+
     assert kept.lowest(now, False, 0.0) is first
-    kept.rank(kept.row[first], 1e9, False, now)
+    change(first, 1e9)
     assert kept.lowest(now, False, 0.0) is second
-    kept.rank(kept.row[unranked], 1e-9, False, now)
+    change(unranked, 1e-9)
     assert kept.lowest(now, False, 0.0) is unranked
 
 
@@ -141,7 +148,7 @@ def test_time_in_memory_is_counted_once() -> None:
     toy.serve(words(1, 8))
     kept = kept_of(toy)
     counted, kept.rates._decay = kept.rates._time, 1.0
-    (since,) = kept.since[:1].tolist()
+    (since,) = kept.time[:1].tolist()
     for now in (since + 10, since + 20, since + 30):
         kept.renew(now)
     assert counted.sum() == 30
@@ -196,6 +203,22 @@ def test_the_prefill_of_an_answer_is_a_class_and_no_use() -> None:
     assert uses() == (2, 1)
     toy.serve((*words(1, 8), *words(5, 8)), counts=False)
     assert uses() == (2, 1)
+
+
+def test_after_the_prefill_of_an_answer_time_counts_from_that_use_on() -> None:
+    toy = split(3)
+    toy.serve(words(1, 8))
+    kept = kept_of(toy)
+    counted, kept.rates._decay = kept.rates._time, 1.0
+    (taken,) = kept.time[:1].tolist()
+    toy.serve((*words(1, 8), *words(2, 8)), counts=False)
+    (row,) = (kept.row[node] for node in kept.nodes if node.end == 2)
+    used = kept.time[row]
+    kept.renew(used + 20)
+    of_answers = [kind for kind in range(len(counted)) if kind % (len(USES) * DEPTHS) // DEPTHS == 1]
+    assert used > taken
+    assert counted[of_answers].sum() == 20  # as a checkpoint at which an answer resumed
+    assert counted[of_answers, :7].sum() == 12  # at ages below 12
 
 
 def test_the_rates_are_renewed_when_a_sixteenth_was_taken_or_used(monkeypatch: pytest.MonkeyPatch) -> None:

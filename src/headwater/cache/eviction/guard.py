@@ -54,19 +54,17 @@ class Guard(Headwater):
         if (node := self._nodes.get(prefix)) is not None:
             self._holders[self._kept.row[node]] = bits
 
-    def changed(self, node: Node) -> None:
-        row = self._kept.row[node]
-        if row >= 0 and node.checkpoint is None:
-            del self._nodes[self._prefix[row]]
-        super().changed(node)
+    def _leave(self, node: Node) -> None:
+        del self._nodes[self._prefix[self._kept.row[node]]]
+        super()._leave(node)
 
-    def _keep(self, node: Node, row: int, traits: int) -> None:
-        super()._keep(node, row, traits)
-        if row < 0 and self._shadows is not None:
-            row = self._kept.row[node]
+    def _take(self, node: Node) -> int:
+        row = super()._take(node)
+        if self._shadows is not None:
             prefix = self._prefix_of(node)
             self._prefix[row], self._holders[row] = prefix, self._shadows.holders.of.get(prefix, 0)
             self._nodes[prefix] = node
+        return row
 
     def _prefix_of(self, node: Node) -> int:
         """Return the id of the prefix that ends at the node, from that of the nearest checkpoint above."""
@@ -87,7 +85,7 @@ class Guard(Headwater):
         kept = self._kept
         lacking = view(self._holders) >> self._shadows.best & 1 == 0
         if leaves:
-            lacking &= view(kept.traits) & 1 == 1
+            lacking &= view(kept.leaf) == 1
         lowest = kept.lowest_allowed(now, lacking)
         if lowest is None:
             return super().lowest(leaves, now)

@@ -10,12 +10,16 @@ from headwater.cache.order.candidates import MOST_USES, Candidates
 from headwater.cache.order.heap import is_bare_leaf
 from headwater.cache.order.ranked import BareFirst
 from headwater.cache.order.rates import MIDDLES, ReuseRates
-from headwater.cache.order.rows import WORD
 from headwater.cache.order.worth import Worth, base_node, next_below
 from headwater.plan import CacheLayout
 
 BRANCHES, DEPTHS = 3, 7  # classes: none, 1, more; below 256 tokens, 1,024 and so on
 USES = np.array([1, 2, 2, 3, 3, 3])  # 1 + uses in the prior, by class: none, answered, 1, 2-3, 4-7, more
+OF_BRANCH = len(USES) * DEPTHS  # classes
+OF_USES = [DEPTHS * (n if n < 2 else min(len(USES) - 1, 1 + (n - 1).bit_length())) for n in range(MOST_USES + 1)]
+OF_BITS = [min(DEPTHS - 1, max(0, bits - 1) // 2) for bits in range(64)]  # by bits of the depth in 64 tokens
+BRANCHED, TAKEN, HELD, GUESS, LEAF = 0xF0, 8, 4, 2, 1  # bits of a mark
+INFINITE = float("inf")
 RENEWED = 64, 16  # the rates are computed when so many checkpoints, and 1/16 of all, were taken and used
 
 
@@ -53,9 +57,9 @@ class Headwater(BareFirst):
 
     def toggled(self, node: Node) -> None:
         for below in next_below(node):
-            self._place(below, self._kept.row[below], ranked=False)  # its worth depends on this node
-        if (above := base_node(node)) is not None:
-            self.place(above)
+            self._keep(below, mark_of(below), moved=True)
+        if (above := base_node(node)) is not None and (mark := mark_of(above)) != above.mark:
+            self._keep(above, mark)
 
     def lowest(self, leaves: bool, now: int) -> Node | None:
         return self._kept.lowest(now, leaves, self.clock())
@@ -75,70 +79,96 @@ class Headwater(BareFirst):
         return len(nodes) * self._checkpoint_pages + sum(len(part.pages) for part in path)
 
     def changed(self, node: Node) -> None:
+        """Note a change of a node. If it was used, too, `touched` follows."""
+        if node.checkpoint is not None:
+            if (mark := mark_of(node)) != (before := node.mark):
+                self._keep(node, mark)
+                if not before:
+                    self.toggled(node)
+            return
+        self._advance(node)
         if is_bare_leaf(node):
             self._bare.add(node)
-        row = self._kept.row[node]
-        self._place(node, row)
-        if (row >= 0) != (node.checkpoint is not None):
+        if node.mark:
+            self._leave(node)
             self.toggled(node)
 
-    def place(self, node: Node) -> None:
-        self._place(node, self._kept.row[node])
+    def touched(self, node: Node) -> None:
+        self._advance(node)
+        self.place(node)
 
-    def _place(self, node: Node, row: int, ranked: bool = True) -> None:
-        """Put a node in its place. row: its row, -1 if it has none. ranked: its rank holds if the node is the same."""
-        kept = self._kept
+    def place(self, node: Node) -> None:
+        if node.checkpoint is not None:
+            mark, kept = mark_of(node), self._kept
+            if mark != node.mark or kept.time[kept.row[node]] != node.checkpoint_time:
+                self._keep(node, mark)
+
+    def _advance(self, node: Node) -> None:
         if self._now < node.kv_time or self._now < node.checkpoint_time:
             self._now = max(node.kv_time, node.checkpoint_time)
-        if node.checkpoint is not None:
-            traits = _traits(node)
-            known = ranked and row >= 0 and kept.traits[row] == traits and kept.time[row] == node.checkpoint_time
-            if not known:
-                self._keep(node, row, traits)
-        elif row >= 0:
-            kept.remove(node, row, self._now)
 
-    def _keep(self, node: Node, row: int, traits: int) -> None:
-        kept = self._kept
-        if row < 0:
-            uses = node.hits and 1 + node.hits  # of a snapshot
-            row = kept.take(node, self._kind(node, uses), node.checkpoint_time, uses)
-            self._noted += 1
-        elif kept.time[row] != node.checkpoint_time:
+    def _keep(self, node: Node, mark: int, moved: bool = False) -> None:
+        """Note a checkpoint that is new, was used or changed. moved: the nearest one above is another."""
+        kept, before, noted = self._kept, node.mark, self._noted
+        self._advance(node)
+        if not before:
+            row = self._take(node)
+        elif kept.time[row := kept.row[node]] != node.checkpoint_time:
             self._used(node, row)
         elif kept.kind[row] != (kind := self._kind(node, kept.uses[row])):
             kept.change(row, kind, self._now)
-        if node.speculative:
+        node.mark = mark
+        if mark & GUESS:
             kept.release(row)  # what is not expected to be used again is not retained
-        worth = np.inf if node.holds else 0.0 if node.speculative else self._worth.of(node)
-        kept.rank(row, worth, traits, self._now)
-        least, part = RENEWED
-        if self._noted >= max(least, len(kept) // part):
-            self._noted = 0
-            kept.renew(self._now)
+        if moved or mark & LEAF or (mark ^ before) & ~BRANCHED:  # its worth may be another one
+            worth = INFINITE if mark & HELD else 0.0 if mark & GUESS else self._worth.of(node)
+            kept.worth[row], kept.leaf[row] = worth, mark & LEAF
+        kept.rank(node, row, self._now)
+        if self._noted > noted:
+            least, part = RENEWED
+            if self._noted >= max(least, len(kept) // part):
+                self._noted = 0
+                kept.renew(self._now)
+
+    def _take(self, node: Node) -> int:
+        """Add a checkpoint that is new; return its row."""
+        self._noted += 1
+        uses = min(MOST_USES, node.hits and 1 + node.hits)  # of a snapshot
+        return self._kept.take(node, self._kind(node, uses), node.checkpoint_time, uses)
+
+    def _leave(self, node: Node) -> None:
+        """Remove a node whose checkpoint is gone."""
+        node.mark = 0
+        self._kept.remove(node, self._now)
 
     def _used(self, node: Node, row: int) -> None:
         """Note that work resumed at the checkpoint: a request's, or that of the prefill of a finished answer."""
         kept, time = self._kept, node.checkpoint_time
         uses = kept.uses[row]
         if max(1, uses) <= node.hits or uses == MOST_USES:
-            uses = max(2, uses + 1)
+            uses = min(MOST_USES, max(2, uses + 1))
             kept.use(row, self._kind(node, uses), uses, time)
             self._noted += 1
         else:
             uses = max(1, uses)
-            kept.change(row, self._kind(node, uses), time)
-            kept.uses[row], kept.time[row] = uses, time
+            kept.use(row, self._kind(node, uses), uses, time, counts=False)
 
     def _kind(self, node: Node, uses: int) -> int:
         """Return the class of a checkpoint."""
-        branches = min(node.live, BRANCHES) - 1
-        pages = (node.end * self._unit) >> 6
-        depth = min(DEPTHS - 1, max(0, pages.bit_length() - 1) // 2)
-        used = uses if uses < 2 else min(len(USES) - 1, 1 + (uses - 1).bit_length())
-        return (branches * len(USES) + used) * DEPTHS + depth
+        branches = (node.live if node.live < BRANCHES else BRANCHES) - 1
+        return branches * OF_BRANCH + OF_USES[uses] + OF_BITS[(node.end * self._unit >> 6).bit_length()]
 
 
-def _traits(node: Node) -> int:
-    """Return, as one number, what class and worth are computed from beside times; odd for a leaf whose KV may go."""
-    return (node.live << 3 | (node.holds > 0) << 2 | node.speculative << 1 | is_free_leaf(node)) & WORD
+def mark_of(node: Node) -> int:
+    """Return what class and worth of a checkpoint are computed from beside times, as one number of 1 to 255.
+
+    Of the number of branches the lowest bits: it changes by one at a time.
+    """
+    mark = (node.live & 15) << 4 | TAKEN
+    if node.holds:
+        mark |= HELD
+    if node.speculative:
+        mark |= GUESS
+    if not node.children and is_free_leaf(node):
+        mark |= LEAF
+    return mark

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from heapq import heappop, heappush
 
 import numpy as np
 
 from headwater.cache.node import Node
+from headwater.cache.order.ranking import Entry, Ranking
 from headwater.cache.order.rates import BUCKETS, ReuseRates, bucket, buckets
-from headwater.cache.order.rows import WORD, Column, Numbers, Rows, view
+from headwater.cache.order.rows import Column, Numbers, Rows, view
 
-MOST_USES = 255
+MOST_USES, OLDEST = 255, 0xFFFFFFFF  # the greatest numbers in their columns
 RANKED = 64  # 1/64 of the rows is kept in order
-Ranked = tuple[float, int, int, Node]  # score, serial and stamp
 
 
 class Candidates(Rows):
@@ -28,92 +27,81 @@ class Candidates(Rows):
     # 0: none; 1: its prompt's answer, or a prompt that would have taken it; else 1 more than requests; at most 255
     uses: Numbers
     time: Numbers  # of the last use
-    since: Numbers  # since when it has its class
-    worth: Numbers
-    traits: Numbers  # of the node, as of the row's last change
-    stamp: Numbers  # of that change
+    watched: Numbers  # age at which it got its class; the time from then on is not counted yet
+    worth: Numbers  # infinite: it may not go
+    leaf: Numbers  # 1: KV may go, too
 
     def __init__(self, rates: ReuseRates) -> None:
-        super().__init__(kind="h", uses="B", time="q", since="q", worth="d", traits="I", stamp="I")
+        super().__init__(kind="h", uses="B", time="q", watched="I", worth="d", leaf="B")
         self.rates = rates
+        self.ranking = Ranking()
         self.root = array("q")  # serial of the root of the namespace; both are empty until something is retained
         self.until = array("d")  # second until which it is retained
-        self._stamp = 0
-        self._ranked: list[Ranked] = []  # the lowest one last
-        self._changed: list[Ranked] = []  # rows that changed since the others were ranked, a heap
 
     # ---- ages and uses
 
     def take(self, node: Node, kind: int, time: int, uses: int) -> int:
-        """Add a checkpoint that was taken or last used at `time`; returns its row."""
+        """Add a checkpoint that was taken or last used at `time`; returns its row. uses: at most MOST_USES."""
         row = self.add(node)
-        self.kind[row], self.uses[row], self.time[row], self.since[row] = kind, min(uses, MOST_USES), time, time
+        self.kind[row], self.uses[row], self.time[row] = kind, uses, time
         if self.root:
             self.root[row] = _root(node)
         return row
 
-    def use(self, row: int, kind: int, uses: int, now: int) -> None:
-        """Note that a request resumed there, and uses and class from now on."""
-        age = now - self.time[row]
+    def use(self, row: int, kind: int, uses: int, now: int, counts: bool = True) -> None:
+        """Note that work resumed there, with uses and class from now on. counts: it was a request's."""
         self._end_span(row, now)
-        self.rates.reused(self.kind[row], age)
-        self.kind[row], self.time[row], self.since[row] = kind, now, now
-        self.uses[row] = min(uses, MOST_USES)
+        if counts:
+            self.rates.reused(self.kind[row], now - self.time[row])
+        self.kind[row], self.uses[row], self.time[row], self.watched[row] = kind, uses, now, 0
 
     def change(self, row: int, kind: int, now: int) -> None:
         """Set the class from now on."""
         self._end_span(row, now)
-        self.kind[row], self.since[row] = kind, now
+        self.kind[row], self.watched[row] = kind, min(max(0, now - self.time[row]), OLDEST)
 
-    def remove(self, node: Node, row: int, now: int) -> None:
+    def remove(self, node: Node, now: int) -> None:
         """Remove a checkpoint and its row, and rank the next lowest scores if those that were ranked are used up."""
+        row = self.row.remove(node)
         self._end_span(row, now)
-        self.discard(node)
-        self._forget_ranked()
-        if not self._ranked:
+        self._fill(row)
+        self.ranking.discard(node)
+        if self.ranking.lowest() is None:
             self.rank_all(now)
 
     def renew(self, now: int) -> None:
         """Renew the rates by the time until now, and all ranks by the rates."""
-        time, since = view(self.time), view(self.since)
-        self.rates.watched_all(view(self.kind), since - time, now - time)
-        since[:] = now
+        ages, watched = np.maximum(now - view(self.time), 0), view(self.watched)
+        self.rates.watched_all(view(self.kind), watched, ages)
+        watched[:] = np.minimum(ages, OLDEST)
         self.rates.renew()
         self.rank_all(now)
 
     def _end_span(self, row: int, now: int) -> None:
-        time = self.time[row]
-        self.rates.watched(self.kind[row], self.since[row] - time, now - time)
+        age, watched = now - self.time[row], self.watched[row]
+        if age > watched:
+            self.rates.watched(self.kind[row], watched, age)
 
     # ---- order
 
-    def rank(self, row: int, worth: float, traits: int, now: int) -> None:
-        """Set worth and traits of a row that changed. An infinite worth: it may not go. Odd traits: KV may go, too."""
-        self._stamp = (self._stamp + 1) & WORD
-        self.worth[row], self.traits[row], self.stamp[row] = worth, traits, self._stamp
-        if self._ranked and worth != np.inf:
-            node = self.nodes[row]
-            score = worth * self.rates.index_of[self.kind[row] * BUCKETS + bucket(now - self.time[row])]
-            heappush(self._changed, (score, node.serial, self._stamp, node))
+    def rank(self, node: Node, row: int, now: int) -> None:
+        """Rank a node whose row changed."""
+        cell = self.kind[row] * BUCKETS + bucket(now - self.time[row])
+        self.ranking.put(node, self.worth[row] * self.rates.index_of[cell])
 
     def rank_all(self, now: int) -> None:
         """Rank the lowest scores."""
-        self._changed.clear()
         number = len(self) // RANKED
-        self._ranked = self.lowest_of(self.scores(now), number) if number > 1 else []
+        self.ranking.begin(self.lowest_of(self.scores(now), number) if number > 1 else [])
 
     def lowest(self, now: int, leaves: bool, second: float) -> Node | None:
         """Return the node with the lowest score, of all or of those whose KV may go; of equals the older one.
 
         If it is retained at that second, the lowest of its namespace that is not goes in its place, if there is one.
         """
-        self._forget_ranked()
-        while self._changed and not self._holds(self._changed[0]):
-            heappop(self._changed)
-        if leaves or not self._ranked:
+        lowest = None if leaves else self.ranking.lowest()
+        if lowest is None:
             lowest = self._first(self.scores(now, self._leaves() if leaves else None))
-        else:
-            lowest = min((self._ranked[-1], *self._changed[:1]))[-1]
         return None if lowest is None else self.unless_retained(lowest, now, leaves, second)
 
     def unless_retained(self, lowest: Node, now: int, leaves: bool, second: float) -> Node:
@@ -124,8 +112,7 @@ class Candidates(Rows):
         return self._first(self.scores(now, others & self._leaves() if leaves else others)) or lowest
 
     def _leaves(self) -> Column:
-        mask: Column = (view(self.traits) & 1).astype(bool)
-        return mask
+        return view(self.leaf).astype(bool)
 
     def lowest_allowed(self, now: int, allowed: Column) -> Node | None:
         """Return the node with the lowest score of the rows that are allowed; of equals the older one."""
@@ -141,23 +128,15 @@ class Candidates(Rows):
         scores: Column = view(self.worth) * self.rates.index.ravel()[cells]
         return scores if allowed is None else np.where(allowed, scores, np.inf)
 
-    def lowest_of(self, scores: Column, number: int) -> list[Ranked]:
+    def lowest_of(self, scores: Column, number: int) -> list[Entry]:
         """Return the `number` lowest scores and those that equal one of them, the lowest last."""
         if not len(scores):
             return []
         bound = scores.min() if number == 1 else np.partition(scores, number - 1)[number - 1]
         rows = np.nonzero((scores <= bound) & (scores < np.inf))[0].tolist()
-        found = [(float(scores[row]), self.nodes[row].serial, self.stamp[row], self.nodes[row]) for row in rows]
-        return sorted(found, key=lambda one: one[:2], reverse=True)
-
-    def _forget_ranked(self) -> None:
-        """Drop entries whose row has changed or gone from the end that is read."""
-        while self._ranked and not self._holds(self._ranked[-1]):
-            self._ranked.pop()
-
-    def _holds(self, ranked: Ranked) -> bool:
-        row = self.row[ranked[-1]]
-        return row >= 0 and self.stamp[row] == ranked[2]
+        nodes = [self.nodes[row] for row in rows]
+        found = [(score, node.serial, node) for score, node in zip(scores[rows].tolist(), nodes, strict=True)]
+        return sorted(found, reverse=True)
 
     # ---- retention
 

@@ -12,6 +12,7 @@ from headwater.cache.order import Kind, Victim, is_free_leaf
 
 Rank = tuple[float, ...]
 Key = TypeVar("Key", int, Rank)
+ADDED = 64  # nodes that wait to be queued, at most
 
 
 class LazyHeap(Generic[Key]):
@@ -28,12 +29,20 @@ class LazyHeap(Generic[Key]):
         self._heap: list[tuple[Key, int, Node]] = []
         self._keys: dict[Node, Key] = {}
         self._sweep_at = 64
+        self._added: list[Node] = []  # not queued yet: most nodes change again before the first one is needed
 
     def add(self, node: Node) -> None:
-        """Queue the node by `key_of`, unless it is queued."""
-        if node not in self._keys:
-            assert self._key_of is not None, "`put` takes the key of a heap without `key_of`"
-            self._push(node, self._key_of(node))
+        """Queue the node by `key_of`, unless it is queued or no candidate."""
+        self._added.append(node)
+        if len(self._added) > ADDED:
+            self._queue_added()
+
+    def _queue_added(self) -> None:
+        assert self._key_of is not None, "`put` takes the key of a heap without `key_of`"
+        for node in self._added:
+            if node not in self._keys and self._is_candidate(node):
+                self._push(node, self._key_of(node))
+        self._added.clear()
 
     def put(self, node: Node, key: Key) -> None:
         """Queue the node by `key`, which replaces the key that it had."""
@@ -41,11 +50,13 @@ class LazyHeap(Generic[Key]):
             self._push(node, key)
 
     def discard(self, node: Node) -> None:
-        """Remove the node, if it is queued."""
+        """Remove the node, if it was queued by `put`."""
         self._keys.pop(node, None)
 
     def lowest(self) -> Node | None:
         """Return the candidate with the lowest key, of equals the one with the lowest serial. It stays queued."""
+        if self._added:
+            self._queue_added()
         heap, keys = self._heap, self._keys
         while heap:
             key, serial, node = heap[0]

@@ -14,13 +14,16 @@ WIDTHS = np.diff(np.append(EDGES[:-1], 2 * EDGES[-2]))
 MIDDLES = np.maximum(1.0, EDGES[:-1] + WIDTHS / 2)
 COARSE = 8  # a span shorter than 1/8 of its age counts in one bucket
 MOST_REUSES = 15.0  # cap on the expected reuses in one bucket
-LATER = np.triu(np.ones((BUCKETS, BUCKETS), dtype=bool))  # edges (columns: the next ones) beyond each edge
+FROM, UNTIL = np.triu_indices(BUCKETS)  # pairs of an edge and the edge after a bucket beyond it, less 1
+FIRST = np.searchsorted(FROM, np.arange(BUCKETS))  # the first pair of each edge
 
 
 def bucket(age: int) -> int:
     """Return the bucket of an age; ages below 1 count as 1."""
-    top = max(1, age).bit_length() - 1
-    return min(BUCKETS - 1, 2 * top + (age >> (top - 1) & 1 if top else 0))
+    if age < 2:
+        return 0
+    top = age.bit_length() - 1
+    return 2 * top + (age >> (top - 1) & 1) if 2 * top < BUCKETS else BUCKETS - 1
 
 
 def buckets(ages: Column) -> Column:
@@ -62,13 +65,16 @@ class ReuseRates:
 
     def watched_all(self, kinds: Column, starts: Column, ends: Column) -> None:
         """Note spans of many, as `watched` does of one."""
-        long = ends - starts
+        size, long, cells = self._time.size, ends - starts, kinds.astype(np.int64) * BUCKETS
         coarse = starts >= COARSE * long
-        cells = kinds[coarse].astype(np.int64) * BUCKETS + buckets((starts + ends)[coarse] // 2)
-        self._time += np.bincount(cells, long[coarse], self._time.size).reshape(self._time.shape)
-        start, end = starts[~coarse, None], ends[~coarse, None]
-        inside = np.minimum(EDGES[1:], end) - np.maximum(EDGES[:-1], start)
-        np.add.at(self._time, kinds[~coarse], np.maximum(inside, 0.0))
+        in_middle = cells[coarse] + buckets((starts + ends)[coarse] // 2)
+        self._time += np.bincount(in_middle, long[coarse], size).reshape(self._time.shape)
+        cells, starts, ends = cells[~coarse], starts[~coarse], ends[~coarse]
+        first, last = buckets(starts), buckets(ends)
+        at_first, at_last = cells + first, cells + last
+        ends_of = np.bincount(at_last, ends - EDGES[last], size) - np.bincount(at_first, starts - EDGES[first], size)
+        passed = np.bincount(at_first, minlength=size) - np.bincount(at_last, minlength=size)  # edges after buckets
+        self._time += ends_of.reshape(-1, BUCKETS) + passed.reshape(-1, BUCKETS).cumsum(axis=1) * WIDTHS
 
     def renew(self) -> None:
         """Compute the index from what was noted, and let all counts decay."""
@@ -76,9 +82,10 @@ class ReuseRates:
             self.watched_all(*view(self._spans).reshape(-1, 3).T)
             self._spans = array("q")
         groups, classes = self._rates()
-        self.index = np.repeat(_index(groups), self._group, axis=0)
         known = self._time.any(axis=1)  # the others have their group's rates
-        self.index[known] = _index(classes[known])
+        found = _index(np.concatenate((groups, classes[known])))
+        self.index = np.repeat(found[: len(groups)], self._group, axis=0)
+        self.index[known] = found[len(groups) :]
         self.index_of = self.index.ravel().data  # of class * BUCKETS + bucket
         self._reuses *= self._decay
         self._time *= self._decay
@@ -98,8 +105,8 @@ def _index(rates: Column) -> Column:
     survival = np.exp(-np.cumsum(np.pad(expected, ((0, 0), (1, 0))), axis=1))  # at each edge
     time = survival[:, :-1] * -np.expm1(-expected) / np.maximum(expected / WIDTHS, 1e-300)
     to_come = np.cumsum(np.pad(time, ((0, 0), (0, 1)))[:, ::-1], axis=1)[:, ::-1]  # time in memory beyond each edge
-    reused = survival[:, :-1, None] - survival[:, None, 1:]  # between two edges
-    spent = to_come[:, :-1, None] - to_come[:, None, 1:]
-    rate = np.divide(reused, spent, out=np.zeros_like(spent), where=LATER)
-    index: Column = rate.max(axis=2)
+    survival, to_come = np.ascontiguousarray(survival.T), np.ascontiguousarray(to_come.T)
+    rate = survival[FROM] - survival[UNTIL + 1]  # reuses between two edges
+    rate /= to_come[FROM] - to_come[UNTIL + 1]
+    index: Column = np.maximum.reduceat(rate, FIRST).T
     return index

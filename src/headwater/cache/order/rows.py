@@ -116,16 +116,21 @@ class Rows:
     def discard(self, node: Node) -> None:
         """Remove the node's row, if it has one."""
         row = self.row.remove(node)
-        if row < 0:
-            return
+        if row >= 0:
+            self._fill(row)
+
+    def _fill(self, row: int) -> None:
+        """Fill a row whose node has left the table with the last one."""
         last = self.nodes[-1]
-        if last is not node:
+        if row == len(self.nodes) - 1:
+            for column in self._columns:
+                column.pop()
+        else:
             self.row[last] = row
             self.nodes[row] = last
+            for column in self._columns:
+                column[row] = column.pop()
         self.nodes.pop()
-        for column in self._columns:
-            column[row] = column[-1]
-            column.pop()
 
 
 def view(column: Numbers) -> Column:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.plan import CacheLayout
 
@@ -22,16 +21,16 @@ class Worth:
 
     def of(self, node: Node) -> float:
         """Return FLOPs per page."""
-        saved = self._flops.between(base(node) * self._unit, node.end * self._unit)
-        return saved / max(1, self._checkpoint_pages + self._kv(node))
+        above, unit = base_node(node), self._unit
+        saved = self._flops.between(0 if above is None else above.end * unit, node.end * unit)
+        pages = self._checkpoint_pages if node.children else self._checkpoint_pages + self._kv(node)
+        return saved / max(1, pages)
 
-    def _kv(self, node: Node) -> int:
-        if node.children:
-            return 0
-        top = node.parent
+    def _kv(self, leaf: Node) -> int:
+        top = leaf.parent
         while top is not None and top.checkpoint is None and len(top.children) == 1 and top.parent is not None:
             top = top.parent
-        return (node.end - (top.end if top is not None else 0)) * self._unit_pages
+        return (leaf.end - (top.end if top is not None else 0)) * self._unit_pages
 
 
 class Bases:
@@ -56,7 +55,10 @@ def base(node: Node) -> int:
 
 def base_node(node: Node) -> Node | None:
     """Return the nearest ancestor with a checkpoint."""
-    return Index.deepest_checkpoint(node.parent, node.end)
+    above = node.parent
+    while above is not None and above.checkpoint is None:
+        above = above.parent
+    return above
 
 
 def measured_from(node: Node) -> Iterator[Node]:
@@ -73,6 +75,6 @@ def measured_from(node: Node) -> Iterator[Node]:
             stack.extend(below.children.values())
 
 
-def next_below(node: Node) -> Iterator[Node]:
-    """Yield the nearest nodes with a checkpoint below `node`."""
-    return (below for below in measured_from(node) if below.checkpoint is not None)
+def next_below(node: Node) -> list[Node]:
+    """Return the nearest nodes with a checkpoint below `node`."""
+    return [below for below in measured_from(node) if below.checkpoint is not None] if node.children else []

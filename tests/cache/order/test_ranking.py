@@ -1,0 +1,46 @@
+"""The ranking against a search of all scores."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.cache.node import Node
+from headwater.cache.order.ranking import Ranking
+
+NODES = [Node(None, b"", array("i"), 0, serial) for serial in range(8)]
+SCORES = st.integers(0, 9).map(float)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["put", "put", "discard", "lowest"]), st.integers(0, 7), SCORES), max_size=100
+)
+
+
+@given(st.lists(SCORES, min_size=8, max_size=8), st.integers(1, 8), STEPS)
+def test_until_the_ranked_are_used_up_the_lowest_is_that_of_all_scores(
+    scores: list[float], number: int, steps: list[tuple[str, int, float]]
+) -> None:
+    ranking, of = Ranking(), dict(zip(NODES, scores, strict=True))
+    ranked = sorted(((score, node.serial, node) for node, score in of.items()), reverse=True)[-number:]
+    ranking.begin(ranked)
+    unchanged = {node for *_, node in ranked}
+    for step, at, score in steps:
+        node = NODES[at]
+        if step == "put":
+            ranking.put(node, score)
+            of[node] = score
+            unchanged.discard(node)
+        elif step == "discard":
+            ranking.discard(node)
+            of.pop(node, None)
+            unchanged.discard(node)
+        lowest = min(((score, node.serial, node) for node, score in of.items()), default=None)
+        assert ranking.lowest() is (lowest[2] if lowest is not None and unchanged else None)
+
+
+def test_of_nothing_there_is_no_lowest() -> None:
+    ranking = Ranking()
+    assert ranking.lowest() is None
+    ranking.put(NODES[0], 0.0)
+    assert ranking.lowest() is None
