@@ -105,6 +105,7 @@ class Draft:
     counts: bool = True  # False: finding its prefix here is no hit (the prefill of a finished answer)
     hold_checkpoint: bool = True  # False: the matched checkpoint is unpinned as soon as it is restored
     retained: tuple[Retention, ...] = ()  # of checkpoints on the path, once this leg commits
+    priority: int = 0  # of the request, among those of its namespace: -1, 0 or 1
     spares: Place | None = None  # what is cached beyond this place is not evicted for the leg, nor what ranks above it
 
 

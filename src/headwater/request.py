@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from headwater.plan import Retention
 
+PRIORITIES = {"low": -1, "normal": 0, "high": 1}  # by the values of `priority` in cache_hints
 TIMES_TO_LIVE = {"5m": 300.0, "1h": 3600.0}  # seconds, by the values of `ttl` in Anthropic's cache_control
 
 
@@ -123,3 +124,4 @@ class Generation:
     fidelity: Fidelity = Fidelity.BALANCED  # used if there are segments
     drafting: Drafting = field(default_factory=Drafting)
     ended: bool = False  # hint of a client: its conversation ends with this request
+    priority: int = 0  # hint of a client, of PRIORITIES: of what this request uses, among what its namespace has

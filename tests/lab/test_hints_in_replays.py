@@ -36,6 +36,8 @@ def make_natural(trace: Trace) -> Arrivals:
         ("5m", Hints(ttl="5m")),
         ("1h", Hints(ttl="1h")),
         ("ended+1h", Hints(True, "1h")),
+        ("high", Hints(high=True)),
+        ("5m+high+ended", Hints(True, "5m", True)),
         ("5m+ended", Hints(True, "5m")),
     ],
 )
@@ -44,9 +46,9 @@ def test_hints_are_spelled(text: str, hints: Hints | None) -> None:
     assert hints is None or Hints.read(str(hints)) == hints
 
 
-@pytest.mark.parametrize("text", ["", "2h", "ended+ended", "5m+1h", "off+ended", "ended 5m"])
+@pytest.mark.parametrize("text", ["", "2h", "high+high", "high+low", "ended+ended", "5m+1h", "off+ended", "ended 5m"])
 def test_other_hints_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="must be off, or ended, 5m, 1h"):
+    with pytest.raises(ConfigError, match="must be off, or ended, high, 5m, 1h"):
         Hints.read(text)
 
 
@@ -56,6 +58,20 @@ def test_the_last_request_of_each_session_ends_it() -> None:
     assert sorted(ends) == sorted({request.session for request in trace.requests})
     last = {request.session: request for request in trace.requests}
     assert all(request.ended for request in last.values())
+
+
+def test_every_fourth_session_has_high_priority_and_its_hits_are_a_figure() -> None:
+    trace = workload(60, seed=3, rate=0.1)
+    given = Hints(high=True).given(trace)
+    sessions = list(dict.fromkeys(request.session for request in trace.requests))
+    assert {request.session for request in given.requests if request.priority == 1} == set(sessions[::4])
+    assert {request.priority for request in given.requests} == {0, 1}
+    setup = Setup(PROFILE, 1_000_000_000, eviction="headwater", hints=Hints(high=True))
+    row = replay(given, setup, make_natural(given)).row
+    without = replay(trace, replace(setup, hints=None), make_natural(trace)).row
+    assert without.high_hit_rate is None
+    assert row.high_hit_rate is not None
+    assert row.high_hit_rate > row.token_hit_rate
 
 
 def test_a_retry_ends_no_conversation() -> None:

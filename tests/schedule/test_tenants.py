@@ -123,9 +123,17 @@ def retained(lab: Lab, said: Say) -> None:
         lab.ask(words(120, "filler", i), 4, namespace="somebody else")
 
 
+def preferred(lab: Lab, said: Say) -> None:
+    """A asks with high priority, and then much with low priority."""
+    lab.ask(said, 6, namespace=A, boundaries=BOUNDARIES, priority=1)
+    for i in range(12):
+        lab.ask(words(120, "A's own", i), 4, namespace=A, priority=-1)
+        lab.ask(words(120, "filler", i), 4, namespace="somebody else")
+
+
 HISTORIES: list[History] = [
     asked_before, asked_often, in_prefill, in_decode, waiting, answer_waiting, memory_full, pushed_out, beside_own,
-    ended, retained,
+    ended, retained, preferred,
 ]  # fmt: skip
 LABS = {
     "plenty": {"n_pages": 400},

@@ -61,6 +61,7 @@ class PrefixCache:
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
         self._evictor = Evictor(self._index, self._pool, self.policy, self.segments, self._leases, self._history)
         self._now = 0  # logical ticks: one a reserve, one a commit
+        self._has_priorities = False  # whether any request had another priority than 0
         self.branches = Branches(layout, self._index, self._pool, self._evictor, lambda: self._now)
         self._reserves = self._commits = self._abandons = 0
         self._resumes = self._resumed_tokens = 0
@@ -335,6 +336,8 @@ class PrefixCache:
             lease.replace(draft.replaces // self.layout.unit_tokens, self._index, self._pool)
         if draft.retained:
             self._retain(draft, lease.node)
+        if draft.priority or self._has_priorities:
+            self._prefer(draft.priority, lease.node)
         self._evictor.give_up_surplus(lease.node, self._now)
 
     def _retain(self, draft: Draft, end: Node) -> None:
@@ -344,6 +347,13 @@ class PrefixCache:
         for node in end.climb():
             if node.checkpoint is not None and node.end in seconds:
                 self.policy.retain(node, seconds[node.end])
+
+    def _prefer(self, priority: int, end: Node) -> None:
+        """Report a request's priority, and the checkpoints on the path to `end`, to the policy."""
+        self._has_priorities = True
+        for node in end.climb():
+            if node.checkpoint is not None:
+                self.policy.prefer(node, priority, is_new=node.checkpoint_time == self._now)
 
     def end_conversation(self, namespace: str, key: bytes, after: int = 0) -> None:
         """Mark as speculative the checkpoints of `key` beyond position `after` that no other prompt shares.

@@ -140,7 +140,7 @@ class Shadows:
 
     def _translated(self, draft: Draft) -> Draft:
         ids = prefix_ids(draft.key, self.unit_bytes, hash(draft.namespace))
-        return replace(draft, key=ids.tobytes(), retained=(), spares=None)
+        return replace(draft, key=ids.tobytes(), retained=(), priority=0, spares=None)
 
     def end_conversation(self, namespace: str, key: bytes, after: int) -> None:
         """Pass the end of a conversation on to all shadows."""

@@ -118,6 +118,11 @@ LABELS = (
 FIGURES = (
     Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
     Column(
+        "of high",
+        lambda row: "" if row.high_hit_rate is None else f"{row.high_hit_rate:.1%}",
+        lambda rows: any(row.high_hit_rate is not None for row in rows),
+    ),
+    Column(
         "loaded",
         lambda row: f"{row.loaded_tokens / max(1, row.prompt_tokens):.1%}",
         lambda rows: any(row.tier != OFF_TIER for row in rows) or _pulls(rows),

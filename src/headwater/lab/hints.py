@@ -1,4 +1,4 @@
-"""Hints that the requests of a replayed trace carry, known in hindsight: ends of conversations, times to live."""
+"""Hints that the requests of a replayed trace carry: ends, known in hindsight, times to live and priorities."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 
 from headwater.errors import ConfigError
 from headwater.plan import Retention
-from headwater.request import TIMES_TO_LIVE
+from headwater.request import PRIORITIES, TIMES_TO_LIVE
 from headwater.traces.request import Request, Trace
 
 OFF = "off"
-ENDED = "ended"
-SPELLING = "ended, 5m, 1h, or both kinds as ended+5m"
+ENDED, HIGH = "ended", "high"
+SPELLING = "ended, high, 5m, 1h, or several kinds as ended+5m"
+PREFERRED = 4  # of so many sessions the first one has high priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Hints:
 
     ended: bool = False  # the last request of each session says so
     ttl: str | None = None  # time to live of the checkpoint after system prompt and tools
+    high: bool = False  # requests of every fourth session have high priority
 
     @classmethod
     def read(cls, text: str) -> Hints | None:
@@ -28,24 +30,27 @@ class Hints:
             return None
         words = text.split("+")
         ttls = [word for word in words if word in TIMES_TO_LIVE]
-        if len(ttls) > 1 or sorted(words) != sorted([*ttls, *([ENDED] if ENDED in words else [])]):
+        if len(ttls) > 1 or len(set(words)) < len(words) or not {*words} <= {*ttls, ENDED, HIGH}:
             raise ConfigError(f"hints are {text!r}, must be {OFF}, or {SPELLING}")
-        return cls(ENDED in words, ttls[0] if ttls else None)
+        return cls(ENDED in words, ttls[0] if ttls else None, HIGH in words)
 
     def __str__(self) -> str:
-        return "+".join([*([ENDED] if self.ended else []), *([self.ttl] if self.ttl else [])])
+        kinds = {ENDED: self.ended, HIGH: self.high, self.ttl: self.ttl}
+        return "+".join(name for name, given in kinds.items() if name and given)
 
     def given(self, trace: Trace) -> Trace:
         """Return the trace whose requests carry the hints. Retries end no conversation."""
         last = {request.session: number for number, request in enumerate(trace.requests)}
+        order = {session: number for number, session in enumerate(last)}
         requests = (
-            self._of(request, last[request.session] == number and not request.retry)
+            self._of(request, last[request.session] == number and not request.retry, order[request.session])
             for number, request in enumerate(trace.requests)
         )
         return replace(trace, requests=tuple(requests))
 
-    def _of(self, request: Request, is_last: bool) -> Request:
+    def _of(self, request: Request, is_last: bool, session: int) -> Request:
         parts = request.boundaries
         if self.ttl is not None and parts.system_end:
             parts = replace(parts, retained=(Retention(parts.system_end, TIMES_TO_LIVE[self.ttl]),))
-        return replace(request, boundaries=parts, ended=self.ended and is_last)
+        priority = PRIORITIES["high"] if self.high and session % PREFERRED == 0 else request.priority
+        return replace(request, boundaries=parts, ended=self.ended and is_last, priority=priority)

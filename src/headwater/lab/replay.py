@@ -118,6 +118,8 @@ def _row(setup: Setup, tally: Tally, caches: Sequence[PrefixCache], seconds: flo
     stats, reuse = _summed(caches), _reuse(caches)
     prompt_tokens, hit_tokens = tally.sum("prompt_tokens"), tally.hit_tokens
     prompts = max(1, prompt_tokens)
+    high = [one for one in tally.outcomes if one.priority > 0]
+    high_tokens = max(1, sum(one.prompt_tokens for one in high))
     return Row(
         memory=setup.memory,
         pool=setup.pool,
@@ -141,6 +143,7 @@ def _row(setup: Setup, tally: Tally, caches: Sequence[PrefixCache], seconds: flo
         seconds=round(seconds, 3),
         peak_rss_mb=round(peak_memory() / 1e6, 1),
         segments=segments,
+        high_hit_rate=round(sum(one.hit_tokens for one in high) / high_tokens, 6) if high else None,
     )
 
 

@@ -49,6 +49,7 @@ class _FromTrace(Sequence):
             segments=segments,
             fidelity=request.fidelity,
             ended=request.ended,
+            priority=request.priority,
         )
         super().__init__(id, generation)
 

@@ -119,6 +119,7 @@ class Row:
     tier_peak_bytes: int = 0  # that the tier held at most
     tier_written_bytes: int = 0
     hints: str = OFF  # that requests carried, as `--hints` spells them
+    high_hit_rate: float | None = None  # token hit rate of requests of high priority; None: there are none
     cluster: Routing | None = None  # None: one worker without a router
 
     @property

@@ -84,6 +84,7 @@ class Outcome:
     at: float = 0.0
     composed_tokens: int = 0
     seam_tokens: int = 0
+    priority: int = 0
 
     @property
     def hit_tokens(self) -> int:
@@ -176,6 +177,7 @@ class Tally:
             at=at,
             composed_tokens=composed,
             seam_tokens=saved.seam_tokens if composed else 0,
+            priority=request.priority,
         )
         self.outcomes.append(one)
         self.flops_all += self.flops.between(0, one.prompt_tokens)

@@ -211,6 +211,7 @@ class Planner:
                 checkpoints=(end,),
                 publish=end,
                 replaces=previous if previous > seq.n_prompt else None,
+                priority=seq.generation.priority,
             )
         )
         seq.planned = end
@@ -243,6 +244,7 @@ class Planner:
             counts=seq.counts_as_hit,
             hold_checkpoint=wish.hold_checkpoint,
             retained=seq.generation.boundaries.retained,
+            priority=seq.generation.priority,
         )
         plan = self.cache.reserve(draft, match)
         seq.planned = plan.end

@@ -32,6 +32,7 @@ class Request:
     fidelity: Fidelity = Fidelity.BALANCED  # where there are segments
     retry: bool = False  # sent again beside its session: its end is not that of a conversation
     ended: bool = False  # hint: its conversation ends with this request
+    priority: int = 0  # hint, as of a Generation
 
     @property
     def ends_unknown(self) -> bool:

@@ -178,6 +178,18 @@ def test_a_namespace_gives_up_no_checkpoint_for_what_another_retains(seed: int, 
             assert victim == without
 
 
+def test_hints_are_taken_after_all_checkpoints_were_evicted() -> None:
+    toy, _ = timed(states=3)
+    retain(toy, 1)
+    while toy.cache.stats().checkpoints:
+        evict(toy.cache, Room.STATE)
+    for first in (2, 3):
+        retain(toy, first)
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    assert len(policy._kept.until) == len(policy._kept) == 2
+
+
 @pytest.mark.parametrize("name", sorted(set(EVICTION) - {"headwater", "guard", "clairvoyant"}))
 def test_other_policies_ignore_a_time_to_live(name: str) -> None:
     dumps = []

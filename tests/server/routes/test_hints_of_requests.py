@@ -37,11 +37,22 @@ def test_each_api_takes_the_end_of_a_conversation(path, engine):
     assert engine.seen[1].keep_output == engine.seen[-1].keep_output
 
 
+@pytest.mark.parametrize("path", BODIES)
+def test_each_api_takes_a_priority(path, engine):
+    for priority in ("low", "normal", "high", None):
+        body = {**BODIES[path], "cache_hints": {"priority": priority}}
+        assert send(engine, "POST", path, json=body).status_code == 200
+    assert [seen.priority for seen in engine.seen] == [-1, 0, 1, 0]
+    assert not any(seen.ended for seen in engine.seen)
+
+
 @pytest.mark.parametrize(
     ("hints", "message"),
     [
         ({"conversation_ended": "yes"}, "conversation_ended"),
         ({"priority": 3}, "priority"),
+        ({"priority": "highest"}, "priority"),
+        ({"session": "a"}, "session"),
         ([], "cache_hints"),
     ],
 )

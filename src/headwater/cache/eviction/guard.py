@@ -89,4 +89,4 @@ class Guard(Headwater):
         lowest = kept.lowest_allowed(now, lacking)
         if lowest is None:
             return super().lowest(leaves, now)
-        return kept.unless_retained(lowest, now, leaves, self.clock())
+        return kept.hinted(lowest, now, leaves, self.clock())

@@ -36,7 +36,8 @@ class Headwater(BareFirst):
 
     While a client has a checkpoint retained, the lowest other one of its namespace goes in its place: a hint takes
     nothing from other namespaces. A namespace's retentions take at most the share `retained` of all pages, KV before
-    the checkpoints included; beyond that those that lapse first are dropped.
+    the checkpoints included; beyond that those that lapse first are dropped. Priorities decide in the same way which
+    checkpoint of a namespace goes: that with the lowest score x weight.
     """
 
     def __init__(
@@ -72,6 +73,9 @@ class Headwater(BareFirst):
         retained = kept.retained(node, now)
         while self._pages(retained) > self._most_retained:
             kept.release(kept.row[retained.pop(0)])
+
+    def prefer(self, node: Node, priority: int, is_new: bool) -> None:
+        self._kept.prefer(node, priority, is_new)
 
     def _pages(self, nodes: list[Node]) -> int:
         """Return the pages that these checkpoints keep in memory: their own, and the KV before them."""

@@ -47,6 +47,14 @@ class Eviction(Observer, ABC):
         """Note a client's hint: keep the node's checkpoint for so long from now on. By default it is ignored."""
         return None
 
+    def prefer(self, node: Node, priority: int, is_new: bool) -> None:
+        """Note a client's hint: the priority of a request that took the node's checkpoint, or passed it.
+
+        It counts among those of the checkpoint's namespace; 0 is that of requests without a hint. By default it is
+        ignored.
+        """
+        return None
+
     def surplus(self, node: Node, now: int) -> Victim | None:
         """Return what to evict although no room is needed, after a commit of a path to `node`; None: nothing (more)."""
         return None

@@ -13,6 +13,7 @@ from headwater.cache.order.rows import Column, Numbers, Rows, view
 
 MOST_USES, OLDEST = 255, 0xFFFFFFFF  # the greatest numbers in their columns
 RANKED = 64  # 1/64 of the rows is kept in order
+WEIGHTS = np.array([1.0, 4.0, 0.25])  # of scores in a namespace, by priority: 0, 1 and -1
 
 
 class Candidates(Rows):
@@ -35,8 +36,10 @@ class Candidates(Rows):
         super().__init__(kind="h", uses="B", time="q", watched="I", worth="d", leaf="B")
         self.rates = rates
         self.ranking = Ranking()
-        self.root = array("q")  # serial of the root of the namespace; both are empty until something is retained
+        self._has_hints = self._has_priorities = False
+        self.root = array("q")  # serial of the root of the namespace; these three are columns from the first hint on
         self.until = array("d")  # second until which it is retained
+        self.priority = array("b")
 
     # ---- ages and uses
 
@@ -44,7 +47,7 @@ class Candidates(Rows):
         """Add a checkpoint that was taken or last used at `time`; returns its row. uses: at most MOST_USES."""
         row = self.add(node)
         self.kind[row], self.uses[row], self.time[row] = kind, uses, time
-        if self.root:
+        if self._has_hints:
             self.root[row] = _root(node)
         return row
 
@@ -97,19 +100,27 @@ class Candidates(Rows):
     def lowest(self, now: int, leaves: bool, second: float) -> Node | None:
         """Return the node with the lowest score, of all or of those whose KV may go; of equals the older one.
 
-        If it is retained at that second, the lowest of its namespace that is not goes in its place, if there is one.
+        By hints another one of its namespace may go in its place, see `hinted`.
         """
         lowest = None if leaves else self.ranking.lowest()
         if lowest is None:
             lowest = self._first(self.scores(now, self._leaves() if leaves else None))
-        return None if lowest is None else self.unless_retained(lowest, now, leaves, second)
+        return None if lowest is None else self.hinted(lowest, now, leaves, second)
 
-    def unless_retained(self, lowest: Node, now: int, leaves: bool, second: float) -> Node:
-        """Return the node, or if it is retained the lowest of its namespace that is not, if there is one."""
-        if not self.until or self.until[self.row[lowest]] <= second:
+    def hinted(self, lowest: Node, now: int, leaves: bool, second: float) -> Node:
+        """Return what goes in the lowest node's place: the lowest score x weight of its namespace.
+
+        What is retained at that second does not, if there is anything else.
+        """
+        if not self._has_hints:
             return lowest
-        others = (view(self.root) == self.root[self.row[lowest]]) & (view(self.until) <= second)
-        return self._first(self.scores(now, others & self._leaves() if leaves else others)) or lowest
+        row = self.row[lowest]
+        own, priorities = view(self.root) == self.root[row], view(self.priority)
+        if self.until[row] <= second and not (self._has_priorities and priorities[own].any()):
+            return lowest
+        own &= view(self.until) <= second
+        scores = self.scores(now, own & self._leaves() if leaves else own)
+        return self._first(scores * WEIGHTS[priorities]) or lowest
 
     def _leaves(self) -> Column:
         return view(self.leaf).astype(bool)
@@ -138,25 +149,38 @@ class Candidates(Rows):
         found = [(score, node.serial, node) for score, node in zip(scores[rows].tolist(), nodes, strict=True)]
         return sorted(found, reverse=True)
 
-    # ---- retention
+    # ---- hints
+
+    def prefer(self, node: Node, priority: int, is_new: bool) -> None:
+        """Set the priority of a checkpoint: of several requests that share it the highest counts."""
+        if not priority and not self._has_priorities:
+            return
+        self._begin_hints()
+        self._has_priorities = True
+        row = self.row[node]
+        self.priority[row] = priority if is_new else max(priority, self.priority[row])
 
     def retain(self, node: Node, until: float) -> None:
         """Retain a checkpoint until that second, or for as long as it is retained already."""
-        if not self.until:
-            self.begin(self.root, self.until)
-            for row, kept in enumerate(self.nodes):
-                self.root[row] = _root(kept)
+        self._begin_hints()
         row = self.row[node]
         self.until[row] = max(self.until[row], until)
 
+    def _begin_hints(self) -> None:
+        if not self._has_hints:
+            self._has_hints = True
+            self.begin(self.root, self.until, self.priority)
+            for row, kept in enumerate(self.nodes):
+                self.root[row] = _root(kept)
+
     def release(self, row: int) -> None:
         """End the retention of a row, if there is one."""
-        if self.until:
+        if self._has_hints:
             self.until[row] = 0.0
 
     def retained(self, node: Node, second: float) -> list[Node]:
         """Return the nodes of this one's namespace that are retained at that second, the first to lapse first."""
-        if not self.until:
+        if not self._has_hints:
             return []
         until = view(self.until)
         rows = np.nonzero((view(self.root) == self.root[self.row[node]]) & (until > second))[0]

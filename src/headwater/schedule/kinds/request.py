@@ -120,8 +120,10 @@ class Request(Sequence):
 
     def answer(self, id: int, end: int) -> FinishedAnswer:
         """Return the prefill of the first `end` tokens, output included."""
-        fidelity = self.generation.fidelity
-        generation = Generation(tuple(self.tokens[:end]), self.generation.params, self.namespace, fidelity=fidelity)
+        asked = self.generation
+        generation = Generation(
+            tuple(self.tokens[:end]), asked.params, self.namespace, fidelity=asked.fidelity, priority=asked.priority
+        )
         answer = FinishedAnswer(id, generation, marked_from=self.marked_from, whole=self.whole)
         answer.key = self.key_until(end)
         return answer

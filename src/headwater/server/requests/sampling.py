@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from headwater.draft.drafter import MOST_DRAFTS
-from headwater.request import Fidelity, SamplingParams
+from headwater.request import PRIORITIES, Fidelity, SamplingParams
 from headwater.server.http.errors import of_field, shown
 from headwater.server.requests.lengths import MAX_N, MAX_TOKENS
 from headwater.server.requests.structured import StructuredRequest
@@ -97,6 +97,7 @@ class CacheHints(BaseModel, strict=True, extra="forbid"):
     """Hints about later use of the prompt's prefix. They change what is evicted, and no bit of an answer."""
 
     conversation_ended: bool | None = None  # true: no request goes on from this one
+    priority: Literal["low", "normal", "high"] | None = None  # among requests of the namespace; None: normal
 
 
 class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
@@ -182,6 +183,11 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
     def ended(self) -> bool:
         """True if the client says that its conversation ends with this request."""
         return self.cache_hints is not None and bool(self.cache_hints.conversation_ended)
+
+    @property
+    def cache_priority(self) -> int:
+        """Priority of what the request uses in the cache, as the engine takes it."""
+        return PRIORITIES[(self.cache_hints and self.cache_hints.priority) or "normal"]
 
     @property
     def predicted_text(self) -> str:

@@ -141,7 +141,8 @@ class Service:
         deadline, by = min(least, default=(None, "timeout"))
         fidelity = body.fidelity or Fidelity.BALANCED
         kept = prompt.keep_output and not body.ended  # no next turn would resume after the answer
-        limited = replace(prompt, deadline=deadline, deadline_of=by, ended=body.ended, keep_output=kept)
+        hinted = replace(prompt, ended=body.ended, priority=body.cache_priority, keep_output=kept)
+        limited = replace(hinted, deadline=deadline, deadline_of=by)
         drafting = self._drafting(body, max_tokens)
         return replace(limited, params=params, segments=segments, fidelity=fidelity, drafting=drafting)
 
