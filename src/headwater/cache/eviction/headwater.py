@@ -113,7 +113,7 @@ class Headwater(BareFirst):
 
     def _keep(self, node: Node, mark: int, moved: bool = False) -> None:
         """Note a checkpoint that is new, was used or changed. moved: the nearest one above is another."""
-        kept, before, noted = self._kept, node.mark, self._noted
+        kept, before = self._kept, node.mark
         self._advance(node)
         if not before:
             row = self._take(node)
@@ -128,11 +128,10 @@ class Headwater(BareFirst):
             worth = INFINITE if mark & HELD else 0.0 if mark & GUESS else self._worth.of(node)
             kept.worth[row], kept.leaf[row] = worth, mark & LEAF
         kept.rank(node, row, self._now)
-        if self._noted > noted:
-            least, part = RENEWED
-            if self._noted >= max(least, len(kept) // part):
-                self._noted = 0
-                kept.renew(self._now)
+        least, part = RENEWED
+        if self._noted >= least and self._noted >= len(kept) // part:
+            self._noted = 0
+            kept.renew(self._now)
 
     def _take(self, node: Node) -> int:
         """Add a checkpoint that is new; return its row."""
@@ -173,6 +172,6 @@ def mark_of(node: Node) -> int:
         mark |= HELD
     if node.speculative:
         mark |= GUESS
-    if not node.children and is_free_leaf(node):
+    if is_free_leaf(node):
         mark |= LEAF
     return mark
