@@ -107,7 +107,7 @@ def workers(count: int, token_seconds: float | None) -> Iterator[Router]:
     keys, spawn = RouterKeys.new(), multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         router = router_of(config, keys, "least_cost")
-        router._heartbeat_timeout = PATIENCE  # a busy machine loses no worker, since nobody starts another
+        router._links.heartbeat_timeout = PATIENCE  # a busy machine loses no worker, since nobody starts another
         router.start()
         pipes = []
         for _ in range(count):

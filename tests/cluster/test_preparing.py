@@ -14,8 +14,8 @@ from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey
 from headwater.cluster import preparing
 from headwater.cluster.choice import Candidate, OpenRequests, Prompt
-from headwater.cluster.link import Routed
 from headwater.cluster.preparing import MOST_ORDERS, MOST_SEGMENTS, Needed, Preparing
+from headwater.cluster.routed import Routed
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.tier_load import PullSpeed

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from headwater.cluster.actions import ACTING, MOST_ACTIONS
 from headwater.cluster.choice import Candidate, LeastCost, LeastLoaded, Prompt, RoundRobin
-from headwater.cluster.router import ACTING, HEARTBEAT_TIMEOUT, MOST_ACTIONS, NoWorker
+from headwater.cluster.router import HEARTBEAT_TIMEOUT
 from headwater.cluster.sockets import Contact
+from headwater.cluster.unassigned import NoWorker
 from headwater.cluster.wire import Batch, FailedMessage, Submit, WireError, answer_of, encode, for_worker, from_worker
 from headwater.cluster.worker import ROUTER_TIMEOUT
 from headwater.errors import (
@@ -61,8 +63,8 @@ def test_few_actions_that_take_long_do_not_delay_heartbeats() -> None:
     with cluster(a=FakeWorker(FormulaEngine())) as router:
         waiting, ping = [], router._ping
         router._ping = lambda now: (waiting.append(len(router._actions)), ping(now))
-        router._actions.extend([lambda: time.sleep(1.2 * ACTING)] * 8)
-        router._waker.wake()
+        for _ in range(8):
+            router._do(lambda: time.sleep(1.2 * ACTING))
         until(lambda: not router._actions)
         assert any(waiting)
 
@@ -85,8 +87,8 @@ def test_the_rule_learns_that_a_worker_has_left() -> None:
     a = FakeWorker(FormulaEngine(SLOW))
     with cluster(a=a, b=FakeWorker(FormulaEngine(SLOW))) as router:
         calls = []
-        router._choice.ended = lambda prompt, name: calls.append(("ended", name))
-        router._choice.left = lambda name: calls.append(("left", name))
+        router._selection.choice.ended = lambda prompt, name: calls.append(("ended", name))
+        router._selection.choice.left = lambda name: calls.append(("left", name))
         received = submit(router, asking(range(9), 20))
         received.wait_for(1)
         (home,) = (link.name for link in router._links.values() if link.open)
@@ -151,7 +153,7 @@ def test_a_worker_whose_bits_differ_is_found_out() -> None:
         received = submit(router, asking(range(9), 200))
         received.wait_for(5)
         router.join("b", b.worker.contact)
-        until(lambda: len([*router._infos()]) == 2)
+        until(lambda: len(router._links.infos) == 2)
         kill(router, "a", a)
         received.wait()
         n = len(received.tokens)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import zmq
 
-from headwater.account import CacheAccount
-from headwater.cluster.choice import NOTHING, Candidate, Found, Known, OpenRequests, Outstanding, Prompt
-from headwater.cluster.disaggregation import Prefilled
+from headwater.cluster.choice import NOTHING, Candidate, Found, Known, OpenRequests, Prompt
 from headwater.cluster.follower import Follower
 from headwater.cluster.sockets import Client, Contact, opened
 from headwater.cluster.wire import (
@@ -29,54 +26,14 @@ from headwater.cluster.wire import (
     from_worker,
 )
 from headwater.engine.meter import Backlog, EngineStats
-from headwater.events import Event, TokenEvent
-from headwater.request import Generation
+
+if TYPE_CHECKING:
+    from headwater.cluster.routed import Routed
 
 FOLLOWED = 0.2  # seconds between looks at whether a follower is to end
 NO_BACKLOG = Backlog(0, 0, 0, None, 0.0)
 
 log = logging.getLogger("headwater.cluster")
-
-
-@dataclass(eq=False)
-class Routed:
-    """A request on its way, and what its client has got so far."""
-
-    id: int
-    generation: Generation
-    on_event: Callable[[Event], None]
-    began: float  # seconds of a monotonic clock
-    key: bytes  # of its prompt
-    blocks: Sequence[int] = ()  # digests of its prompt's units
-    attempt: int = 0
-    sent: list[TokenEvent] = field(default_factory=list)
-    scored: bool = False  # the prompt's log probabilities were sent
-    again: TokenEvent | None = None  # the last token that was sent, which a new worker says again first
-    link: Link | None = None  # the worker that answers
-    outstanding: Outstanding | None = None  # as that worker was chosen for it
-    peers: tuple[bytes, ...] = ()  # incarnations of workers that have more of its prompt than that worker
-    predicted: int = 0  # leading tokens that it was thought to have
-    unassigned_since: float | None = None  # since when no worker takes it
-    fingerprint: str | None = None  # of workers that can go on with it; None: any
-    prefills: bool = False  # its worker only prefills, for another one
-    prefilled: Prefilled | None = None  # by a worker that only did that
-    follower: Link | None = None  # the worker that reads what that one computes, and is to go on
-    combiner: object = None  # the link of the worker that has its segments, once they are prepared
-    composed: int = 0  # tokens of these segments
-    built: dict[int, int] = field(default_factory=dict)  # segments that were built ahead for it: digest, interior
-    built_apart: set[int] = field(default_factory=set)  # of them, those that others than the combining worker built
-
-    def account_of(self, account: CacheAccount) -> CacheAccount:
-        """Return the account of its answer: what was built for it before it was sent was not cached."""
-        if not self.built or not account.segments:
-            return account
-        cold = min(sum(self.built.values()), account.composed_tokens - account.cold_tokens)
-        return replace(
-            account,
-            cached_tokens=account.cached_tokens - cold,
-            cold_tokens=account.cold_tokens + cold,
-            segments_apart=len(self.built_apart),
-        )
 
 
 class Link:

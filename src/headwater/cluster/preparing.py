@@ -16,7 +16,7 @@ from headwater.cache.segments.compose import METHODS, usable, whole_segments
 from headwater.cache.segments.store import SegmentKey
 from headwater.cluster.choice import Candidate, OpenRequests, Outstanding, Prompt
 from headwater.cluster.digests import TOKEN_BYTES, Digests
-from headwater.cluster.link import Routed
+from headwater.cluster.routed import Routed
 from headwater.cluster.segment_dispatch import Dispatch, Segment, dispatch
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage
 

@@ -15,47 +15,38 @@ import secrets
 import threading
 import time
 import uuid
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-import zmq
 from tokenizers import Tokenizer
 
-from headwater.cache.view import CacheStats, CacheView
-from headwater.cluster.choice import Candidate, Choice, LeastCost, Outstanding, Prompt, holders, price_pulls
-from headwater.cluster.digests import TOKEN_BYTES, Digests
-from headwater.cluster.disaggregation import (
-    Prefilled,
-    decoder_after,
-    decoders,
-    may_be_apart,
-    note_prefilled,
-    prefill_of,
-    prefiller,
-)
-from headwater.cluster.link import Link, Routed
-from headwater.cluster.preparing import Preparing, may_be_prepared, needed_by
-from headwater.cluster.sockets import PLAIN, Client, Contact, Waker
-from headwater.cluster.sums import pulled_bytes, pulls_of, summed, zero
+from headwater.cache.view import CacheView
+from headwater.cluster.actions import Actions
+from headwater.cluster.choice import Choice, LeastCost
+from headwater.cluster.disaggregation import Prefilled
+from headwater.cluster.link import Link
+from headwater.cluster.links import Links
+from headwater.cluster.preparing import Preparing
+from headwater.cluster.routed import Routed
+from headwater.cluster.selection import Selection
+from headwater.cluster.sockets import PLAIN, Client, Contact
+from headwater.cluster.unassigned import PATIENCE, NoWorker, Unassigned
 from headwater.cluster.wire import (
     Cancel,
     FailedMessage,
     FinishedMessage,
     FollowMessage,
     FromWorker,
-    Peer,
-    Ping,
     PreparedMessage,
     PromptMessage,
-    Submit,
     TokenMessage,
     WorkerInfo,
 )
 from headwater.engine.meter import EngineStats
-from headwater.errors import EngineStopped, HeadwaterError
+from headwater.errors import EngineStopped
 from headwater.events import Event, FailedEvent, FinishedEvent
 from headwater.request import Generation
 from headwater.schedule.sequence import key_of
@@ -64,17 +55,9 @@ from headwater.tiers.store import PEER
 
 PING = 0.2  # seconds between heartbeats
 HEARTBEAT_TIMEOUT = 0.8  # seconds of a worker's silence
-JOINING = 5.0  # seconds until a new worker must have answered
-PATIENCE = 10.0  # seconds for which a request waits for a worker
-MOST_ACTIONS = 64  # between two looks at workers and heartbeats, which a burst of requests must not delay
-ACTING = 0.05  # seconds, likewise
 MOST_ATTEMPTS = 4  # workers that a request is given to, one after the other
 
 log = logging.getLogger("headwater.cluster")
-
-
-class NoWorker(EngineStopped):
-    """No worker can take a request, or go on with it."""
 
 
 @dataclass(frozen=True)
@@ -110,22 +93,14 @@ class Router:
         self.model_name, self.tokenizer, self.chat_template = model.name, model.tokenizer, model.chat_template
         self.special_tokens, self.generation_defaults, self.spec = model.special_tokens, model.generation, model.spec
         self.counts: Counter[str] = Counter()  # requests by what became of them
-        self._key, self._choice, self._patience, self._heartbeat_timeout = (
-            key,
-            choice or LeastCost(),
-            patience,
-            heartbeat_timeout,
-        )
-        self._client = client
-        self._identity = uuid.uuid4().bytes
-        self._links: dict[str, Link] = {}  # by name
+        self._links = Links(uuid.uuid4().bytes, client, heartbeat_timeout)
         self._requests: dict[int, Routed] = {}  # open ones
-        self._unassigned: list[Routed] = []  # of them, those that no worker takes now
+        self._unassigned = Unassigned(patience)  # of them, those that no worker takes now
         self._ids = count(1)
         self._preparing = Preparing(self._ids, lambda request: self._assign(request, None), self.counts)
-        self._actions: deque[Callable[[], None]] = deque()  # for the router's thread
+        self._selection = Selection(key, choice or LeastCost(), model.spec, self._preparing, self.counts)
+        self._actions = Actions()
         self._refusing = self._stopping = False
-        self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="headwater-router", daemon=True)
         self.lost: Callable[[str], None] = lambda name: None  # called with each worker that is lost
 
@@ -138,10 +113,10 @@ class Router:
     def stop(self, left: Callable[[], float] = lambda: 0.0) -> None:
         """End the thread; requests still open fail with EngineStopped."""
         self._stopping = True
-        self._waker.wake()
+        self._actions.waker.wake()
         if self._thread.is_alive():
             self._thread.join()
-        self._waker.close()
+        self._actions.waker.close()
 
     def refuse_new(self) -> None:
         """Refuse requests from now on with EngineStopped; earlier ones run to their ends."""
@@ -153,7 +128,7 @@ class Router:
 
     def drain(self, name: str) -> None:
         """Give a worker no more requests; those that it has run to their ends."""
-        self._do(lambda: self._drain(name))
+        self._do(lambda: self._links.drain(name))
 
     def leave(self, name: str) -> None:
         """Let a worker go; its open requests are resumed on others."""
@@ -161,12 +136,7 @@ class Router:
 
     def wait_for(self, workers: int, seconds: float) -> bool:
         """Wait until at least `workers` workers are known; False if they are not within `seconds`."""
-        end = time.monotonic() + seconds
-        while sum(1 for _ in self._infos()) < workers:
-            if time.monotonic() > end:
-                return False
-            time.sleep(PING / 4)
-        return True
+        return self._links.wait_for(workers, seconds, PING / 4)
 
     def is_idle(self, name: str) -> bool:
         """Return whether a worker has none of this router's requests."""
@@ -194,11 +164,11 @@ class Router:
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and answer: what every worker takes."""
-        return min((info.max_model_len for info in self._infos()), default=self.spec.max_length)
+        return min((info.max_model_len for info in self._links.infos), default=self.spec.max_length)
 
     def health(self) -> dict[str, Any]:
         """Return the content of /health."""
-        infos = list(self._infos())
+        infos = self._links.infos
         status = "stopping" if self._stopping else "draining" if self._refusing else "ok" if infos else "no worker"
         shared = infos[0].health if infos else {}
         state = self.state()
@@ -207,39 +177,18 @@ class Router:
 
     def state(self) -> dict[str, Any]:
         """Return the workers, and what became of requests."""
-        workers = [
-            {
-                "name": link.name,
-                "fingerprint": link.info.fingerprint[:12] if link.info else None,
-                "process": link.info.process if link.info else None,
-                "role": link.info.role.value if link.info else None,
-                "state": "draining" if link.draining else "up" if link.info else "joining",
-                "requests": len(link.open),
-                "running": link.backlog.running,
-                "waiting": link.backlog.waiting,
-                "pulled_bytes": pulled_bytes(link.stats),
-            }
-            for link in tuple(self._links.values())
-        ]
-        return {"workers": workers, "requests": dict(self.counts)}
+        return {"workers": self._links.state(), "requests": dict(self.counts)}
 
     def stats(self) -> EngineStats:
         """Return the sums of all workers' gauges and counters."""
-        found = [link.stats for link in tuple(self._links.values()) if link.stats is not None]
-        if not found:
-            return zero(EngineStats, cache=zero(CacheStats), tiers=())
-        return replace(summed(found), tiers=pulls_of(found))
+        return self._links.stats()
 
     def view(self) -> CacheView:
         """Return an empty tree: workers have their own."""
         return CacheView((), (), 0, 0, 0, 0)
 
-    def _infos(self) -> Iterator[Any]:
-        return (link.info for link in tuple(self._links.values()) if link.info is not None)
-
     def _do(self, action: Callable[[], None]) -> None:
-        self._actions.append(action)
-        self._waker.wake()
+        self._actions.put(action)
 
     # -- on the router's thread
 
@@ -247,8 +196,9 @@ class Router:
         try:
             due = 0.0
             while not self._stopping:
-                heard = self._poll(due - time.monotonic())
-                self._act(time.monotonic() + ACTING)
+                milliseconds = max(0, int((due - time.monotonic()) * 1000)) + 1
+                heard = self._links.poll(self._actions.waker, 0 if self._actions else milliseconds)
+                self._actions.run()
                 now = time.monotonic()
                 if now >= due:  # what came meanwhile, too: if this thread did not run, no worker was silent
                     heard = list(self._links.values())
@@ -269,23 +219,6 @@ class Router:
         for link in self._links.values():
             link.close()
 
-    def _act(self, until: float) -> None:
-        """Run actions that callers have queued: at most `MOST_ACTIONS`, and none that would begin after `until`."""
-        for _ in range(min(len(self._actions), MOST_ACTIONS)):
-            self._actions.popleft()()
-            if time.monotonic() > until:
-                break
-
-    def _poll(self, seconds: float) -> list[Link]:
-        """Wait for messages or actions; return the workers that have sent something."""
-        poller = zmq.Poller()
-        poller.register(self._waker, zmq.POLLIN)
-        for link in self._links.values():
-            poller.register(link.socket, zmq.POLLIN)
-        there = dict(poller.poll(0 if self._actions else max(0, int(seconds * 1000)) + 1))
-        self._waker.clear()
-        return [link for link in self._links.values() if link.socket in there]
-
     # -- workers
 
     def _join(self, name: str, contact: Contact) -> None:
@@ -293,46 +226,26 @@ class Router:
             if self._links[name].contact == contact:
                 return
             self._remove(name, "was started again")
-        self._links[name] = link = Link(name, contact, self._identity, self._client)
-        link.send(Ping(is_first=True))
-
-    def _drain(self, name: str) -> None:
-        if name in self._links:
-            self._links[name].draining = True
+        self._links.add(name, contact)
 
     def _ping(self, now: float) -> None:
-        for link in tuple(self._links.values()):
-            silence = now - link.heard
-            if silence > (self._heartbeat_timeout if link.info else JOINING):
-                self._remove(link.name, f"said nothing for {silence:.1f} s")
-            else:
-                link.send(Ping())
-        self._tell_members()
+        for link, silence in self._links.ping(now):
+            self._remove(link.name, f"said nothing for {silence:.1f} s")
+        self._links.tell_members()
         self._preparing.take_late(now)
-
-    def _tell_members(self) -> None:
-        """Tell workers of which others they may pull, where that has changed."""
-        pools: defaultdict[str, list[Peer]] = defaultdict(list)
-        for link in self._links.values():
-            if link.info is not None and (peer := link.as_peer) is not None:
-                pools[link.info.fingerprint].append(peer)
-        for link in self._links.values():
-            if link.info is not None:
-                link.tell(tuple(pools[link.info.fingerprint]))
 
     def _remove(self, name: str, why: str) -> None:
         """Take a worker out, and give its requests to others."""
-        link = self._links.pop(name, None)
+        link = self._links.remove(name)
         if link is None:
             return
         open_requests, link.open = link.open, {}
-        link.close()
         self._preparing.lost(link)
         level = logging.INFO if link.draining and not open_requests else logging.WARNING
         log.log(level, "worker %s %s; %d requests go on elsewhere", name, why, len(open_requests))
         self.lost(name)
         self._move(link, open_requests)
-        self._choice.left(name)
+        self._selection.choice.left(name)
 
     def _reassign_all(self, link: Link) -> None:
         """Give the requests of a worker, which has cancelled them since it had not heard of this router, once more."""
@@ -346,7 +259,7 @@ class Router:
 
     def _move(self, link: Link, requests: dict[int, Routed]) -> None:
         for request in requests.values():
-            self._forget(request)
+            self._selection.forget(request)
         for request in requests.values():
             self.counts["resumed" if request.sent else "moved"] += 1
             self._assign(request, link.info.fingerprint if link.info else None)
@@ -361,11 +274,7 @@ class Router:
     def _assign(self, request: Routed, fingerprint: str | None) -> None:
         """Give a request to a worker: one of this fingerprint, if any of its answer was computed."""
         needed = fingerprint if request.sent or request.scored else None
-        links = [
-            link
-            for link in self._links.values()
-            if link.info is not None and not link.draining and needed in (None, link.info.fingerprint)
-        ]
+        links = self._links.taking(needed)
         request.link = None
         lost = request.attempt - (request.prefilled is not None)
         if lost >= MOST_ATTEMPTS:
@@ -373,27 +282,20 @@ class Router:
             self._end(request, FailedEvent(error))
             return
         if not links:
-            request.unassigned_since = request.unassigned_since or time.monotonic()
-            request.fingerprint = needed
-            self._unassigned.append(request)
+            self._unassigned.add(request, needed)
             return
-        prompt = self._prompt(request, links)
-        candidates = [link.candidate(prompt) for link in links]
-        if request.prefilled is not None and len(request.sent) == 1:  # it is being handed over
-            note_prefilled(prompt, request.prefilled.name, candidates)
-        price_pulls(candidates)
-        chosen = self._with_segments(request, prompt, links, candidates)
-        if chosen is None:  # its segments are prepared first
+        selected = self._selection.select(request, links)
+        if selected is None:  # its segments are prepared first
             return
-        request.peers = tuple(links[at].incarnation or b"" for at in holders(chosen, candidates))
-        request.outstanding = Outstanding(prompt, candidates[chosen].uncached(prompt), bool(request.sent))
-        links[chosen].outstanding.add(request.outstanding)
-        self._unfollow(request, links[chosen] if request.prefilled is not None else None)
-        self._send(request, links[chosen], candidates[chosen].reusable)
-        if request.prefills and (peer := links[chosen].as_peer) is not None:
-            request.follower = links[decoder_after(prompt, candidates[chosen], candidates)]
-            namespace, key = request.generation.namespace, request.key
-            request.follower.send(FollowMessage(request.id, request.attempt, namespace, key, peer.incarnation))
+        link, request.outstanding = selected.link, selected.outstanding
+        link.outstanding.add(selected.outstanding)
+        request.peers = tuple(one.incarnation or b"" for one in selected.holders)
+        self._unfollow(request, link if request.prefilled is not None else None)
+        self._send(request, link, selected.predicted)
+        if selected.decoder is not None and (peer := link.as_peer) is not None:
+            request.follower, generation = selected.decoder, request.generation
+            follow = FollowMessage(request.id, request.attempt, generation.namespace, request.key, peer.incarnation)
+            request.follower.send(follow)
 
     def _unfollow(self, request: Routed, goes_to: Link | None = None) -> None:
         """Let the worker that reads a request's prefix from another one give that up, unless it has the request now."""
@@ -401,76 +303,23 @@ class Router:
         if follower is not None and follower is not goes_to and self._links.get(follower.name) is follower:
             follower.send(Cancel(request.id, request.attempt))
 
-    def _with_segments(
-        self, request: Routed, prompt: Prompt, links: Sequence[Link], candidates: Sequence[Candidate]
-    ) -> int | None:
-        """Return the worker that a request goes to now; None: workers prepare its segments, and it waits for them."""
-        if request.combiner in links:
-            at = next(at for at, link in enumerate(links) if link is request.combiner)
-            candidates[at].compose(prompt, request.composed)
-            return at
-        chosen = self._chosen(request, prompt, candidates)
-        if not may_be_prepared(request) or len(links) < 2 or not links[chosen].unit_bytes:
-            return chosen
-        digests = Digests(self._key, links[chosen].unit_bytes)
-        needed = needed_by(request, digests, self.spec.conv_taps)
-        if not needed:
-            return chosen
-        combiners = decoders(candidates) if isinstance(self._choice, LeastCost) else [chosen]
-        return self._preparing.combine(request, needed, prompt, links, candidates, combiners)
-
-    def _chosen(self, request: Routed, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
-        """Return the worker that a request goes to now, and note in it whether that one prefills for another."""
-        names = [one.name for one in candidates]
-        if request.prefilled is not None and request.follower is not None and request.follower.name in names:
-            request.prefills = False
-            return names.index(request.follower.name)  # it has read what was prefilled
-        alone = None if request.sent or not may_be_apart(request.generation) else prefiller(prompt, candidates)
-        request.prefills = alone is not None
-        if alone is not None:
-            self.counts["prefilled_apart"] += 1
-            return alone
-        serving = decoders(candidates)
-        return serving[self._choice.choose(prompt, [candidates[i] for i in serving])]
-
-    def _prompt(self, request: Routed, links: Sequence[Link]) -> Prompt:
-        """Return a request's prompt with its digests, which are computed once."""
-        info, generation = links[0].info, request.generation
-        if info is None or not info.unit_bytes:
-            return Prompt(len(generation.prompt))
-        if not request.blocks:
-            digests = Digests(self._key, info.unit_bytes)
-            request.blocks = digests.prefix(generation.namespace, request.key)
-        return Prompt(len(generation.prompt), request.blocks, info.unit_bytes // TOKEN_BYTES)
-
     def _send(self, request: Routed, link: Link, reusable: int) -> None:
         request.attempt += 1
         request.link, request.predicted, request.unassigned_since = link, reusable, None
         request.again = request.sent[-1] if request.sent else None
-        output = tuple(event.token for event in request.sent[:-1])
-        generation = prefill_of(request.generation) if request.prefills else request.generation
-        if generation.deadline is not None:
-            left = generation.deadline - (time.monotonic() - request.began)
-            generation = replace(generation, deadline=max(0.001, left))
         link.open[request.id] = request
         self.counts["told_of_peers"] += bool(request.peers)
-        without = replace(generation, prompt=())
-        link.send(Submit(request.id, request.attempt, without, request.key, output, request.peers))
+        link.send(request.submission(time.monotonic()))
 
     def _assign_waiting(self) -> None:
         """Try again to give requests to workers; those that have waited too long fail."""
-        waiting, self._unassigned = self._unassigned, []
-        now = time.monotonic()
-        for request in waiting:
+        for request, error in self._unassigned.take():
             if request.id not in self._requests:
                 continue
-            since = request.unassigned_since or now
-            if now - since > self._patience:
-                sent, which = len(request.sent), "with the same fingerprint " if request.sent else ""
-                error = NoWorker(f"no worker {which}was there for {now - since:.1f} s; {sent:,} tokens were sent")
-                self._end(request, FailedEvent(error))
-            else:
+            if error is None:
                 self._assign(request, request.fingerprint)
+            else:
+                self._end(request, FailedEvent(error))
 
     def _cancel(self, request_id: int) -> None:
         request = self._requests.pop(request_id, None)
@@ -479,7 +328,7 @@ class Router:
         self.counts["cancelled"] += 1
         self._unfollow(request)
         self._preparing.cancel(request)
-        self._forget(request)
+        self._selection.forget(request)
         if request.link is not None:
             request.link.open.pop(request_id, None)
             request.link.send(Cancel(request_id, request.attempt))
@@ -512,33 +361,30 @@ class Router:
 
     def _said(self, request: Routed, message: TokenMessage) -> None:
         event, again = message.event, request.again
-        if request.link is not None and request.outstanding is not None:
-            request.link.outstanding.begin(request.outstanding)
-            if not request.prefills:  # else the rule has not chosen it
-                self._choice.begun(request.outstanding.prompt, request.link.name)
+        self._selection.begun(request)
         if again is None:
             request.sent.append(event)
             self._deliver(request, event)
             return
         request.again = None
-        if (event.token, event.logprob, event.top) != (again.token, again.logprob, again.top):
+        error = request.difference(event, again)
+        if error is not None:
             self.counts["diverged"] += 1
-            error = HeadwaterError(
-                f"another worker went on with the answer and said token {event.token} in place of {again.token} at "
-                f"{len(request.sent):,}: their bits differ, although their fingerprints are equal"
-            )
             log.error("request %d: %s", request.id, error)
             self._cancel(request.id)
             self._deliver(request, FailedEvent(error))
 
     def _finished(self, request: Routed, link: Link, event: FinishedEvent) -> None:
         """End a request, or hand it over if its worker has only prefilled, and the first token was not its end."""
-        self._note_prediction(request, event)
+        account = event.account
+        self.counts["pulled"] += PEER in (account.loaded_from or "").split(",")
+        if request.prefilled is None:  # a prediction is counted once a request, by its prefill
+            self.counts[f"cached_{request.had(account)}"] += 1
         if request.prefills:
             if event.finish_reason == "length":
                 self._hand_over(request, link, event)
                 return
-            event = replace(event, account=replace(event.account, prefilled_by=link.name))
+            event = replace(event, account=replace(account, prefilled_by=link.name))
         elif request.prefilled is not None:
             event = request.prefilled.whole(event)
         self.counts["answered"] += 1
@@ -548,34 +394,15 @@ class Router:
         """Let another worker go on after the first token; it pulls the prefix from the one that prefilled."""
         assert link.info is not None
         link.open.pop(request.id)
-        self._forget(request)
+        self._selection.forget(request)
         request.prefilled = Prefilled(link.name, event.account, event.queued_seconds)
         self.counts["handed_over"] += 1
         self._assign(request, link.info.fingerprint)
 
-    def _note_prediction(self, request: Routed, event: FinishedEvent) -> None:
-        """Count whether the worker had as much of the prompt as its picture said: once a request, by its prefill."""
-        account = event.account
-        loaded = 0 if account.loaded_segments else account.loaded_tokens  # of the prefix
-        had = account.resumed_at - loaded
-        self.counts["pulled"] += PEER in (account.loaded_from or "").split(",")
-        if request.prefilled is not None:
-            return
-        kind = "as_predicted" if had == request.predicted else "less" if had < request.predicted else "more"
-        self.counts[f"cached_{kind}"] += 1
-
-    def _forget(self, request: Routed) -> None:
-        """Tell the rule that a request's worker has it no more."""
-        if request.link is not None and request.outstanding is not None:
-            request.link.outstanding.remove(request.outstanding)
-            if not request.prefills:
-                self._choice.ended(request.outstanding.prompt, request.link.name)
-        request.outstanding = None
-
     def _end(self, request: Routed, event: Event) -> None:
         self._requests.pop(request.id, None)
         self._unfollow(request)
-        self._forget(request)
+        self._selection.forget(request)
         if request.link is not None:
             request.link.open.pop(request.id, None)
         self._deliver(request, event)

@@ -10,8 +10,8 @@ from itertools import count
 from headwater.cache.segments.store import SegmentKey
 from headwater.cluster.choice import Candidate, OpenRequests, Prompt
 from headwater.cluster.digests import Digests
-from headwater.cluster.link import Routed
 from headwater.cluster.preparing import Preparing, may_be_prepared, needed_by
+from headwater.cluster.routed import Routed
 from headwater.cluster.simulated_pulls import SimulatedPulls
 from headwater.cluster.simulated_worker import SimulatedWorker
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage

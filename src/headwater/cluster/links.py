@@ -1,0 +1,138 @@
+"""Links of a router to all its workers: who is there, who was silent too long, and what they report together."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import zmq
+
+from headwater.cache.view import CacheStats
+from headwater.cluster.link import Link
+from headwater.cluster.sockets import Client, Contact, Waker
+from headwater.cluster.sums import pulled_bytes, pulls_of, summed, zero
+from headwater.cluster.wire import Peer, Ping, WorkerInfo
+from headwater.engine.meter import EngineStats
+
+JOINING = 5.0  # seconds until a new worker must have answered
+
+
+class Links(Mapping[str, Link]):
+    """Links by their workers' names. Any thread may read facts and sums; all else is for the router's thread."""
+
+    def __init__(self, identity: bytes, client: Client, heartbeat_timeout: float) -> None:
+        """`identity`: the router's. `heartbeat_timeout`: seconds of a worker's silence."""
+        self._identity, self._client, self.heartbeat_timeout = identity, client, heartbeat_timeout
+        self._links: dict[str, Link] = {}
+
+    def __getitem__(self, name: str) -> Link:
+        return self._links[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._links)
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    # -- membership
+
+    def add(self, name: str, contact: Contact) -> None:
+        """Take a worker in; it is asked for its info."""
+        self._links[name] = link = Link(name, contact, self._identity, self._client)
+        link.send(Ping(is_first=True))
+
+    def remove(self, name: str) -> Link | None:
+        """Take a worker out, and close its socket; return its link, or None if there is none."""
+        link = self._links.pop(name, None)
+        if link is not None:
+            link.close()
+        return link
+
+    def drain(self, name: str) -> None:
+        """Give a worker no more requests."""
+        if name in self._links:
+            self._links[name].draining = True
+
+    def ping(self, now: float) -> list[tuple[Link, float]]:
+        """Send heartbeats; return the workers that have been silent too long, with the seconds, and send them none."""
+        silent = []
+        for link in self._links.values():
+            silence = now - link.heard
+            if silence > (self.heartbeat_timeout if link.info else JOINING):
+                silent.append((link, silence))
+            else:
+                link.send(Ping())
+        return silent
+
+    def tell_members(self) -> None:
+        """Tell workers of which others they may pull, where that has changed."""
+        pools: defaultdict[str, list[Peer]] = defaultdict(list)
+        for link in self._links.values():
+            if link.info is not None and (peer := link.as_peer) is not None:
+                pools[link.info.fingerprint].append(peer)
+        for link in self._links.values():
+            if link.info is not None:
+                link.tell(tuple(pools[link.info.fingerprint]))
+
+    def taking(self, fingerprint: str | None) -> list[Link]:
+        """Return the workers that take requests: of this fingerprint, or of any."""
+        return [
+            link
+            for link in self._links.values()
+            if link.info is not None and not link.draining and fingerprint in (None, link.info.fingerprint)
+        ]
+
+    # -- messages
+
+    def poll(self, waker: Waker, milliseconds: int) -> list[Link]:
+        """Wait for messages or the waker; return the workers that have sent something."""
+        poller = zmq.Poller()
+        poller.register(waker, zmq.POLLIN)
+        for link in self._links.values():
+            poller.register(link.socket, zmq.POLLIN)
+        there = dict(poller.poll(milliseconds))
+        waker.clear()
+        return [link for link in self._links.values() if link.socket in there]
+
+    # -- from any thread
+
+    @property
+    def infos(self) -> list[WorkerInfo]:
+        """Facts about the workers that have shown them."""
+        return [link.info for link in tuple(self._links.values()) if link.info is not None]
+
+    def wait_for(self, workers: int, seconds: float, interval: float) -> bool:
+        """Wait until at least `workers` workers are known; False if they are not within `seconds`."""
+        end = time.monotonic() + seconds
+        while len(self.infos) < workers:
+            if time.monotonic() > end:
+                return False
+            time.sleep(interval)
+        return True
+
+    def state(self) -> list[dict[str, Any]]:
+        """Return the workers for /health."""
+        return [
+            {
+                "name": link.name,
+                "fingerprint": link.info.fingerprint[:12] if link.info else None,
+                "process": link.info.process if link.info else None,
+                "role": link.info.role.value if link.info else None,
+                "state": "draining" if link.draining else "up" if link.info else "joining",
+                "requests": len(link.open),
+                "running": link.backlog.running,
+                "waiting": link.backlog.waiting,
+                "pulled_bytes": pulled_bytes(link.stats),
+            }
+            for link in tuple(self._links.values())
+        ]
+
+    def stats(self) -> EngineStats:
+        """Return the sums of all workers' gauges and counters."""
+        found = [link.stats for link in tuple(self._links.values()) if link.stats is not None]
+        if not found:
+            return zero(EngineStats, cache=zero(CacheStats), tiers=())
+        return replace(summed(found), tiers=pulls_of(found))

@@ -1,0 +1,79 @@
+"""A request on its way through a router: its worker, and what its client has got so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from headwater.account import CacheAccount
+from headwater.cluster.choice import Outstanding
+from headwater.cluster.disaggregation import Prefilled, prefill_of
+from headwater.cluster.link import Link
+from headwater.cluster.wire import Submit
+from headwater.errors import HeadwaterError
+from headwater.events import Event, TokenEvent
+from headwater.request import Generation
+
+
+@dataclass(eq=False)
+class Routed:
+    """A request, until its answer is complete."""
+
+    id: int
+    generation: Generation
+    on_event: Callable[[Event], None]
+    began: float  # seconds of a monotonic clock
+    key: bytes  # of its prompt
+    blocks: Sequence[int] = ()  # digests of its prompt's units
+    attempt: int = 0
+    sent: list[TokenEvent] = field(default_factory=list)
+    scored: bool = False  # the prompt's log probabilities were sent
+    again: TokenEvent | None = None  # the last token that was sent, which a new worker says again first
+    link: Link | None = None  # the worker that answers
+    outstanding: Outstanding | None = None  # as that worker was chosen for it
+    peers: tuple[bytes, ...] = ()  # incarnations of workers that have more of its prompt than that worker
+    predicted: int = 0  # leading tokens that it was thought to have
+    unassigned_since: float | None = None  # since when no worker takes it
+    fingerprint: str | None = None  # of workers that can go on with it; None: any
+    prefills: bool = False  # its worker only prefills, for another one
+    prefilled: Prefilled | None = None  # by a worker that only did that
+    follower: Link | None = None  # the worker that reads what that one computes, and is to go on
+    combiner: object = None  # the link of the worker that has its segments, once they are prepared
+    composed: int = 0  # tokens of these segments
+    built: dict[int, int] = field(default_factory=dict)  # segments that were built ahead for it: digest, interior
+    built_apart: set[int] = field(default_factory=set)  # of them, those that others than the combining worker built
+
+    def submission(self, now: float) -> Submit:
+        """Return the message for the worker that goes on with it at `now`, with what is left of its deadline."""
+        output = tuple(event.token for event in self.sent[:-1])
+        generation = prefill_of(self.generation) if self.prefills else self.generation
+        if generation.deadline is not None:
+            generation = replace(generation, deadline=max(0.001, generation.deadline - (now - self.began)))
+        return Submit(self.id, self.attempt, replace(generation, prompt=()), self.key, output, self.peers)
+
+    def difference(self, event: TokenEvent, again: TokenEvent) -> HeadwaterError | None:
+        """Return the error of a worker that has said `event` in place of the token `again`, which was sent; or None."""
+        if (event.token, event.logprob, event.top) == (again.token, again.logprob, again.top):
+            return None
+        return HeadwaterError(
+            f"another worker went on with the answer and said token {event.token} in place of {again.token} at "
+            f"{len(self.sent):,}: their bits differ, although their fingerprints are equal"
+        )
+
+    def had(self, account: CacheAccount) -> str:
+        """Return whether its worker had as much of the prompt as its picture said, less or more."""
+        loaded = 0 if account.loaded_segments else account.loaded_tokens  # of the prefix
+        had = account.resumed_at - loaded
+        return "as_predicted" if had == self.predicted else "less" if had < self.predicted else "more"
+
+    def account_of(self, account: CacheAccount) -> CacheAccount:
+        """Return the account of its answer: what was built for it before it was sent was not cached."""
+        if not self.built or not account.segments:
+            return account
+        cold = min(sum(self.built.values()), account.composed_tokens - account.cold_tokens)
+        return replace(
+            account,
+            cached_tokens=account.cached_tokens - cold,
+            cold_tokens=account.cold_tokens + cold,
+            segments_apart=len(self.built_apart),
+        )

@@ -1,0 +1,109 @@
+"""Selection of the worker that a request goes to, from what a router knows of its workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headwater.cluster.choice import Candidate, Choice, LeastCost, Outstanding, Prompt, holders, price_pulls
+from headwater.cluster.digests import TOKEN_BYTES, Digests
+from headwater.cluster.disaggregation import decoder_after, decoders, may_be_apart, note_prefilled, prefiller
+from headwater.cluster.link import Link
+from headwater.cluster.preparing import Preparing, may_be_prepared, needed_by
+from headwater.cluster.routed import Routed
+from headwater.spec import ModelSpec
+
+
+class Selected(NamedTuple):
+    """The worker that a request goes to now, and others that take part. Tokens."""
+
+    link: Link
+    outstanding: Outstanding
+    predicted: int  # leading tokens that the worker is thought to have
+    holders: tuple[Link, ...]  # from which it is to pull
+    decoder: Link | None  # that is to go on after it, if it only prefills and can be read from
+
+
+class Selection:
+    """A rule, and what it needs beside the workers. All methods are for the router's thread."""
+
+    def __init__(self, key: bytes, choice: Choice, spec: ModelSpec, preparing: Preparing, counts: Counter[str]) -> None:
+        """`key`: secret key of digests. `counts`: of requests, by what became of them."""
+        self.choice = choice
+        self._key, self._spec, self._preparing, self._counts = key, spec, preparing, counts
+
+    def select(self, request: Routed, links: Sequence[Link]) -> Selected | None:
+        """Return the worker that a request goes to now; None: workers prepare its segments, and it waits for them."""
+        prompt = self._prompt(request, links)
+        candidates = [link.candidate(prompt) for link in links]
+        if request.prefilled is not None and len(request.sent) == 1:  # it is being handed over
+            note_prefilled(prompt, request.prefilled.name, candidates)
+        price_pulls(candidates)
+        at = self._with_segments(request, prompt, links, candidates)
+        if at is None:
+            return None
+        chosen, decoder = candidates[at], None
+        if request.prefills and links[at].as_peer is not None:
+            decoder = links[decoder_after(prompt, chosen, candidates)]
+        outstanding = Outstanding(prompt, chosen.uncached(prompt), bool(request.sent))
+        pulled_from = tuple(links[i] for i in holders(at, candidates))
+        return Selected(links[at], outstanding, chosen.reusable, pulled_from, decoder)
+
+    def _prompt(self, request: Routed, links: Sequence[Link]) -> Prompt:
+        """Return a request's prompt with its digests, which are computed once."""
+        generation, unit_bytes = request.generation, links[0].unit_bytes
+        if not unit_bytes:
+            return Prompt(len(generation.prompt))
+        if not request.blocks:
+            request.blocks = Digests(self._key, unit_bytes).prefix(generation.namespace, request.key)
+        return Prompt(len(generation.prompt), request.blocks, unit_bytes // TOKEN_BYTES)
+
+    def _with_segments(
+        self, request: Routed, prompt: Prompt, links: Sequence[Link], candidates: Sequence[Candidate]
+    ) -> int | None:
+        """Return the worker that a request goes to now; None: workers prepare its segments, and it waits for them."""
+        if request.combiner in links:
+            at = next(at for at, link in enumerate(links) if link is request.combiner)
+            candidates[at].compose(prompt, request.composed)
+            return at
+        chosen = self._chosen(request, prompt, candidates)
+        if not may_be_prepared(request) or len(links) < 2 or not links[chosen].unit_bytes:
+            return chosen
+        digests = Digests(self._key, links[chosen].unit_bytes)
+        needed = needed_by(request, digests, self._spec.conv_taps)
+        if not needed:
+            return chosen
+        combiners = decoders(candidates) if isinstance(self.choice, LeastCost) else [chosen]
+        return self._preparing.combine(request, needed, prompt, links, candidates, combiners)
+
+    def _chosen(self, request: Routed, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
+        """Return the worker that a request goes to now, and note in it whether that one prefills for another."""
+        names = [one.name for one in candidates]
+        if request.prefilled is not None and request.follower is not None and request.follower.name in names:
+            request.prefills = False
+            return names.index(request.follower.name)  # it has read what was prefilled
+        alone = None if request.sent or not may_be_apart(request.generation) else prefiller(prompt, candidates)
+        request.prefills = alone is not None
+        if alone is not None:
+            self._counts["prefilled_apart"] += 1
+            return alone
+        serving = decoders(candidates)
+        return serving[self.choice.choose(prompt, [candidates[i] for i in serving])]
+
+    # -- what the rule is told of a request
+
+    def begun(self, request: Routed) -> None:
+        """Note that a request's worker has sent its first token."""
+        if request.link is not None and request.outstanding is not None:
+            request.link.outstanding.begin(request.outstanding)
+            if not request.prefills:  # else the rule has not chosen it
+                self.choice.begun(request.outstanding.prompt, request.link.name)
+
+    def forget(self, request: Routed) -> None:
+        """Note that a request's worker has it no more."""
+        if request.link is not None and request.outstanding is not None:
+            request.link.outstanding.remove(request.outstanding)
+            if not request.prefills:
+                self.choice.ended(request.outstanding.prompt, request.link.name)
+        request.outstanding = None
