@@ -105,7 +105,7 @@ class Candidate:
 
     def uncached(self, prompt: Prompt) -> int:
         """Return the tokens of a prompt that it has to compute."""
-        return prompt.tokens - max(self.own, self.pulled) - self.composed
+        return prompt.tokens - max(self.reusable, self.underway, self.pulled) - self.composed
 
     def compose(self, prompt: Prompt, interiors: int) -> None:
         """Note that it has, or is going to have, that many tokens of a prompt's segments."""
@@ -148,11 +148,10 @@ class OpenRequests:
             return
         one.has_begun = True
         self.uncached_tokens -= one.uncached
+        blocks = self.blocks
         for block in one.prompt.blocks:
-            if self.blocks[block] > 1:
-                self.blocks[block] -= 1
-            else:
-                del self.blocks[block]
+            if (others := blocks.pop(block) - 1) > 0:
+                blocks[block] = others
 
     def remove(self, one: Outstanding) -> None:
         """Count a request no more."""
@@ -161,9 +160,12 @@ class OpenRequests:
         self.prompt_tokens -= one.prompt.tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Known:
-    """A worker, as a router knows it: by its last report, and by what this router has sent since."""
+    """A worker, as a router knows it: by its last report, and by what this router has sent since.
+
+    One is made for each worker and route: frozen, it would take three times as long.
+    """
 
     name: str
     max_running: int
@@ -299,8 +301,8 @@ class LeastCost(Choice):
 
 def expected_seconds(prompt: Prompt, one: Candidate, a_token: float) -> float:
     """Return the expected seconds until the first token, and those of computing again what is evicted."""
-    too_many = max(0, one.load + 1 - one.max_running)
-    waiting = too_many * one.request_seconds / max(1, one.max_running)
+    too_many = one.running + one.waiting + 1 - one.max_running
+    waiting = too_many * one.request_seconds / max(1, one.max_running) if too_many > 0 else 0.0
     evicted = (prompt.tokens - max(one.cached, one.underway)) / (1 - min(MOST_HELD, one.memory_held))
     computing = (one.queued_tokens + one.uncached(prompt) + NEEDED * evicted) * a_token
     return waiting + one.pull_seconds + computing

@@ -7,6 +7,7 @@ covers the one before it, and the first one the namespace, so an edge is hashed 
 from __future__ import annotations
 
 import hashlib
+import struct
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -32,15 +33,14 @@ class Digests:
 
     def after(self, before: int, edge: bytes) -> list[int]:
         """Return the digests of the units of `edge`, which continue a prefix with the digest `before`."""
-        digests, width = [], self.unit_bytes
+        digests, width, begun = list[bytes](), self.unit_bytes, self._unit
         running = before.to_bytes(DIGEST_BYTES, "big")
         for at in range(0, len(edge) - width + 1, width):
-            unit = self._unit.copy()
-            unit.update(running)
-            unit.update(edge[at : at + width])
+            unit = begun.copy()
+            unit.update(running + edge[at : at + width])
             running = unit.digest()
-            digests.append(int.from_bytes(running, "big"))
-        return digests
+            digests.append(running)
+        return list(struct.unpack(f">{len(digests)}Q", b"".join(digests)))
 
     def prefix(self, namespace: str, key: bytes) -> list[int]:
         """Return the digest of each prefix of an index key that is 1, 2, … whole units long."""

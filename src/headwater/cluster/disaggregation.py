@@ -53,7 +53,8 @@ def prefill_of(generation: Generation) -> Generation:
 
 def decoders(candidates: Sequence[Candidate]) -> list[int]:
     """Return the workers that take whole requests, and go on with answers: all, if none of another role is there."""
-    return [i for i, one in enumerate(candidates) if one.role != Role.PREFILL] or [*range(len(candidates))]
+    prefills = Role.PREFILL
+    return [i for i, one in enumerate(candidates) if one.role is not prefills] or [*range(len(candidates))]
 
 
 def prefiller(prompt: Prompt, candidates: Sequence[Candidate]) -> int | None:

@@ -14,9 +14,9 @@ from headwater.cluster.follower import Follower
 from headwater.cluster.sockets import Client, Contact, opened
 from headwater.cluster.wire import (
     Batch,
-    FromWorker,
     Heartbeat,
     Members,
+    OfRequests,
     Peer,
     StatsMessage,
     ToWorker,
@@ -62,9 +62,9 @@ class Link:
     def send(self, message: ToWorker) -> None:
         self.socket.send(encode(message))
 
-    def receive(self) -> list[FromWorker]:
+    def receive(self) -> list[OfRequests]:
         """Return the messages that are there, without those of another incarnation than the one that is known."""
-        found: list[FromWorker] = []
+        found: list[OfRequests] = []
         while True:
             try:
                 sent = from_worker(self.socket.recv(zmq.NOBLOCK))
@@ -75,13 +75,13 @@ class Link:
                 continue
             found += self._of(sent)
 
-    def _of(self, sent: Batch) -> list[FromWorker]:
+    def _of(self, sent: Batch) -> list[OfRequests]:
         if self.incarnation is None:
             self.incarnation = sent.incarnation
         if sent.incarnation != self.incarnation:
             return []
         self.heard = time.monotonic()
-        others: list[FromWorker] = []
+        others: list[OfRequests] = []
         for message in sent.messages:
             if isinstance(message, Heartbeat):
                 self.backlog = message.backlog

@@ -23,10 +23,13 @@ JOINING = 5.0  # seconds until a new worker must have answered
 class Links(Mapping[str, Link]):
     """Links by their workers' names. Any thread may read facts and sums; all else is for the router's thread."""
 
-    def __init__(self, identity: bytes, client: Client, heartbeat_timeout: float) -> None:
-        """`identity`: the router's. `heartbeat_timeout`: seconds of a worker's silence."""
+    def __init__(self, identity: bytes, client: Client, heartbeat_timeout: float, waker: Waker) -> None:
+        """`identity`: the router's. `heartbeat_timeout`: seconds of a worker's silence. `waker`: ends a poll."""
         self._identity, self._client, self.heartbeat_timeout = identity, client, heartbeat_timeout
         self._links: dict[str, Link] = {}
+        self._by_socket: dict[zmq.Socket[bytes], Link] = {}
+        self._waker, self._poller = waker, zmq.Poller()
+        self._poller.register(waker, zmq.POLLIN)
 
     def __getitem__(self, name: str) -> Link:
         return self._links[name]
@@ -42,12 +45,16 @@ class Links(Mapping[str, Link]):
     def add(self, name: str, contact: Contact) -> None:
         """Take a worker in; it is asked for its info."""
         self._links[name] = link = Link(name, contact, self._identity, self._client)
+        self._by_socket[link.socket] = link
+        self._poller.register(link.socket, zmq.POLLIN)
         link.send(Ping(is_first=True))
 
     def remove(self, name: str) -> Link | None:
         """Take a worker out, and close its socket; return its link, or None if there is none."""
         link = self._links.pop(name, None)
         if link is not None:
+            del self._by_socket[link.socket]
+            self._poller.unregister(link.socket)
             link.close()
         return link
 
@@ -87,15 +94,11 @@ class Links(Mapping[str, Link]):
 
     # -- messages
 
-    def poll(self, waker: Waker, milliseconds: int) -> list[Link]:
+    def poll(self, milliseconds: int) -> list[Link]:
         """Wait for messages or the waker; return the workers that have sent something."""
-        poller = zmq.Poller()
-        poller.register(waker, zmq.POLLIN)
-        for link in self._links.values():
-            poller.register(link.socket, zmq.POLLIN)
-        there = dict(poller.poll(milliseconds))
-        waker.clear()
-        return [link for link in self._links.values() if link.socket in there]
+        found = [self._by_socket[socket] for socket, _ in self._poller.poll(milliseconds) if socket in self._by_socket]
+        self._waker.clear()
+        return found
 
     # -- from any thread
 

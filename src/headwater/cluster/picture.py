@@ -113,20 +113,22 @@ class Picture:
         which every group of states has one, and up to which each group of KV has all blocks. At least one token is
         computed. An empty picture has nothing.
         """
-        if not self.is_whole or not self.groups:
+        block_size, groups = self.block_size, tuple(self.groups.items())  # a follower's thread may change them
+        if not self.is_whole or not groups:
             return NOTHING
-        block_size, groups = (
-            self.block_size,
-            tuple(self.groups.items()),
-        )  # a follower's thread may change them meanwhile
         end = min(len(blocks), max(0, tokens - 1) // block_size)
         states = []
         for group, kind in groups:
+            held = self.held[group]
             if kind in KV_KINDS:
-                held = self.held[group]
-                end = next((at for at in range(end) if blocks[at] not in held), end)
+                for at in range(end):
+                    if blocks[at] not in held:
+                        end = at
+                        break
             elif group != SEGMENTS:
-                states.append(self.held[group])
+                states.append(held)
+        if not end:
+            return NOTHING
         deepest = (at for at in range(end, 0, -1) if all(blocks[at - 1] in held for held in states))
         return Found(end * block_size, next(deepest, 0) * block_size)
 

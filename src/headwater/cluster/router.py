@@ -36,10 +36,9 @@ from headwater.cluster.sockets import PLAIN, Client, Contact
 from headwater.cluster.unassigned import PATIENCE, NoWorker, Unassigned
 from headwater.cluster.wire import (
     Cancel,
-    FailedMessage,
     FinishedMessage,
     FollowMessage,
-    FromWorker,
+    OfRequests,
     PreparedMessage,
     PromptMessage,
     TokenMessage,
@@ -93,13 +92,13 @@ class Router:
         self.model_name, self.tokenizer, self.chat_template = model.name, model.tokenizer, model.chat_template
         self.special_tokens, self.generation_defaults, self.spec = model.special_tokens, model.generation, model.spec
         self.counts: Counter[str] = Counter()  # requests by what became of them
-        self._links = Links(uuid.uuid4().bytes, client, heartbeat_timeout)
+        self._actions = Actions()
+        self._links = Links(uuid.uuid4().bytes, client, heartbeat_timeout, self._actions.waker)
         self._requests: dict[int, Routed] = {}  # open ones
         self._unassigned = Unassigned(patience)  # of them, those that no worker takes now
         self._ids = count(1)
         self._preparing = Preparing(self._ids, lambda request: self._assign(request, None), self.counts)
         self._selection = Selection(key, choice or LeastCost(), model.spec, self._preparing, self.counts)
-        self._actions = Actions()
         self._refusing = self._stopping = False
         self._thread = threading.Thread(target=self._run, name="headwater-router", daemon=True)
         self.lost: Callable[[str], None] = lambda name: None  # called with each worker that is lost
@@ -197,7 +196,7 @@ class Router:
             due = 0.0
             while not self._stopping:
                 milliseconds = max(0, int((due - time.monotonic()) * 1000)) + 1
-                heard = self._links.poll(self._actions.waker, 0 if self._actions else milliseconds)
+                heard = self._links.poll(0 if self._actions else milliseconds)
                 self._actions.run()
                 now = time.monotonic()
                 if now >= due:  # what came meanwhile, too: if this thread did not run, no worker was silent
@@ -333,14 +332,14 @@ class Router:
             request.link.open.pop(request_id, None)
             request.link.send(Cancel(request_id, request.attempt))
 
-    def _take(self, link: Link, message: FromWorker) -> None:
+    def _take(self, link: Link, message: OfRequests) -> None:
         """Take what a worker says of a request, unless another one has it by now."""
         if isinstance(message, WorkerInfo):
             link.members = ()  # it has forgotten them, too
             self._reassign_all(link)
+            return
         if isinstance(message, PreparedMessage):
             self._preparing.prepared(message)
-        if not isinstance(message, TokenMessage | PromptMessage | FinishedMessage | FailedMessage):
             return
         request = link.open.get(message.request)
         if request is None or request.attempt != message.attempt:
@@ -388,7 +387,8 @@ class Router:
         elif request.prefilled is not None:
             event = request.prefilled.whole(event)
         self.counts["answered"] += 1
-        self._end(request, replace(event, account=request.account_of(event.account)))
+        account = request.account_of(event.account)
+        self._end(request, event if account is event.account else replace(event, account=account))
 
     def _hand_over(self, request: Routed, link: Link, event: FinishedEvent) -> None:
         """Let another worker go on after the first token; it pulls the prefix from the one that prefilled."""

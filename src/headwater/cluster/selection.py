@@ -79,10 +79,11 @@ class Selection:
 
     def _chosen(self, request: Routed, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
         """Return the worker that a request goes to now, and note in it whether that one prefills for another."""
-        names = [one.name for one in candidates]
-        if request.prefilled is not None and request.follower is not None and request.follower.name in names:
-            request.prefills = False
-            return names.index(request.follower.name)  # it has read what was prefilled
+        if request.prefilled is not None and request.follower is not None:
+            names = [one.name for one in candidates]
+            if request.follower.name in names:
+                request.prefills = False
+                return names.index(request.follower.name)  # it has read what was prefilled
         alone = None if request.sent or not may_be_apart(request.generation) else prefiller(prompt, candidates)
         request.prefills = alone is not None
         if alone is not None:

@@ -98,9 +98,13 @@ def bound(server: Server, address: str) -> tuple[zmq.Socket[bytes], Contact]:
 
 
 class Waker:
-    """Pair of sockets by which other threads wake one that polls. `fileno` is for the poller."""
+    """Pair of sockets by which other threads wake one that polls. `fileno` is for the poller.
+
+    The thread calls `clear` after each poll, and then looks at all that others have queued before they called `wake`.
+    """
 
     def __init__(self) -> None:
+        self._is_woken = False
         self._reading, self._writing = sockets.socketpair()
         for end in (self._reading, self._writing):
             end.setblocking(False)
@@ -110,7 +114,10 @@ class Waker:
         return self._reading.fileno()
 
     def wake(self) -> None:
-        """Wake the thread. Does nothing after `close`."""
+        """Wake the thread. Does nothing if another call has, or after `close`."""
+        if self._is_woken:
+            return
+        self._is_woken = True  # before the byte is sent: `clear` may follow at once
         with suppress(OSError):  # enough bytes are there already, or the thread has ended
             self._writing.send(b"\0")
 
@@ -118,6 +125,7 @@ class Waker:
         """Forget all calls of `wake`: the thread is awake."""
         with suppress(BlockingIOError):
             self._reading.recv(4096)
+        self._is_woken = False  # after the bytes are read: those that called meanwhile have queued what they had
 
     def close(self) -> None:
         """Close both ends."""

@@ -179,7 +179,8 @@ class FailedMessage(AboutRequest, tag=True):
 
 Answered = PromptMessage | TokenMessage | FinishedMessage | FailedMessage
 ToWorker = Ping | Members | Submit | FollowMessage | Prepare | Cancel
-FromWorker = WorkerInfo | Heartbeat | StatsMessage | PreparedMessage | Answered
+OfRequests = WorkerInfo | PreparedMessage | Answered  # messages after which a router has to do something
+FromWorker = Heartbeat | StatsMessage | OfRequests
 
 
 class Batch(msgspec.Struct, array_like=True):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import zmq
 
@@ -49,6 +49,7 @@ Prepares = Callable[[bytes, Sequence[bytes], Callable[[bool], None]], Callable[[
 HEARTBEAT = 0.1  # seconds between heartbeats
 COUNTED = 1.0  # seconds between statistics
 ROUTER_TIMEOUT = 1.0  # seconds of silence
+ENDS = (FinishedMessage, FailedMessage, PreparedMessage)
 COMPILERS = 2  # threads that begin requests with constraints, whose compilation may take long
 
 log = logging.getLogger("headwater.cluster")
@@ -101,8 +102,7 @@ class WorkingEngine(Protocol):
     def stats(self) -> EngineStats: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """A request of a router, as the worker knows it."""
 
     router: bytes
@@ -325,7 +325,7 @@ class Worker:
             if task not in self._tasks:
                 continue  # cancelled
             answers[task.router].append(message)
-            if isinstance(message, FinishedMessage | FailedMessage | PreparedMessage):
+            if isinstance(message, ENDS):
                 with self._lock:
                     self._tasks.pop(task, None)
         for router, messages in answers.items():
