@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headwater.cluster import simulation
+from headwater.cluster import selection
 from headwater.cluster.rivals import CHOICES
 from headwater.cluster.simulation import Simulation, simulate
 from headwater.errors import ConfigError
@@ -210,12 +210,6 @@ def test_what_is_no_network_is_an_error(text: str) -> None:
         Network.read(text)
 
 
-def test_pulls_beside_a_tier_are_an_error() -> None:
-    setup = replace(SETUP, tier=TierLaw.read("100GB@2GB/s"))
-    with pytest.raises(ConfigError, match="not simulated together"):
-        run(Cluster(2, "least_cost", network=FAST_NETWORK), setup=setup)
-
-
 def test_prompts_prefilled_apart_are_answered_once() -> None:
     plain, apart = (run(Cluster(4, "least_cost", 0.001, FAST_NETWORK, prefill)) for prefill in (0, 2))
     found = routing(apart)
@@ -233,7 +227,7 @@ def test_an_answer_handed_over_takes_the_pull_and_its_tokens() -> None:
     assert routing(whole).handed_over == 0, "nobody is disturbed"
     slow = Network(10**9, latency=0.5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "prefiller", lambda prompt, candidates: 0)
+        patch.setattr(selection, "prefiller", lambda prompt, candidates: 0)
         apart = run(Cluster(2, "least_cost", 0.0, slow, prefill=1), ALONE, trace=trace)
     found = routing(apart)
     answers = [one for one in apart.outcomes if one.output_tokens > 1]
@@ -275,7 +269,7 @@ def test_segments_are_prepared_beside_other_work_and_all_pages_come_back() -> No
     simulation.run()
     assert simulation.routing.combined > 5
     assert sum(worker.share.requests for worker in simulation.workers) == len(trace.requests)
-    assert not simulation._segments._preparing._orders
+    assert not simulation._preparing._orders
     for worker, pulls in zip(simulation.workers, simulation._pulls, strict=True):
         assert pulls.loaded_segments
         assert worker.outstanding.number == 0

@@ -68,10 +68,12 @@ def test_a_small_tier_holds_no_more_than_its_size() -> None:
     size = 400 * PAGE_BYTES
     run = serving(f"{size}B@100GB/s")
     assert run.tiers is not None
+    store = run.tiers.store
+    assert store is not None
     run.scheduler.cache.check()
-    assert 0 < run.tiers._catalog.bytes <= size
-    assert run.tiers._catalog.stranded() == []
-    assert run.tiers._catalog.bytes <= run.tiers.peak_bytes <= size < run.tiers.written_bytes
+    assert 0 < store.catalog.bytes <= size
+    assert store.catalog.stranded() == []
+    assert store.catalog.bytes <= store.peak_bytes <= size < store.written_bytes
 
 
 def test_selective_storing_writes_less_and_hits_less() -> None:

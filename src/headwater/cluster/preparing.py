@@ -10,13 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from headwater.cache.segments.compose import METHODS, usable, whole_segments
 from headwater.cache.segments.store import SegmentKey
-from headwater.cluster.choice import Candidate, OpenRequests, Outstanding, Prompt
+from headwater.cluster.choice import Candidate, Outstanding, Prompt
 from headwater.cluster.digests import TOKEN_BYTES, Digests
-from headwater.cluster.routed import Routed
+from headwater.cluster.routed import Holder, Routed
 from headwater.cluster.segment_dispatch import Dispatch, Segment, dispatch
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage
 
@@ -24,25 +23,6 @@ LATE = 4.0  # times the expected seconds, and LATE_SECONDS, for which a request 
 LATE_SECONDS = 2.0
 MOST_SEGMENTS = 256  # of a request, which other workers compute: each is a message, and work for the router's thread
 MOST_ORDERS = 1024  # that are open in all
-
-
-class Holder(Protocol):
-    """Worker, as preparations see it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def incarnation(self) -> bytes | None: ...
-
-    @property
-    def outstanding(self) -> OpenRequests: ...
-
-    def has_segment(self, digest: int) -> bool:
-        """Return whether a segment is stored there."""
-
-    def send(self, message: Prepare | Cancel) -> None:
-        """Give an order, or take it back; `Preparing.prepared` is called later with its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from headwater.account import CacheAccount
-from headwater.cluster.choice import Outstanding
+from headwater.cluster.choice import OpenRequests, Outstanding, Prompt
+from headwater.cluster.digests import TOKEN_BYTES, Digests
 from headwater.cluster.disaggregation import Prefilled, prefill_of
 from headwater.cluster.link import Link
-from headwater.cluster.wire import Submit
+from headwater.cluster.wire import Cancel, Prepare, Submit
 from headwater.errors import HeadwaterError
 from headwater.events import Event, TokenEvent
 from headwater.request import Generation
+
+
+class Holder(Protocol):
+    """Worker, as preparations of segments and other requests see it: real or simulated."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def incarnation(self) -> bytes | None: ...
+
+    @property
+    def outstanding(self) -> OpenRequests: ...
+
+    def has_segment(self, digest: int) -> bool:
+        """Return whether a segment is stored there."""
+
+    def send(self, message: Prepare | Cancel) -> None:
+        """Give an order, or take it back; `Preparing.prepared` is called later with its end."""
 
 
 @dataclass(eq=False)
@@ -37,11 +58,20 @@ class Routed:
     fingerprint: str | None = None  # of workers that can go on with it; None: any
     prefills: bool = False  # its worker only prefills, for another one
     prefilled: Prefilled | None = None  # by a worker that only did that
-    follower: Link | None = None  # the worker that reads what that one computes, and is to go on
+    follower: Holder | None = None  # the worker that reads what that one computes, and is to go on
     combiner: object = None  # the link of the worker that has its segments, once they are prepared
     composed: int = 0  # tokens of these segments
     built: dict[int, int] = field(default_factory=dict)  # segments that were built ahead for it: digest, interior
     built_apart: set[int] = field(default_factory=set)  # of them, those that others than the combining worker built
+
+    def prompt(self, key: bytes, unit_bytes: int) -> Prompt:
+        """Return its prompt with digests of units under a secret key, which are computed once; 0: of none."""
+        generation = self.generation
+        if not unit_bytes:
+            return Prompt(len(generation.prompt))
+        if not self.blocks:
+            self.blocks = Digests(key, unit_bytes).prefix(generation.namespace, self.key)
+        return Prompt(len(generation.prompt), self.blocks, unit_bytes // TOKEN_BYTES)
 
     def submission(self, now: float) -> Submit:
         """Return the message for the worker that goes on with it at `now`, with what is left of its deadline."""

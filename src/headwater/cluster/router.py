@@ -93,6 +93,7 @@ class Router:
         self.special_tokens, self.generation_defaults, self.spec = model.special_tokens, model.generation, model.spec
         self.counts: Counter[str] = Counter()  # requests by what became of them
         self._actions = Actions()
+        self._key = key
         self._links = Links(uuid.uuid4().bytes, client, heartbeat_timeout, self._actions.waker)
         self._requests: dict[int, Routed] = {}  # open ones
         self._unassigned = Unassigned(patience)  # of them, those that no worker takes now
@@ -283,7 +284,7 @@ class Router:
         if not links:
             self._unassigned.add(request, needed)
             return
-        selected = self._selection.select(request, links)
+        selected = self._selection.select(request, request.prompt(self._key, links[0].unit_bytes), links)
         if selected is None:  # its segments are prepared first
             return
         link, request.outstanding = selected.link, selected.outstanding
@@ -291,16 +292,17 @@ class Router:
         request.peers = tuple(one.incarnation or b"" for one in selected.holders)
         self._unfollow(request, link if request.prefilled is not None else None)
         self._send(request, link, selected.predicted)
-        if selected.decoder is not None and (peer := link.as_peer) is not None:
-            request.follower, generation = selected.decoder, request.generation
-            follow = FollowMessage(request.id, request.attempt, generation.namespace, request.key, peer.incarnation)
-            request.follower.send(follow)
+        decoder, peer, namespace = selected.decoder, link.as_peer, request.generation.namespace
+        if decoder is not None and peer is not None:
+            request.follower = decoder
+            decoder.send(FollowMessage(request.id, request.attempt, namespace, request.key, peer.incarnation))
 
     def _unfollow(self, request: Routed, goes_to: Link | None = None) -> None:
         """Let the worker that reads a request's prefix from another one give that up, unless it has the request now."""
         follower, request.follower = request.follower, None
-        if follower is not None and follower is not goes_to and self._links.get(follower.name) is follower:
-            follower.send(Cancel(request.id, request.attempt))
+        link = None if follower is None else self._links.get(follower.name)
+        if link is not None and link is follower and link is not goes_to:
+            link.send(Cancel(request.id, request.attempt))
 
     def _send(self, request: Routed, link: Link, reusable: int) -> None:
         request.attempt += 1

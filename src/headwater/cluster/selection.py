@@ -4,38 +4,58 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from headwater.cluster.choice import Candidate, Choice, LeastCost, Outstanding, Prompt, holders, price_pulls
-from headwater.cluster.digests import TOKEN_BYTES, Digests
+from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import decoder_after, decoders, may_be_apart, note_prefilled, prefiller
-from headwater.cluster.link import Link
 from headwater.cluster.preparing import Preparing, may_be_prepared, needed_by
-from headwater.cluster.routed import Routed
-from headwater.spec import ModelSpec
+from headwater.cluster.routed import Holder, Routed
 
 
-class Selected(NamedTuple):
+class Selectable(Holder, Protocol):
+    """Worker, as a selection sees it."""
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of the index key's unit, which a digest stands for."""
+
+    def candidate(self, prompt: Prompt) -> Candidate:
+        """Return the worker as a choice for a prompt sees it."""
+
+
+class Convolving(Protocol):
+    """Model, as segments need it."""
+
+    @property
+    def conv_taps(self) -> int: ...
+
+
+Worker = TypeVar("Worker", bound=Selectable)
+
+
+class Selected(NamedTuple, Generic[Worker]):
     """The worker that a request goes to now, and others that take part. Tokens."""
 
-    link: Link
+    link: Worker
     outstanding: Outstanding
     predicted: int  # leading tokens that the worker is thought to have
-    holders: tuple[Link, ...]  # from which it is to pull
-    decoder: Link | None  # that is to go on after it, if it only prefills and can be read from
+    holders: tuple[Worker, ...]  # from which it is to pull
+    decoder: Worker | None  # that is to go on after it, if it only prefills
 
 
 class Selection:
     """A rule, and what it needs beside the workers. All methods are for the router's thread."""
 
-    def __init__(self, key: bytes, choice: Choice, spec: ModelSpec, preparing: Preparing, counts: Counter[str]) -> None:
+    def __init__(
+        self, key: bytes, choice: Choice, model: Convolving, preparing: Preparing, counts: Counter[str]
+    ) -> None:
         """`key`: secret key of digests. `counts`: of requests, by what became of them."""
         self.choice = choice
-        self._key, self._spec, self._preparing, self._counts = key, spec, preparing, counts
+        self._key, self._model, self._preparing, self._counts = key, model, preparing, counts
 
-    def select(self, request: Routed, links: Sequence[Link]) -> Selected | None:
+    def select(self, request: Routed, prompt: Prompt, links: Sequence[Worker]) -> Selected[Worker] | None:
         """Return the worker that a request goes to now; None: workers prepare its segments, and it waits for them."""
-        prompt = self._prompt(request, links)
         candidates = [link.candidate(prompt) for link in links]
         if request.prefilled is not None and len(request.sent) == 1:  # it is being handed over
             note_prefilled(prompt, request.prefilled.name, candidates)
@@ -43,24 +63,14 @@ class Selection:
         at = self._with_segments(request, prompt, links, candidates)
         if at is None:
             return None
-        chosen, decoder = candidates[at], None
-        if request.prefills and links[at].as_peer is not None:
-            decoder = links[decoder_after(prompt, chosen, candidates)]
+        chosen = candidates[at]
+        decoder = links[decoder_after(prompt, chosen, candidates)] if request.prefills else None
         outstanding = Outstanding(prompt, chosen.uncached(prompt), bool(request.sent))
         pulled_from = tuple(links[i] for i in holders(at, candidates))
         return Selected(links[at], outstanding, chosen.reusable, pulled_from, decoder)
 
-    def _prompt(self, request: Routed, links: Sequence[Link]) -> Prompt:
-        """Return a request's prompt with its digests, which are computed once."""
-        generation, unit_bytes = request.generation, links[0].unit_bytes
-        if not unit_bytes:
-            return Prompt(len(generation.prompt))
-        if not request.blocks:
-            request.blocks = Digests(self._key, unit_bytes).prefix(generation.namespace, request.key)
-        return Prompt(len(generation.prompt), request.blocks, unit_bytes // TOKEN_BYTES)
-
     def _with_segments(
-        self, request: Routed, prompt: Prompt, links: Sequence[Link], candidates: Sequence[Candidate]
+        self, request: Routed, prompt: Prompt, links: Sequence[Worker], candidates: Sequence[Candidate]
     ) -> int | None:
         """Return the worker that a request goes to now; None: workers prepare its segments, and it waits for them."""
         if request.combiner in links:
@@ -71,7 +81,7 @@ class Selection:
         if not may_be_prepared(request) or len(links) < 2 or not links[chosen].unit_bytes:
             return chosen
         digests = Digests(self._key, links[chosen].unit_bytes)
-        needed = needed_by(request, digests, self._spec.conv_taps)
+        needed = needed_by(request, digests, self._model.conv_taps)
         if not needed:
             return chosen
         combiners = decoders(candidates) if isinstance(self.choice, LeastCost) else [chosen]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 
 from headwater.account import TierOutcome
 from headwater.cache.segments.store import SegmentKey
 from headwater.lab.replayed import Replayed
 from headwater.lab.serving import Serving
 from headwater.lab.setup import Network
-from headwater.lab.tiers import LabLoads
+from headwater.lab.tiers import STORE, LabLoads, Line
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.segment_loads import Awaited, SegmentLoad, SegmentLoads
 from headwater.schedule.tier_load import Load, Offer, OpenLoad, PullSpeed
@@ -17,20 +17,29 @@ from headwater.tiers.names import runs_of
 from headwater.tiers.store import PEER
 
 SENDER = 0  # number of the tier that a segment's sender is
+PEERS = 1  # number of the first worker among the tiers of a prefix, after the store
 
 
 class SimulatedPulls(LabLoads):
-    """Both ends of one worker's pulls. It receives one prefix after the other, and sends one after the other."""
+    """Both ends of one worker's pulls, and its store. It receives one prefix after the other, and sends likewise."""
 
-    def __init__(self, number: int, network: Network, serving: Serving, wake: Callable[[float], None]) -> None:
-        """`number`: of the worker. `wake`: called when pages that were sent may be evicted again, with the time."""
-        loads = network.bandwidth, network.latency, serving.scheduler, serving.page_bytes
-        super().__init__(*loads, serving.prefill_seconds, lambda: serving.now)
+    def __init__(
+        self,
+        number: int,
+        network: Network,
+        serving: Serving,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+    ) -> None:
+        """`number`: of the worker. `clock`: of the cluster. `wake`: called when pages that were sent can be evicted."""
+        given = serving.scheduler, serving.page_bytes, serving.prefill_seconds, clock, serving.setup.tier
+        super().__init__(*given)
+        self._link = Line(network.bandwidth, network.latency)
         self.number, self._wake = number, wake
         self.pulled = self.failed = 0  # prefixes
         self._sends_until = 0.0
         self._named: dict[int, Sequence[SimulatedPulls]] = {}  # by the identity of the trace's request
-        self._peers: dict[int, SimulatedPulls] = {}  # by number, those that were named
+        self._peers: dict[int, SimulatedPulls] = {}  # by the number of their tier, those that were named
         self._pulling: dict[int, tuple[SimulatedPulls, int]] = {}  # by load: the sender, and the id of its lease
         self._segments = SegmentLoads(serving.cache, self, serving.scheduler.new_id)
         self._senders: dict[SegmentKey, SimulatedPulls] = {}  # of segments that others are said to have
@@ -38,23 +47,25 @@ class SimulatedPulls(LabLoads):
 
     @property
     def pull_speed(self) -> PullSpeed:
-        a_token = self._bytes(False, self.run_tokens) / self.run_tokens / self._bandwidth
-        return PullSpeed(self.load_seconds(0, True, 0), a_token)
+        a_token = self._sizes.bytes(False, self.run_tokens) / self.run_tokens / self._link.bandwidth
+        return PullSpeed(self.load_seconds(PEERS, True, 0), a_token)
 
     def name(self, request: object, peers: Sequence[SimulatedPulls]) -> None:
         """Note that these workers have more of the prompt of a request of the trace, which is going to arrive."""
         self._named[id(request)] = peers
-        self._peers |= {peer.number: peer for peer in peers}
+        self._peers |= {PEERS + peer.number: peer for peer in peers}
 
-    def arrived(self, seq: Request) -> None:
+    def _offers(self, seq: Request) -> Iterator[Offer]:
+        """Yield what the store holds of a prompt, and what the first worker has that was named and has any of it."""
         assert isinstance(seq, Replayed), "requests of the lab are those of a trace"
-        unit = self._layout.unit_tokens
+        yield from super()._offers(seq)
+        unit = self._sizes.layout.unit_tokens
         for peer in self._named.pop(id(seq.request), ()):
             end = peer._scheduler.cache.match(seq.key, seq.n_prompt, seq.namespace).checkpoint_tokens
             if end:
                 runs = runs_of(end // unit, self.run_tokens // unit)
                 whole = frozenset((start * unit, stop * unit) for start, stop in runs)
-                self._offer(seq, Offer(peer.number, frozenset((end,)), whole))
+                yield Offer(PEERS + peer.number, frozenset((end,)), whole)
                 return
 
     # -- segments
@@ -73,12 +84,10 @@ class SimulatedPulls(LabLoads):
         return {SENDER}
 
     def segment_seconds(self, tier: int, key: SegmentKey) -> float:
-        waiting = max(0.0, self._reading[-1][0] - self._now()) if self._reading else 0.0
-        return waiting + self._seconds_of(key)
+        return self._link.wait(self._now()) + self._link.seconds(self._size_of(key))
 
-    def _seconds_of(self, key: SegmentKey) -> float:
-        pages = sum(self._scheduler.cache.segments.needs(key))
-        return self._latency + pages * self._page_bytes / self._bandwidth
+    def _size_of(self, key: SegmentKey) -> int:
+        return sum(self._scheduler.cache.segments.needs(key)) * self._sizes.page_bytes
 
     def begin_segment(self, load: SegmentLoad) -> None:
         sender = self._senders[load.key]
@@ -87,15 +96,17 @@ class SimulatedPulls(LabLoads):
             load.failed = TierOutcome.FAILED  # it was evicted since
         else:
             sender._scheduler.cache.segments.pin(stored)
-        begun = max(self._now(), self._reading[-1][0] if self._reading else 0.0, sender._sends_until)
-        load.seconds, load.tiers = self._seconds_of(load.key), PEER
-        self._reading.append((begun + load.seconds, load))
+        size = self._size_of(load.key)
+        load.seconds, load.tiers = self._link.seconds(size), PEER
+        ends = self._link.read(max(self._now(), sender._sends_until), size)
+        self._ends(load, ends)
         if load.failed is None:
-            sender._sends_until = begun + load.seconds
+            sender._sends_until = ends
 
     def _finish(self, load: OpenLoad) -> None:
         if not isinstance(load, SegmentLoad):
             super()._finish(load)
+            self._was_pulled(load)
             return
         self._segments.finished(load)
         if load.failed is None:
@@ -109,30 +120,41 @@ class SimulatedPulls(LabLoads):
     def _was_sent(self) -> None:
         """Note that what was sent may be evicted again."""
         self._scheduler.room_was_made()
-        self._wake(self._now())
+        self._wake()
 
     # -- prefixes
 
     def begin(self, load: Load) -> None:
-        sender = self._peers[load.state.tier]
-        lease = sender._scheduler.new_id()
-        if sender._scheduler.cache.hold(lease, load.namespace, load.key, load.plan.end) is None:
-            load.failed = TierOutcome.FAILED  # it was evicted since it was offered
-        else:
-            self._pulling[load.id] = sender, lease
+        from_peer = [source for source in (*load.runs, load.state) if source.tier != STORE]
+        if from_peer:
+            sender, last = self._peers[from_peer[-1].tier], from_peer[-1]
+            lease = sender._scheduler.new_id()
+            held = sender._scheduler.cache.hold(lease, load.namespace, load.key, last.end, last is load.state)
+            if held is None:
+                load.failed = TierOutcome.FAILED  # it was evicted since it was offered
+            else:
+                self._pulling[load.id] = sender, lease
         super().begin(load)
-        load.tiers = PEER
-        if load.failed is None:
-            sender._sends_until = self._reading[-1][0]
+        if load.id in self._pulling:
+            self._pulling[load.id][0]._sends_until = self._link.free_at
 
-    def _free_at(self, load: Load) -> float:
-        return max(super()._free_at(load), self._peers[load.state.tier]._sends_until)
+    def _line(self, tier: int) -> Line:
+        return super()._line(tier) if tier == STORE else self._link
 
-    def _was_read(self, load: Load) -> None:
+    def _kind(self, tier: int) -> str:
+        return super()._kind(tier) if tier == STORE else PEER
+
+    def _read(self, tier: int, now: float, size: int) -> float:
+        if tier == STORE:
+            return super()._read(tier, now, size)
+        return super()._read(tier, max(now, self._peers[tier]._sends_until), size)
+
+    def _was_pulled(self, load: OpenLoad) -> None:
+        """Count a load of which another worker had a part, and let that one evict it again."""
         if load.failed is not None:
             self.failed += 1
-            return
-        self.pulled += 1
-        sender, lease = self._pulling.pop(load.id)
-        sender._scheduler.cache.release(lease)
-        sender._was_sent()
+        elif load.id in self._pulling:
+            self.pulled += 1
+            sender, lease = self._pulling.pop(load.id)
+            sender._scheduler.cache.release(lease)
+            sender._was_sent()

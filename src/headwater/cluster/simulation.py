@@ -11,22 +11,29 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 
-from headwater.account import CacheAccount
-from headwater.cluster.choice import LeastCost, Outstanding, Prompt, Role, holders, price_pulls
+from headwater.account import CacheAccount, Reason
+from headwater.cluster.choice import Prompt, Role
 from headwater.cluster.digests import Digests
-from headwater.cluster.disaggregation import decoders, note_prefilled, prefiller
+from headwater.cluster.disaggregation import Prefilled
+from headwater.cluster.preparing import Preparing
 from headwater.cluster.rivals import make_choice
+from headwater.cluster.routed import Routed
+from headwater.cluster.selection import Selection
+from headwater.cluster.simulated_link import SimulatedLink
 from headwater.cluster.simulated_pulls import SimulatedPulls
-from headwater.cluster.simulated_segments import Prepared, SimulatedLink, SimulatedSegments
 from headwater.cluster.simulated_worker import Inbox, Sent, SimulatedWorker
 from headwater.errors import ConfigError
+from headwater.events import TokenEvent
 from headwater.lab.replay import result_of, timed
 from headwater.lab.row import Result, Routing
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Cluster, Setup, as_reused
 from headwater.lab.speculation import OFF
 from headwater.lab.tally import Ideal, SegmentWork, Tally
+from headwater.request import Generation, SamplingParams, Span
+from headwater.schedule.sequence import tokens_of
 from headwater.traces.arrivals import Arrivals
 from headwater.traces.request import Request, Trace
 
@@ -50,12 +57,26 @@ def simulate(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | No
     return replace(result, row=replace(result.row, cluster=simulation.routing))
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilling:
-    """A request of which a worker computes the prompt and the first token, and the whole one."""
+def nobody(event: object) -> None:
+    """Ignore an event: answers are the simulation's."""
 
-    first: Request
-    whole: Request
+
+@dataclass(eq=False)
+class Visit:
+    """A request of the trace, and what the router knows of it."""
+
+    request: Request
+    prompt: Prompt
+    routed: Routed
+    first_token: float = 0.0  # seconds: when a worker that only prefills had it
+
+    @property
+    def sent(self) -> Request:
+        """The request as its worker gets it: without its answer, if that one only prefills."""
+        one = self.request
+        return (
+            replace(one, output_tokens=1, known_tokens=one.prompt_tokens, ended=False) if self.routed.prefills else one
+        )
 
 
 def roles(cluster: Cluster) -> list[Role]:
@@ -76,26 +97,29 @@ class Simulation:
 
     def __init__(self, trace: Trace, setup: Setup, cluster: Cluster, arrivals: Arrivals, engine: Engine) -> None:
         self._trace, self._setup, self._cluster, self._arrivals = trace, setup, cluster, arrivals
-        self._choice = make_choice(cluster.router)
         layout = setup.layout(trace)
         self._digests, self._block_tokens = Digests(KEY, layout.unit_bytes), layout.unit_tokens
         self._turns = Counter(request.session for request in trace.requests)
         self._counts: Counter[str] = Counter()
         self._now = 0.0
         self._events: list[tuple[float, int, int]] = []  # (time, END or BEGIN, worker)
-        self._prefills: dict[int, Prefilling] = {}  # by the identity of what its worker was sent
-        self._decodes: dict[int, float] = {}  # by the identity of a request that goes on: when its first token came
+        self._ids = count(1)
+        self._visits: dict[int, Visit] = {}  # by the router's numbers, those of composed requests that wait
+        self._open: dict[int, Visit] = {}  # by the identity of what its worker was sent
         self.workers = [
             SimulatedWorker(f"w{n}", role, trace, setup, engine, self._digests, cluster.event_delay)
             for n, role in enumerate(roles(cluster))
         ]
         self._pulls: list[SimulatedPulls] = []
         if cluster.network is not None:
-            if setup.tier is not None:
-                raise ConfigError(f"pulls and a tier are not simulated together: tier is {setup.tier}")
-            ends = ((n, worker, partial(self._may_evict, n)) for n, worker in enumerate(self.workers))
-            self._pulls = [SimulatedPulls(n, cluster.network, one.serving, wake) for n, one, wake in ends]
-        self._segments = self._prepared()
+            self._pulls = [
+                SimulatedPulls(n, cluster.network, one.serving, lambda: self._now, partial(self._may_evict, n))
+                for n, one in enumerate(self.workers)
+            ]
+        self._links = self._linked()
+        self._preparing = Preparing(self._ids, lambda routed: self._place(self._visits.pop(routed.id)), self._counts)
+        rule, states = make_choice(cluster.router), setup.profile.state
+        self._selection = Selection(KEY, rule, states, self._preparing, self._counts)
         ideal = Ideal(trace, layout.unit_tokens)
         self._total = Tally(layout.flops, len(arrivals), SegmentWork(layout.flops))
         for worker in self.workers:
@@ -121,18 +145,14 @@ class Simulation:
             else:
                 return self._summed()
 
-    def _prepared(self) -> SimulatedSegments | None:
-        """Return the preparations of segments; None if no prompt is composed."""
-        if not (self._trace.has_segments and self._setup.composes):
-            return None
+    def _linked(self) -> list[SimulatedLink]:
+        """Return the workers as the router sees them."""
         pulls: list[SimulatedPulls | None] = [*self._pulls] or [None for _ in self.workers]
         named = {one.name.encode(): pull for one, pull in zip(self.workers, pulls, strict=True) if pull is not None}
-        links = [
-            SimulatedLink(worker, pull, partial(self._ordered, n), named)
+        return [
+            SimulatedLink(worker, pull, lambda: self._now, partial(self._ordered, n), named)
             for n, (worker, pull) in enumerate(zip(self.workers, pulls, strict=True))
         ]
-        taps = self._setup.profile.state.conv_taps
-        return SimulatedSegments(self._trace, self._digests, taps, links, self._combine)
 
     def _ordered(self, n: int) -> None:
         """Let a worker see an order now, or when its step ends."""
@@ -144,66 +164,46 @@ class Simulation:
             worker.serving.shorten(self._now)
             heapq.heappush(self._events, (worker.serving.ends, END, n))
 
-    def _combine(self, prepared: Prepared) -> None:
-        """Send a request whose segments are prepared to the worker that has them."""
-        self._route(prepared.request, self._now, prepared=prepared)
-
-    def _route(
-        self, request: Request, now: float, prefilled_by: str | None = None, prepared: Prepared | None = None
-    ) -> None:
-        """Send a request to a worker: one that arrives now, or whose first token `prefilled_by` has sampled.
-
-        Or one whose segments were `prepared`.
-        """
+    def _route(self, request: Request, now: float) -> None:
+        """Send a request that comes now to a worker."""
         self._now = now
-        prompt = self._prompt(request)
-        candidates = [worker.candidate(prompt, now) for worker in self.workers]
-        if prefilled_by is not None:
-            note_prefilled(prompt, prefilled_by, candidates)
-        price_pulls(candidates)
-        whole = prefilled_by is not None or request.output_tokens < 2 or request.segments
-        alone = None if whole else prefiller(prompt, candidates)
-        if alone is None:
-            serving = decoders(candidates)
-            n = serving[self._choice.choose(prompt, [candidates[i] for i in serving])]
-            if prepared is not None:
-                n = prepared.combiner
-                candidates[n].compose(prompt, prepared.composed)
-            elif self._segments is not None and request.segments and len(candidates) > 1:
-                combiners = serving if isinstance(self._choice, LeastCost) else [n]
-                at = self._segments.chosen(request, prompt, candidates, combiners, n, now)
-                if at is None:
-                    return
-                n = at
-        else:
-            n, whole_request = alone, request
-            request = replace(request, output_tokens=1, known_tokens=request.prompt_tokens, ended=False)
-            self._prefills[id(request)] = Prefilling(request, whole_request)
-        worker, predicted = self.workers[n], candidates[n].reusable
+        reused = as_reused(request, self._setup.reuse)
+        blocks = self._digests.prefix(reused.namespace, self._trace.key(reused, reused.prompt_tokens))
+        session = request.session if self._turns[request.session] > 1 else ""
+        prompt = Prompt(request.prompt_tokens, blocks, self._block_tokens, session)
+        segments = request.segments if self._setup.composes else ()
+        key = self._trace.ids(request, Span(0, request.prompt_tokens)) if segments else b""
+        params = SamplingParams(max_tokens=request.output_tokens)
+        generation = Generation(tokens_of(key), params, request.namespace, segments=segments, fidelity=request.fidelity)
+        self._place(Visit(request, prompt, Routed(next(self._ids), generation, nobody, now, key)))
+
+    def _place(self, visit: Visit) -> None:
+        """Send a request to a worker: a new one, one that was prefilled, or one whose segments are prepared."""
+        now, routed = self._now, visit.routed
+        self._visits[routed.id] = visit
+        selected = self._selection.select(routed, visit.prompt, self._links)
+        if selected is None:  # its segments are prepared first
+            return
+        del self._visits[routed.id]
+        request, link = visit.sent, selected.link
+        worker, predicted = link.worker, selected.predicted
+        self._open[id(request)] = visit
         matched = worker.match(request)
         self._counts["as_predicted" if matched == predicted else "less" if matched < predicted else "more"] += 1
-        if self._pulls:
-            self._pulls[n].name(request, [self._pulls[at] for at in holders(n, candidates)])
-        outstanding = Outstanding(prompt, candidates[n].uncached(prompt), prefilled_by is not None)
-        came = now if prepared is None else prepared.came
-        worker.receive(request, Sent(outstanding, came, predicted, matched), now)
+        if link.pulls is not None:
+            link.pulls.name(request, [one.pulls for one in selected.holders if one.pulls is not None])
+        came = now if routed.prefilled is not None else routed.began
+        worker.receive(request, Sent(selected.outstanding, came, predicted, matched), now)
+        n = self._links.index(link)
         if worker.serving.work is not None:
             heapq.heappush(self._events, (worker.serving.ends, END, n))  # it may end sooner now
         elif worker.wakes is None or worker.wakes > now:  # it waits for a tier
             self._wake(worker, n, now)
 
-    def _prompt(self, request: Request) -> Prompt:
-        """Return a prompt with its digests, and its session if that has several requests."""
-        reused = as_reused(request, self._setup.reuse)
-        key = self._trace.key(reused, reused.prompt_tokens)
-        blocks = self._digests.prefix(reused.namespace, key)
-        session = request.session if self._turns[request.session] > 1 else ""
-        return Prompt(request.prompt_tokens, blocks, self._block_tokens, session)
-
-    def _may_evict(self, n: int, now: float) -> None:
+    def _may_evict(self, n: int) -> None:
         """Note that a worker, which may wait for memory, may evict a prefix that it has sent."""
         if self.workers[n].serving.work is None:
-            self._wake(self.workers[n], n, now)
+            self._wake(self.workers[n], n, self._now)
 
     def _wake(self, worker: SimulatedWorker, n: int, at: float) -> None:
         worker.wakes = at
@@ -240,41 +240,46 @@ class Simulation:
             self._wake(worker, n, at if due is None else max(at, due))
 
     def _look(self, n: int) -> None:
-        if self._segments is not None:
-            self._segments.look(n)
+        """Take what has become of a worker's orders."""
+        for message in self._links[n].take_ended():
+            self._preparing.prepared(message)
 
     # -- what becomes of requests
 
     def _begun(self, worker: SimulatedWorker, request: Request, account: CacheAccount | None) -> None:
-        if id(request) in self._prefills:
-            whole = self._prefills[id(request)].whole
-            self._total.outcomes[-1] = replace(self._total.outcomes[-1], output_tokens=whole.output_tokens)
+        visit = self._open[id(request)]
+        prefills = visit.routed.prefills
+        if prefills:
+            self._total.outcomes[-1] = replace(self._total.outcomes[-1], output_tokens=visit.request.output_tokens)
         sent = worker.first_token(request)
-        if id(request) not in self._prefills:  # else the rule has not chosen its worker
-            self._choice.begun(sent.outstanding.prompt, worker.name)
+        if not prefills:  # else the rule has not chosen its worker
+            self._selection.choice.begun(visit.prompt, worker.name)
         resumed = 0 if account is None else account.resumed_at
         if resumed != sent.matched:
             self._counts["lost_waiting" if resumed < sent.matched else "gained_waiting"] += 1
 
     def _goes_on(self, worker: SimulatedWorker, request: Request) -> bool:
         """Return whether another worker has prefilled a request, which was counted there."""
-        if id(request) not in self._decodes:
+        visit = self._open[id(request)]
+        if visit.routed.prefilled is None:
             return False
-        self._choice.begun(worker.open[id(request)].outstanding.prompt, worker.name)
+        self._selection.choice.begun(visit.prompt, worker.name)
         return True
 
     def _answered(self, worker: SimulatedWorker, request: Request, now: float) -> None:
-        sent = worker.answered(request, now)
-        done = self._prefills.pop(id(request), None)
-        if done is not None:
+        worker.answered(request, now)
+        visit = self._open.pop(id(request))
+        routed = visit.routed
+        if routed.prefills:
             self._counts["handed_over"] += 1
-            self._decodes[id(done.whole)] = now
-            self._route(done.whole, now, worker.name)
+            self._now, visit.first_token = now, now
+            account = CacheAccount(request.prompt_tokens, 0, 0, 0, Reason.COLD)  # of no account here
+            routed.prefilled, routed.sent = Prefilled(worker.name, account, None), [TokenEvent(0, "")]
+            self._place(visit)
             return
-        first_token = self._decodes.pop(id(request), None)
-        if first_token is not None:  # the hand-over is a part of the time of the tokens after the first
-            self._total.token_seconds[-1] = (now - first_token) / (request.output_tokens - 1)
-        self._choice.ended(sent.outstanding.prompt, worker.name)
+        if routed.prefilled is not None:  # the hand-over is a part of the time of the tokens after the first
+            self._total.token_seconds[-1] = (now - visit.first_token) / (request.output_tokens - 1)
+        self._selection.choice.ended(visit.prompt, worker.name)
         self._arrivals.answered(request, now)
 
     def _summed(self) -> Tally:
@@ -299,8 +304,8 @@ class Simulation:
             pulls_failed=sum(one.failed for one in self._pulls),
             prefill=self._cluster.prefill,
             handed_over=self._counts["handed_over"],
-            combined=0 if self._segments is None else self._segments.counts["combined"],
-            segments_apart=0 if self._segments is None else self._segments.counts["segments_apart"],
+            combined=self._counts["combined"],
+            segments_apart=self._counts["segments_apart"],
             workers=tuple(worker.share for worker in self.workers),
             **{name: self._counts[name] for name in names},
         )

@@ -71,7 +71,7 @@ def timed(result: Result, servings: Sequence[Serving]) -> Result:
     """Return the result with the figures that servers have under a clock: sums over all of them."""
     schedulers = [serving.scheduler for serving in servings]
     last = max(serving.now for serving in servings)
-    stores = [serving.tiers for serving in servings if serving.tiers is not None]
+    stores = [one.tiers.store for one in servings if one.tiers is not None and one.tiers.store is not None]
     row = replace(
         result.row,
         queue_depth=round(sum(serving.waited for serving in servings) / last, 4) if last else 0.0,

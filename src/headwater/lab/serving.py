@@ -12,7 +12,7 @@ from headwater.lab.cost import Load, StepCost, load_of
 from headwater.lab.replayed import Counted, Replayed
 from headwater.lab.setup import Setup, as_reused
 from headwater.lab.tally import Ideal, SegmentWork, Tally
-from headwater.lab.tiers import LabLoads, LabTiers
+from headwater.lab.tiers import LabLoads
 from headwater.lab.tuner import TraceTuning
 from headwater.schedule.kinds.request import Request as Answered
 from headwater.schedule.limits import Limits
@@ -99,7 +99,7 @@ class Serving:
         self.tiers: LabLoads | None = None
         if self.setup.tier is not None:
             law, page_bytes = self.setup.tier, self.page_bytes
-            self.use(LabTiers(law, self.scheduler, page_bytes, self.prefill_seconds, lambda: self.now))
+            self.use(LabLoads(self.scheduler, page_bytes, self.prefill_seconds, lambda: self.now, law))
 
     @property
     def page_bytes(self) -> int:

@@ -1,17 +1,19 @@
 """Tiers under a virtual clock: a store of a size and a bandwidth below memory, asked and loaded as the server does it.
 
 Each checkpoint that placement chose is stored when it is computed, or, with `selective`, when a request resumes from
-it. Storing takes no time. One load is read at a time.
+it. Storing takes no time. A store, or a link to other workers, reads for one load at a time.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 
 from headwater.errors import ConfigError
+from headwater.plan import CacheLayout
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.tier_load import Load, Offer, OpenLoad
@@ -26,6 +28,7 @@ OFF = "off"
 LATENCY = 1e-3  # seconds of a load beside its bytes
 RUN_TOKENS = 1024
 NAMES_KEY = b"lab"
+STORE = 0  # number of the store among the tiers of a server
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +58,152 @@ class TierLaw:
         return f"{show_bytes(self.size)}@{show_bytes(self.bandwidth)}/s{rules}"
 
 
-class LabLoads(Tiers):
-    """Loads of a simulated server, one after the other, at the speed of `bandwidth` bytes a second."""
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of parts of prefixes."""
 
-    peak_bytes = written_bytes = 0  # of a store
+    layout: CacheLayout
+    page_bytes: int
+
+    @property
+    def run_tokens(self) -> int:
+        """Tokens of a run of KV."""
+        unit = self.layout.unit_tokens
+        return max(unit, RUN_TOKENS // unit * unit)
+
+    def bytes(self, state: bool, tokens: int) -> int:
+        """Return the bytes of a state, if `state`, and of the KV of so many tokens."""
+        layout = self.layout
+        pages = tokens // layout.page_size * layout.kv_pages_per_unit + state * layout.checkpoint_pages
+        return pages * self.page_bytes
+
+
+@dataclass(slots=True)
+class Line:
+    """Way by which parts come from a store, or from other workers: those of one load after the other's."""
+
+    bandwidth: float  # bytes a second
+    latency: float  # seconds of a load beside its bytes
+    free_at: float = 0.0  # seconds: the end of the last load
+
+    def seconds(self, size: int) -> float:
+        """Return the seconds to read so many bytes, without those of waiting."""
+        return self.latency + size / self.bandwidth
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until a load can begin."""
+        return max(0.0, self.free_at - now)
+
+    def read(self, begin: float, size: int) -> float:
+        """Read so many bytes from `begin` on, or once the line is free; return when they are there."""
+        self.free_at = max(begin, self.free_at) + self.seconds(size)
+        return self.free_at
+
+
+class LabStore:
+    """Content of a simulated store."""
+
+    peak_bytes = written_bytes = 0
+
+    def __init__(
+        self, law: TierLaw, sizes: Sizes, prefill_seconds: Callable[[int], float], now: Callable[[], float]
+    ) -> None:
+        self.law, self.line = law, Line(law.bandwidth, LATENCY)
+        self._sizes, self._prefill, self._now = sizes, prefill_seconds, now
+        self._unit, self._run_units = sizes.layout.unit_tokens, sizes.run_tokens // sizes.layout.unit_tokens
+        self._names = Names(NAMES_KEY, "", sizes.layout.unit_bytes)
+        self.catalog = Catalog()
+
+    def offer(self, seq: Request) -> Offer:
+        """Return the parts of a request's prompt that are stored."""
+        unit, entries = self._unit, self.catalog.entries
+        digests = self._names.digests(seq.namespace, seq.key)
+        last = min(seq.last_resumable // unit, len(digests) - 1)
+        ends = [end for end in range(1, last + 1) if state_name(digests, end) in entries]
+        runs = {run for end in ends for run in runs_of(end, self._run_units) if run_name(digests, *run) in entries}
+        at = frozenset(end * unit for end in ends)
+        return Offer(STORE, at, frozenset((start * unit, end * unit) for start, end in runs))
+
+    def was_read(self, load: Load) -> None:
+        """Note that the parts of a load that came from here were used now."""
+        unit, digests = self._unit, self._names.digests(load.namespace, load.key)
+        names = [run_name(digests, run.start // unit, run.end // unit) for run in load.runs if run.tier == STORE]
+        if load.state.tier == STORE:
+            names.append(state_name(digests, load.state.end // unit))
+        for name in names:
+            if name in self.catalog.entries:
+                self.catalog.entries[name].used = self._now()
+
+    def store(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
+        """Store checkpoints, and the KV before them."""
+        unit, entries = self._unit, self.catalog.entries
+        if not positions:
+            return
+        digests = self._names.digests(namespace, key)
+        for at in positions:
+            end = at // unit
+            below = (at for at in range(end - 1, 0, -1) if state_name(digests, at) in entries)
+            after = next(below, 0) * unit  # the previous checkpoint
+            runs = runs_of(end, self._run_units) if self._sizes.layout.kv_pages_per_unit else []
+            state = state_name(digests, end)
+            new = {run_name(digests, *run): run for run in runs}
+            missing = [run for name, run in new.items() if name not in entries]
+            size = self._sizes.bytes(state not in entries, sum(end - start for start, end in missing) * unit)
+            if not self._make_room(size, frozenset((*new, state))):
+                continue
+            for start, stop in missing:
+                entry = Entry(self._sizes.bytes(False, (stop - start) * unit), self._now(), 0.0, digests[start])
+                self.catalog.add(run_name(digests, start, stop), entry)
+            if state not in entries:
+                self.catalog.add(state, Entry(self._sizes.bytes(True, 0), self._now(), self._prefill(at - after), ""))
+            self.written_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.catalog.bytes)
+
+    def _make_room(self, size: int, keep: frozenset[str]) -> bool:
+        if self.catalog.bytes + size > self.law.size:
+            for names in self.catalog.victims(self._now(), keep):
+                if self.catalog.bytes + size <= self.law.size:
+                    break
+                for name in names:
+                    self.catalog.remove(name)
+        return self.catalog.bytes + size <= self.law.size
+
+
+class LabLoads(Tiers):
+    """Loads of a simulated server: from a store, if it has one."""
 
     def __init__(
         self,
-        bandwidth: float,
-        latency: float,
         scheduler: Scheduler,
         page_bytes: int,
         prefill_seconds: Callable[[int], float],
         now: Callable[[], float],
+        law: TierLaw | None = None,
     ) -> None:
-        """`latency`: seconds of a load beside its bytes."""
-        self._bandwidth, self._latency = bandwidth, latency
-        self._scheduler, self._page_bytes = scheduler, page_bytes
-        self._layout, self._now, self._prefill = scheduler.layout, now, prefill_seconds
-        unit = self._layout.unit_tokens
-        self.run_tokens = max(unit, RUN_TOKENS // unit * unit)
+        """`law`: of the store."""
+        self._scheduler, self._now, self._prefill = scheduler, now, prefill_seconds
+        self._sizes = Sizes(scheduler.layout, page_bytes)
+        self.run_tokens = self._sizes.run_tokens
+        self.store = None if law is None else LabStore(law, self._sizes, prefill_seconds, now)
         self._loads = Loads(scheduler.cache, self, scheduler.new_id)
-        self._reading: deque[tuple[float, OpenLoad]] = deque()  # and when each is read
+        self._reading: list[tuple[float, int, OpenLoad]] = []  # a heap: when each is read, and its number
+        self._numbers = count()
         self._asked: set[int] = set()
+
+    # -- requests
+
+    def arrived(self, seq: Request) -> None:
+        offers = list(self._offers(seq))
+        if offers:
+            self._loads.ask(seq.id, [offer.tier for offer in offers])
+            self._asked.add(seq.id)
+            for offer in offers:
+                self._loads.answered(seq.id, offer)
+
+    def _offers(self, seq: Request) -> Iterator[Offer]:
+        """Yield what each tier holds of a request's prompt."""
+        if self.store is not None:
+            yield self.store.offer(seq)
 
     def holds_back(self, seq: Request) -> bool:
         return seq.id in self._asked and self._loads.holds_back(seq, self._scheduler.planner.match(seq))
@@ -85,6 +211,8 @@ class LabLoads(Tiers):
     def forget(self, request: int) -> None:
         self._loads.forget(request)
         self._asked.discard(request)
+
+    # -- loads
 
     @property
     def busy(self) -> bool:
@@ -97,130 +225,58 @@ class LabLoads(Tiers):
     def take_read(self) -> None:
         """Publish loads that are read by now."""
         while self._reading and self._reading[0][0] <= self._now():
-            _, load = self._reading.popleft()
-            self._finish(load)
+            self._finish(heappop(self._reading)[2])
             self._scheduler.room_was_made()
+
+    def _ends(self, load: OpenLoad, at: float) -> None:
+        """Note when a load is read."""
+        heappush(self._reading, (at, next(self._numbers), load))
 
     def _finish(self, load: OpenLoad) -> None:
         """Publish a load that is read."""
         assert isinstance(load, Load), "no segments are loaded"
         self._loads.finished(load)
-        self._was_read(load)
         if load.failed is None:
             self.loaded_tokens += load.plan.end - load.before
-
-    def _was_read(self, load: Load) -> None:
-        """Note that a load has ended."""
+            if self.store is not None:
+                self.store.was_read(load)
 
     def begin(self, load: Load) -> None:
-        tokens = sum(run.end - run.start for run in load.runs)
-        begun = max(self._now(), self._free_at(load))
-        load.seconds = self._latency + self._bytes(True, tokens) / self._bandwidth
-        load.tiers = "tier"
-        self._reading.append((begun + load.seconds, load))
+        now, tokens = self._now(), {load.state.tier: 0}
+        for run in load.runs:
+            tokens[run.tier] = tokens.get(run.tier, 0) + run.end - run.start
+        sizes = {tier: self._sizes.bytes(tier == load.state.tier, n) for tier, n in tokens.items()}
+        load.seconds = max(self._line(tier).seconds(size) for tier, size in sizes.items())
+        load.tiers = ",".join(sorted({self._kind(tier) for tier in sizes}))
+        self._ends(load, max(self._read(tier, now, size) for tier, size in sizes.items()))
 
-    def _free_at(self, load: Load) -> float:
-        """Return when a load can begin: after those before it."""
-        return self._reading[-1][0] if self._reading else 0.0
+    def _line(self, tier: int) -> Line:
+        """Return the way by which parts of a tier come."""
+        assert self.store is not None, "there is one tier"
+        return self.store.line
+
+    def _kind(self, tier: int) -> str:
+        return "tier"
+
+    def _read(self, tier: int, now: float, size: int) -> float:
+        """Read so many bytes of a tier; return when they are there."""
+        return self._line(tier).read(now, size)
 
     def load_seconds(self, tier: int, state: bool, tokens: int) -> float:
-        waiting = max(0.0, self._reading[-1][0] - self._now()) if self._reading else 0.0
-        return self._latency + waiting + self._bytes(state, tokens) / self._bandwidth
+        if tier == STORE and self.store is not None and self.store.law.always:
+            return 0.0
+        line = self._line(tier)
+        return line.latency + line.wait(self._now()) + self._sizes.bytes(state, tokens) / line.bandwidth
 
     def prefill_seconds(self, tokens: int) -> float | None:
         return self._prefill(tokens)
 
-    def _bytes(self, state: bool, tokens: int) -> int:
-        layout = self._layout
-        pages = tokens // layout.page_size * layout.kv_pages_per_unit + state * layout.checkpoint_pages
-        return pages * self._page_bytes
-
-    def _offer(self, seq: Request, offer: Offer) -> None:
-        """Offer a request the parts of its prompt."""
-        self._loads.ask(seq.id, [offer.tier])
-        self._asked.add(seq.id)
-        self._loads.answered(seq.id, offer)
-
-
-class LabTiers(LabLoads):
-    """One store of a simulated server."""
-
-    def __init__(
-        self,
-        law: TierLaw,
-        scheduler: Scheduler,
-        page_bytes: int,
-        prefill_seconds: Callable[[int], float],
-        now: Callable[[], float],
-    ) -> None:
-        super().__init__(law.bandwidth, LATENCY, scheduler, page_bytes, prefill_seconds, now)
-        self._law = law
-        self._names = Names(NAMES_KEY, "", self._layout.unit_bytes)
-        self._catalog = Catalog()
-
-    # -- requests
-
-    def arrived(self, seq: Request) -> None:
-        unit, entries = self._layout.unit_tokens, self._catalog.entries
-        digests = self._names.digests(seq.namespace, seq.key)
-        last = min(seq.last_resumable // unit, len(digests) - 1)
-        ends = [end for end in range(1, last + 1) if state_name(digests, end) in entries]
-        length = self.run_tokens // unit
-        runs = {run for end in ends for run in runs_of(end, length) if run_name(digests, *run) in entries}
-        at = frozenset(end * unit for end in ends)
-        self._offer(seq, Offer(0, at, frozenset((start * unit, end * unit) for start, end in runs)))
-
-    # -- loads
-
-    def _was_read(self, load: Load) -> None:
-        """Note that the parts of a load were used now."""
-        unit, digests = self._layout.unit_tokens, self._names.digests(load.namespace, load.key)
-        names = [run_name(digests, run.start // unit, run.end // unit) for run in load.runs]
-        for name in (*names, state_name(digests, load.state.end // unit)):
-            if name in self._catalog.entries:
-                self._catalog.entries[name].used = self._now()
-
-    def load_seconds(self, tier: int, state: bool, tokens: int) -> float:
-        return 0.0 if self._law.always else super().load_seconds(tier, state, tokens)
-
     # -- copies
 
     def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
-        if not self._law.selective:
-            self._store(namespace, key, positions)
+        if self.store is not None and not self.store.law.selective:
+            self.store.store(namespace, key, positions)
 
     def resumed(self, namespace: str, key: bytes, at: int) -> None:
-        self._store(namespace, key, (at,))
-
-    def _store(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
-        unit, entries = self._layout.unit_tokens, self._catalog.entries
-        if not positions:
-            return
-        digests = self._names.digests(namespace, key)
-        for at in positions:
-            end = at // unit
-            below = (at for at in range(end - 1, 0, -1) if state_name(digests, at) in entries)
-            after = next(below, 0) * unit  # the previous checkpoint
-            runs = runs_of(end, self.run_tokens // unit) if self._layout.kv_pages_per_unit else []
-            state = state_name(digests, end)
-            new = {run_name(digests, *run): run for run in runs}
-            missing = [run for name, run in new.items() if name not in entries]
-            size = self._bytes(state not in entries, sum(end - start for start, end in missing) * unit)
-            if not self._make_room(size, frozenset((*new, state))):
-                continue
-            for start, stop in missing:
-                entry = Entry(self._bytes(False, (stop - start) * unit), self._now(), 0.0, digests[start])
-                self._catalog.add(run_name(digests, start, stop), entry)
-            if state not in entries:
-                self._catalog.add(state, Entry(self._bytes(True, 0), self._now(), self._prefill(at - after), ""))
-            self.written_bytes += size
-            self.peak_bytes = max(self.peak_bytes, self._catalog.bytes)
-
-    def _make_room(self, size: int, keep: frozenset[str]) -> bool:
-        if self._catalog.bytes + size > self._law.size:
-            for names in self._catalog.victims(self._now(), keep):
-                if self._catalog.bytes + size <= self._law.size:
-                    break
-                for name in names:
-                    self._catalog.remove(name)
-        return self._catalog.bytes + size <= self._law.size
+        if self.store is not None:
+            self.store.store(namespace, key, (at,))
