@@ -217,7 +217,8 @@ def test_prompts_prefilled_apart_are_answered_once() -> None:
     assert 0 < found.handed_over < apart.row.requests, "short prompts, and those that are cached, are not"
     assert sum(share.requests for share in found.workers) == apart.row.requests == plain.row.requests
     assert sorted(one.output_tokens for one in apart.outcomes) == sorted(one.output_tokens for one in plain.outcomes)
-    assert found.pulled >= found.handed_over - found.pulls_failed
+    assert found.pulled + found.followed >= found.handed_over - found.pulls_failed
+    assert found.followed > 0.8 * found.handed_over, "nearly all are read meanwhile"
 
 
 def test_an_answer_handed_over_takes_the_pull_and_its_tokens() -> None:

@@ -1,8 +1,14 @@
-"""Pulls of a simulated worker: prefixes and segments in the memory of workers that the router names, by network."""
+"""Pulls of a simulated worker: prefixes and segments in the memory of workers that the router names, by network.
+
+A prefill on another worker is followed as the server does it, except that new parts are known at once. Parts that are
+found together are read together: the link's latency counts once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
 
 from headwater.account import TierOutcome
 from headwater.cache.segments.store import SegmentKey
@@ -10,14 +16,24 @@ from headwater.lab.replayed import Replayed
 from headwater.lab.serving import Serving
 from headwater.lab.setup import Network
 from headwater.lab.tiers import STORE, LabLoads, Line
+from headwater.schedule.follows import Follow, Follows, progress
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.segment_loads import Awaited, SegmentLoad, SegmentLoads
-from headwater.schedule.tier_load import Load, Offer, OpenLoad, PullSpeed
+from headwater.schedule.tier_load import Load, Offer, PullSpeed, Source
 from headwater.tiers.names import runs_of
 from headwater.tiers.store import PEER
 
 SENDER = 0  # number of the tier that a segment's sender is
 PEERS = 1  # number of the first worker among the tiers of a prefix, after the store
+
+
+@dataclass(eq=False, slots=True)
+class Following:
+    """A prefill that is followed, and when the parts are there that are being read."""
+
+    follow: Follow
+    sender: SimulatedPulls
+    until: float = 0.0  # seconds
 
 
 class SimulatedPulls(LabLoads):
@@ -36,11 +52,14 @@ class SimulatedPulls(LabLoads):
         super().__init__(*given)
         self._link = Line(network.bandwidth, network.latency)
         self.number, self._wake = number, wake
-        self.pulled = self.failed = 0  # prefixes
+        self.pulled = self.followed = self.failed = 0  # prefixes
         self._sends_until = 0.0
         self._named: dict[int, Sequence[SimulatedPulls]] = {}  # by the identity of the trace's request
         self._peers: dict[int, SimulatedPulls] = {}  # by the number of their tier, those that were named
         self._pulling: dict[int, tuple[SimulatedPulls, int]] = {}  # by load: the sender, and the id of its lease
+        self._follows = Follows(serving.cache, self._loads, serving.scheduler.new_id)
+        self._following: list[Following] = []
+        self._followed_for: dict[int, int] = {}  # numbers of prefills, by the identity of the trace's request
         self._segments = SegmentLoads(serving.cache, self, serving.scheduler.new_id)
         self._senders: dict[SegmentKey, SimulatedPulls] = {}  # of segments that others are said to have
         serving.use(self)
@@ -50,14 +69,31 @@ class SimulatedPulls(LabLoads):
         a_token = self._sizes.bytes(False, self.run_tokens) / self.run_tokens / self._link.bandwidth
         return PullSpeed(self.load_seconds(PEERS, True, 0), a_token)
 
-    def name(self, request: object, peers: Sequence[SimulatedPulls]) -> None:
-        """Note that these workers have more of the prompt of a request of the trace, which is going to arrive."""
+    def name(self, request: object, peers: Sequence[SimulatedPulls], followed: int | None) -> None:
+        """Note that these workers have more of the prompt of a request of the trace, which is going to arrive.
+
+        `followed`: number of its prefill that was followed.
+        """
         self._named[id(request)] = peers
         self._peers |= {PEERS + peer.number: peer for peer in peers}
+        if followed is not None:
+            self._followed_for[id(request)] = followed
+
+    def arrived(self, seq: Request) -> None:
+        assert isinstance(seq, Replayed), "requests of the lab are those of a trace"
+        followed = self._followed_for.pop(id(seq.request), None)
+        if followed is not None:
+            self._follows.arrived(seq, followed)
+            self.look()  # the prefill has ended: what is not there by now does not come
+        super().arrived(seq)
+
+    @property
+    def busy(self) -> bool:
+        return super().busy or any(one.follow.load is not None for one in self._following)
 
     def _offers(self, seq: Request) -> Iterator[Offer]:
         """Yield what the store holds of a prompt, and what the first worker has that was named and has any of it."""
-        assert isinstance(seq, Replayed), "requests of the lab are those of a trace"
+        assert isinstance(seq, Replayed), "as in `arrived`"
         yield from super()._offers(seq)
         unit = self._sizes.layout.unit_tokens
         for peer in self._named.pop(id(seq.request), ()):
@@ -99,15 +135,11 @@ class SimulatedPulls(LabLoads):
         size = self._size_of(load.key)
         load.seconds, load.tiers = self._link.seconds(size), PEER
         ends = self._link.read(max(self._now(), sender._sends_until), size)
-        self._ends(load, ends)
+        self._at(ends, partial(self._segment_read, load))
         if load.failed is None:
             sender._sends_until = ends
 
-    def _finish(self, load: OpenLoad) -> None:
-        if not isinstance(load, SegmentLoad):
-            super()._finish(load)
-            self._was_pulled(load)
-            return
+    def _segment_read(self, load: SegmentLoad) -> None:
         self._segments.finished(load)
         if load.failed is None:
             sender = self._senders[load.key]
@@ -149,12 +181,78 @@ class SimulatedPulls(LabLoads):
             return super()._read(tier, now, size)
         return super()._read(tier, max(now, self._peers[tier]._sends_until), size)
 
-    def _was_pulled(self, load: OpenLoad) -> None:
-        """Count a load of which another worker had a part, and let that one evict it again."""
+    def _finish(self, load: Load) -> None:
+        super()._finish(load)
         if load.failed is not None:
-            self.failed += 1
+            self.failed += not load.follows
+        elif load.follows:
+            self.followed += 1
         elif load.id in self._pulling:
             self.pulled += 1
-            sender, lease = self._pulling.pop(load.id)
-            sender._scheduler.cache.release(lease)
-            sender._was_sent()
+            self._release(*self._pulling.pop(load.id))
+
+    def _release(self, sender: SimulatedPulls, lease: int) -> None:
+        """Let a worker evict again what it has sent."""
+        sender._scheduler.cache.release(lease)
+        sender._was_sent()
+
+    # -- prefills that are followed
+
+    def follow_prefill(self, sender: SimulatedPulls, namespace: str, key: bytes, tokens: int) -> int:
+        """Follow a worker's prefill of a prompt; return its number for `name`."""
+        tier = PEERS + sender.number
+        self._peers[tier] = sender
+        number, begun = self._follows.begin(b"%d" % sender.number, namespace, key, tokens, tier)
+        if begun is not None:
+            self._following.append(Following(begun, sender))
+            self.look()
+        return number
+
+    @property
+    def follows_any(self) -> bool:
+        """True if a prefill is followed of which parts are still to come."""
+        return bool(self._following)
+
+    def look(self) -> None:
+        """Read what is there by now of prefills that are followed."""
+        for one in self._following[:]:
+            if self._looked_at(one):
+                one.follow.is_over = True
+                self._following.remove(one)
+
+    def _looked_at(self, one: Following) -> bool:
+        """Read what is there by now of a prefill; return whether nothing more of it is read."""
+        follow = one.follow
+        there = progress(one.sender._scheduler.cache, follow.namespace, follow.key, follow.at)
+        if follow.load is None and max(there) and not self._follows.reserve(follow):
+            return True
+        load = follow.load
+        if load is not None and (ready := follow.take_ready(there)):
+            one.until = self._read_parts(one, load, ready)
+        if load is not None and follow.is_complete:
+            load.tiers = PEER
+            self._at(one.until, partial(self._finish, load))
+            return True
+        if not (follow.has_ended or follow.is_given_up):
+            return False
+        if load is not None:
+            load.failed, load.tiers = TierOutcome.FAILED, PEER
+            self._at(max(self._now(), one.until), partial(self._finish, load))
+        return True
+
+    def _read_parts(self, one: Following, load: Load, parts: Sequence[Source]) -> float:
+        """Read parts that the sender has now, and keeps until they are there; return when that is."""
+        sender, has_state = one.sender, parts[-1] is load.state
+        lease = sender._scheduler.new_id()
+        held = sender._scheduler.cache.hold(lease, load.namespace, load.key, parts[-1].end, has_state)
+        assert held is not None, "it was there just now"
+        tokens = sum(part.end - part.start for part in parts if part is not load.state)
+        ends = self._read(load.state.tier, self._now(), self._sizes.bytes(has_state, tokens))
+        sender._sends_until = ends
+        self._at(ends, partial(self._release, sender, lease))
+        return ends
+
+    def make_room(self) -> bool:
+        self._follows.give_up()
+        self.look()
+        return super().make_room()

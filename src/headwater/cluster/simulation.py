@@ -66,8 +66,10 @@ class Visit:
     """A request of the trace, and what the router knows of it."""
 
     request: Request
+    key: bytes  # of the index
     prompt: Prompt
     routed: Routed
+    followed: int | None = None  # number of its prefill, where it is followed
     first_token: float = 0.0  # seconds: when a worker that only prefills had it
 
     @property
@@ -168,14 +170,15 @@ class Simulation:
         """Send a request that comes now to a worker."""
         self._now = now
         reused = as_reused(request, self._setup.reuse)
-        blocks = self._digests.prefix(reused.namespace, self._trace.key(reused, reused.prompt_tokens))
+        key = self._trace.key(reused, reused.prompt_tokens)
+        blocks = self._digests.prefix(reused.namespace, key)
         session = request.session if self._turns[request.session] > 1 else ""
         prompt = Prompt(request.prompt_tokens, blocks, self._block_tokens, session)
         segments = request.segments if self._setup.composes else ()
-        key = self._trace.ids(request, Span(0, request.prompt_tokens)) if segments else b""
+        ids = self._trace.ids(request, Span(0, request.prompt_tokens)) if segments else b""
         params = SamplingParams(max_tokens=request.output_tokens)
-        generation = Generation(tokens_of(key), params, request.namespace, segments=segments, fidelity=request.fidelity)
-        self._place(Visit(request, prompt, Routed(next(self._ids), generation, nobody, now, key)))
+        generation = Generation(tokens_of(ids), params, request.namespace, segments=segments, fidelity=request.fidelity)
+        self._place(Visit(request, key, prompt, Routed(next(self._ids), generation, nobody, now, ids)))
 
     def _place(self, visit: Visit) -> None:
         """Send a request to a worker: a new one, one that was prefilled, or one whose segments are prepared."""
@@ -191,7 +194,7 @@ class Simulation:
         matched = worker.match(request)
         self._counts["as_predicted" if matched == predicted else "less" if matched < predicted else "more"] += 1
         if link.pulls is not None:
-            link.pulls.name(request, [one.pulls for one in selected.holders if one.pulls is not None])
+            link.pulls.name(request, [one.pulls for one in selected.holders if one.pulls is not None], visit.followed)
         came = now if routed.prefilled is not None else routed.began
         worker.receive(request, Sent(selected.outstanding, came, predicted, matched), now)
         n = self._links.index(link)
@@ -199,6 +202,23 @@ class Simulation:
             heapq.heappush(self._events, (worker.serving.ends, END, n))  # it may end sooner now
         elif worker.wakes is None or worker.wakes > now:  # it waits for a tier
             self._wake(worker, n, now)
+        if selected.decoder is not None:
+            self._follow(visit, link, selected.decoder)
+
+    def _follow(self, visit: Visit, prefilling: SimulatedLink, decoder: SimulatedLink) -> None:
+        """Let the worker that is to decode an answer read what the other one computes of the prompt."""
+        assert prefilling.pulls is not None, "prompts are prefilled apart only where they are pulled"
+        assert decoder.pulls is not None, "likewise"
+        prompt, visit.routed.follower = visit.prompt, decoder
+        namespace = visit.request.namespace
+        visit.followed = decoder.pulls.follow_prefill(prefilling.pulls, namespace, visit.key, prompt.tokens)
+        self._wake_for_reads(self._links.index(decoder))
+
+    def _wake_for_reads(self, n: int) -> None:
+        """Let an idle worker go on once the next parts are there that it reads."""
+        worker, due = self.workers[n], self._pulls[n].due()
+        if due is not None and worker.serving.work is None and (worker.wakes is None or worker.wakes > due):
+            self._wake(worker, n, max(self._now, due))
 
     def _may_evict(self, n: int) -> None:
         """Note that a worker, which may wait for memory, may evict a prefix that it has sent."""
@@ -240,9 +260,13 @@ class Simulation:
             self._wake(worker, n, at if due is None else max(at, due))
 
     def _look(self, n: int) -> None:
-        """Take what has become of a worker's orders."""
+        """Take what has become of a worker's orders, and let others read what it has computed for them."""
         for message in self._links[n].take_ended():
             self._preparing.prepared(message)
+        for at, pulls in enumerate(self._pulls):
+            if pulls.follows_any:
+                pulls.look()
+                self._wake_for_reads(at)
 
     # -- what becomes of requests
 
@@ -301,6 +325,7 @@ class Simulation:
             event_delay=self._cluster.event_delay,
             network=OFF if self._cluster.network is None else str(self._cluster.network),
             pulled=sum(one.pulled for one in self._pulls),
+            followed=sum(one.followed for one in self._pulls),
             pulls_failed=sum(one.failed for one in self._pulls),
             prefill=self._cluster.prefill,
             handed_over=self._counts["handed_over"],

@@ -11,6 +11,7 @@ from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.engine.runner import Runner
 from headwater.engine.tier_prefix import PrefixParts
 from headwater.plan import Held
+from headwater.schedule.follows import progress
 from headwater.schedule.scheduler import Scheduler
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import STATE, Names
@@ -69,8 +70,7 @@ class OwnParts:
     def progress(self, prefix: Prefix) -> tuple[int, int]:
         """Return how many tokens of a prefix have KV, and its length if its state is cached, else 0."""
         with self._changed:
-            match = self._cache.match(prefix.key, prefix.at + 1, prefix.namespace)
-        return match.kv_tokens, prefix.at if match.checkpoint_tokens >= prefix.at else 0
+            return progress(self._cache, prefix.namespace, prefix.key, prefix.at)
 
     @contextmanager
     def sealed(self, prefix: Prefix, part: int) -> Iterator[list[Buffer] | None]:

@@ -25,7 +25,7 @@ from headwater.engine.own_parts import OwnParts
 from headwater.engine.runner import Runner
 from headwater.engine.tier import NamedPart, Tier, patience
 from headwater.engine.tier_fingerprints import TierFingerprints
-from headwater.engine.tier_follow import Follows
+from headwater.engine.tier_follow import PeerFollows
 from headwater.engine.tier_prefix import PrefixParts
 from headwater.engine.tier_segments import SegmentIO
 from headwater.engine.workers import Workers
@@ -76,7 +76,7 @@ class Peers:
     tier: Tier
     store: PeerStore
     own: OwnParts
-    follows: Follows
+    follows: PeerFollows
 
     @property
     def stats(self) -> TierStats:
@@ -131,14 +131,14 @@ class TierIO(Tiers):
         engine = self._scheduler, self._runner, self._changed, self.prefill_seconds, self._segments.part_of
         own = OwnParts(key, fingerprint, *engine)
         given = tier, store, self._scheduler, self._loads, self._changed, self._read, self._finish
-        self._peers = Peers(tier, store, own, Follows(*given))
+        self._peers = Peers(tier, store, own, PeerFollows(*given))
         self.tiers.append(tier)
         self._segments.join_peers(tier, store)
         return own
 
     def follow(self, peer: bytes, namespace: str, key: bytes, tokens: int) -> int:
         assert self._peers is not None, "workers that pull are followed"
-        return self._peers.follows.begin(peer, namespace, key, tokens)
+        return self._peers.follows.follow(peer, namespace, key, tokens)
 
     def unfollow(self, number: int) -> None:
         if self._peers is not None:

@@ -77,6 +77,7 @@ class Routing:
     gained_waiting: int
     network: str = OFF  # over which prefixes are pulled, as it was asked for
     pulled: int = 0  # prefixes
+    followed: int = 0  # prefixes that were read while they were prefilled apart
     pulls_failed: int = 0  # since the prefix was evicted before it was sent
     prefill: int = 0  # of the workers, those that only prefill; `workers` counts requests where they were prefilled
     handed_over: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
@@ -16,7 +17,7 @@ from headwater.errors import ConfigError
 from headwater.plan import CacheLayout
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
-from headwater.schedule.tier_load import Load, Offer, OpenLoad
+from headwater.schedule.tier_load import Load, Offer
 from headwater.schedule.tiers import Loads, Tiers
 from headwater.setting import parse_bytes, show_bytes
 from headwater.tiers.catalog import Catalog, Entry
@@ -186,7 +187,7 @@ class LabLoads(Tiers):
         self.run_tokens = self._sizes.run_tokens
         self.store = None if law is None else LabStore(law, self._sizes, prefill_seconds, now)
         self._loads = Loads(scheduler.cache, self, scheduler.new_id)
-        self._reading: list[tuple[float, int, OpenLoad]] = []  # a heap: when each is read, and its number
+        self._reading: list[tuple[float, int, Callable[[], None]]] = []  # a heap: when each is read, and what then
         self._numbers = count()
         self._asked: set[int] = set()
 
@@ -194,7 +195,7 @@ class LabLoads(Tiers):
 
     def arrived(self, seq: Request) -> None:
         offers = list(self._offers(seq))
-        if offers:
+        if offers or seq.load is not None:
             self._loads.ask(seq.id, [offer.tier for offer in offers])
             self._asked.add(seq.id)
             for offer in offers:
@@ -225,16 +226,15 @@ class LabLoads(Tiers):
     def take_read(self) -> None:
         """Publish loads that are read by now."""
         while self._reading and self._reading[0][0] <= self._now():
-            self._finish(heappop(self._reading)[2])
+            heappop(self._reading)[2]()
             self._scheduler.room_was_made()
 
-    def _ends(self, load: OpenLoad, at: float) -> None:
-        """Note when a load is read."""
-        heappush(self._reading, (at, next(self._numbers), load))
+    def _at(self, time: float, then: Callable[[], None]) -> None:
+        """Do something once `time` has come: what was read is there."""
+        heappush(self._reading, (time, next(self._numbers), then))
 
-    def _finish(self, load: OpenLoad) -> None:
-        """Publish a load that is read."""
-        assert isinstance(load, Load), "no segments are loaded"
+    def _finish(self, load: Load) -> None:
+        """Publish a load that is read, or give its pages back if it failed."""
         self._loads.finished(load)
         if load.failed is None:
             self.loaded_tokens += load.plan.end - load.before
@@ -248,7 +248,7 @@ class LabLoads(Tiers):
         sizes = {tier: self._sizes.bytes(tier == load.state.tier, n) for tier, n in tokens.items()}
         load.seconds = max(self._line(tier).seconds(size) for tier, size in sizes.items())
         load.tiers = ",".join(sorted({self._kind(tier) for tier in sizes}))
-        self._ends(load, max(self._read(tier, now, size) for tier, size in sizes.items()))
+        self._at(max(self._read(tier, now, size) for tier, size in sizes.items()), partial(self._finish, load))
 
     def _line(self, tier: int) -> Line:
         """Return the way by which parts of a tier come."""
