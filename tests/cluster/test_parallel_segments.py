@@ -19,6 +19,7 @@ from headwater.errors import RequestTooLarge
 from headwater.request import Fidelity, Generation, Span
 from headwater.schedule.sequence import key_of
 from headwater.schedule.tier_load import PullSpeed
+from tests.cluster import test_routed_answers
 from tests.cluster.fake import kill, until
 from tests.cluster.test_routed_answers import KINDS, RealWorker, Whole, ask, cluster, generation, settle
 from tests.exactness.conftest import load  # noqa: F401  a fixture
@@ -172,6 +173,20 @@ def test_stored_segments_are_pulled_by_the_worker_that_combines(model) -> None:
         assert built(workers) == cold(first), "nothing is computed twice"
     assert [one.comparable for one in answers] == [one.comparable for one in plain]
     assert answers[1].finished.account.cold_tokens == 0
+
+
+def test_a_turn_goes_to_the_composed_prefix_of_the_one_before(model, monkeypatch) -> None:
+    """The router knows how deep it is; another worker has the segments alone."""
+    monkeypatch.setattr(test_routed_answers, "EVENTS", replace(test_routed_answers.EVENTS, healing="off"))
+    first = composed("turns")
+    with workers_of(model, "a", "b") as (router, _):
+        answer = ask(router, first).wait()
+        settle(router)
+        second = replace(first, prompt=(*first.prompt, *answer.tokens, *words(40, "next")))
+        account = ask(router, second).wait().finished.account
+        assert account.approximate_tokens > 500
+        assert account.resumed_at > len(first.prompt) - 64
+        assert router.counts["cached_as_predicted"] == 2, router.counts
 
 
 def test_a_tenants_segments_stay_where_they_are_used(model) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,7 @@ from hypothesis.stateful import invariant, rule
 
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey
+from headwater.cluster.choice import Found, Prompt
 from headwater.cluster.messages import KINDS, KV, SEGMENTS, STATES, Message
 from headwater.cluster.picture import Picture
 from headwater.plan import CacheLayout
@@ -217,6 +219,21 @@ def test_a_snapshot_with_a_part_missing_is_refused() -> None:
     later = [Message(snapshot[0].number + 1, stream.heartbeat().payload)]
     assert not picture.load([*snapshot, *later])
     assert not picture.is_whole
+
+
+def test_a_composed_prefix_is_found_where_it_is_deeper() -> None:
+    """Nobody else can pull what it has beyond the exact prefix."""
+    picture = Picture()
+    picture.next, picture.block_size, picture.groups = 1, PAGE, {KV: "full_attention", STATES: "mamba"}
+    picture.held[KV].update({11, 12, 22, 23})
+    picture.held[STATES].update({11, 23})
+    exact = Prompt(100, [11, 12, 13], PAGE)
+    composed = replace(exact, composed=[11, 22, 23])
+    assert picture.look_up(exact) == Found(2 * PAGE, PAGE)
+    assert picture.look_up(composed) == Found(3 * PAGE, 3 * PAGE, 2 * PAGE)
+    picture.held[KV].add(13)
+    picture.held[STATES].add(13)
+    assert picture.look_up(composed) == Found(3 * PAGE, 3 * PAGE), "of two of equal depth, the exact one"
 
 
 def test_every_group_of_states_needs_a_state() -> None:

@@ -177,6 +177,17 @@ def test_a_prefix_is_not_pulled_where(other: Candidate, why: str) -> None:
     assert holders(1, workers) == []
 
 
+def test_a_composed_prefix_is_not_pulled() -> None:
+    """Another worker pulls the 10 blocks that stand before 50 composed ones."""
+    workers = [worker("a", running=9, reusable=60 * BLOCK, unsent=50 * BLOCK), worker("b", pull=PullSpeed(0.0, 1e-9))]
+    price_pulls(workers)
+    assert (workers[0].pulled, workers[1].pulled) == (0, 10 * BLOCK)
+    assert holders(1, workers) == [0]
+    workers = [worker("a", reusable=60 * BLOCK, unsent=60 * BLOCK), worker("b", pull=PullSpeed(0.0, 1e-9))]
+    price_pulls(workers)
+    assert workers[1].pulled == 0
+
+
 def test_only_kv_that_is_missing_is_pulled_and_the_deepest_holders_are_named() -> None:
     some = [pulling(name, reusable=n * BLOCK, running=n % 7) for name, n in (("a", 80), ("b", 90), ("c", 50), ("d", 0))]
     some[3] = replace(some[3], cached=60 * BLOCK)

@@ -295,6 +295,14 @@ def test_tokens_of_prepared_segments_are_not_counted_as_work_of_their_request() 
     assert max(shares) < 0.1
 
 
+def test_composed_prefixes_are_predicted() -> None:
+    """The turns of a session resume after its documents, where the router has sent them for that."""
+    trace = make_trace("rag(zipf=1, sessions=15, documents=30, fewest=4, most=4, tokens=1500, turns=3)", None)
+    counts = routing(run(Cluster(4, "least_cost", network=FAST_NETWORK), ALONE, ROOMY, trace))
+    assert counts.as_predicted == len(trace.requests) == 45
+    assert counts.lost_waiting == counts.gained_waiting == 0
+
+
 def test_a_slow_network_leaves_segments_to_one_worker() -> None:
     result = run(Cluster(4, "least_cost", network=Network(10**7)), ALONE, ROOMY, make_trace(COLD, None))
     assert routing(result).combined == 0

@@ -43,6 +43,7 @@ class Prompt:
     blocks: Sequence[int] = ()  # digests of its full blocks, each of which covers the ones before it
     block_tokens: int = 64
     session: str = ""  # of its client; "": not known
+    composed: Sequence[int] = ()  # digests of the blocks of the prefix that is composed of its segments, if it has any
 
     def shared(self, blocks: Container[int]) -> int:
         """Return the leading tokens whose blocks are all in `blocks`, without this prompt's last token.
@@ -66,6 +67,7 @@ class Found(NamedTuple):
 
     cached: int  # whose KV is there
     resumable: int  # of them, those before the deepest position with all states
+    unsent: int = 0  # of those, the ones of a composed prefix alone, which is sent to no other worker
 
 
 NOTHING = Found(0, 0)
@@ -83,6 +85,7 @@ class Candidate:
     max_running: int
     reusable: int  # leading tokens of the request's prompt that it has states and KV for
     cached: int = 0  # leading tokens that it has KV for
+    unsent: int = 0  # of `reusable`, those of a composed prefix, which no other worker can pull
     underway: int = 0  # leading tokens that earlier requests of this router are computing there
     memory_held: float = 0.0  # share of its memory that requests hold
     name: str = ""
@@ -97,6 +100,11 @@ class Candidate:
     def load(self) -> int:
         """Number of requests that it has."""
         return self.running + self.waiting
+
+    @property
+    def sendable(self) -> int:
+        """Leading tokens that others can pull."""
+        return self.reusable - self.unsent
 
     @property
     def own(self) -> int:
@@ -190,6 +198,7 @@ class Known:
             max_running=self.max_running,
             reusable=found.resumable,
             cached=found.cached,
+            unsent=found.unsent,
             underway=prompt.shared(self.open.blocks),
             memory_held=min(1.0, held / backlog.memory_tokens) if backlog.memory_tokens else 0.0,
             name=self.name,
@@ -205,7 +214,7 @@ def price_pulls(candidates: Sequence[Candidate]) -> None:
         return
     deepest: dict[str, int] = {}
     for one in candidates:
-        deepest[one.pool] = max(deepest.get(one.pool, 0), one.reusable)
+        deepest[one.pool] = max(deepest.get(one.pool, 0), one.sendable)
     for one, a_token in zip(candidates, token_seconds(candidates), strict=True):
         end, own = deepest[one.pool], one.own
         if one.pull is None or end <= own:
@@ -220,8 +229,8 @@ def holders(chosen: int, candidates: Sequence[Candidate], most: int = MOST_HOLDE
     one = candidates[chosen]
     if not one.pulled:
         return []
-    found = [i for i, other in enumerate(candidates) if other.pool == one.pool and other.reusable > one.own]
-    return sorted(found, key=lambda i: (-candidates[i].reusable, candidates[i].load))[:most]
+    found = [i for i, other in enumerate(candidates) if other.pool == one.pool and other.sendable > one.own]
+    return sorted(found, key=lambda i: (-candidates[i].sendable, candidates[i].load))[:most]
 
 
 def preferred(names: Iterable[str], key: object) -> str:

@@ -109,7 +109,7 @@ class Link:
 
     def find(self, prompt: Prompt) -> Found:
         """Return how many leading tokens of a prompt this worker has, as far as its picture says."""
-        return NOTHING if self._follower is None else self._follower.picture.find(prompt.blocks, prompt.tokens)
+        return NOTHING if self._follower is None else self._follower.picture.look_up(prompt)
 
     @property
     def unit_bytes(self) -> int:

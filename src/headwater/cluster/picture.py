@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from headwater.cluster.choice import NOTHING, Found
+from headwater.cluster.choice import NOTHING, Found, Prompt
 from headwater.cluster.messages import (
     KINDS,
     KV,
@@ -131,6 +131,16 @@ class Picture:
             return NOTHING
         deepest = (at for at in range(end, 0, -1) if all(blocks[at - 1] in held for held in states))
         return Found(end * block_size, next(deepest, 0) * block_size)
+
+    def look_up(self, prompt: Prompt) -> Found:
+        """Return what a prompt finds: its exact prefix, or one composed of its segments if that is deeper."""
+        exact = self.find(prompt.blocks, prompt.tokens)
+        if not prompt.composed:
+            return exact
+        composed = self.find(prompt.composed, prompt.tokens)
+        if composed.resumable <= exact.resumable:
+            return exact
+        return composed._replace(unsent=composed.resumable - exact.resumable)
 
     def resumable(self, blocks: Sequence[int], tokens: int) -> int:
         """Return how many leading tokens of a prompt need not be computed here, as `find` does."""

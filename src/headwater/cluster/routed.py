@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from headwater.account import CacheAccount
+from headwater.cache.segments.compose import composed_key
 from headwater.cluster.choice import OpenRequests, Outstanding, Prompt
 from headwater.cluster.digests import TOKEN_BYTES, Digests
 from headwater.cluster.disaggregation import Prefilled, prefill_of
@@ -36,6 +37,13 @@ class Holder(Protocol):
         """Give an order, or take it back; `Preparing.prepared` is called later with its end."""
 
 
+class Convolving(Protocol):
+    """Model, as segments need it."""
+
+    @property
+    def conv_taps(self) -> int: ...
+
+
 @dataclass(eq=False)
 class Routed:
     """A request, until its answer is complete."""
@@ -46,6 +54,7 @@ class Routed:
     began: float  # seconds of a monotonic clock
     key: bytes  # of its prompt
     blocks: Sequence[int] = ()  # digests of its prompt's units
+    composed_blocks: Sequence[int] = ()  # likewise, if it is composed of its segments
     attempt: int = 0
     sent: list[TokenEvent] = field(default_factory=list)
     scored: bool = False  # the prompt's log probabilities were sent
@@ -64,14 +73,18 @@ class Routed:
     built: dict[int, int] = field(default_factory=dict)  # segments that were built ahead for it: digest, interior
     built_apart: set[int] = field(default_factory=set)  # of them, those that others than the combining worker built
 
-    def prompt(self, key: bytes, unit_bytes: int) -> Prompt:
+    def prompt(self, key: bytes, unit_bytes: int, model: Convolving) -> Prompt:
         """Return its prompt with digests of units under a secret key, which are computed once; 0: of none."""
         generation = self.generation
         if not unit_bytes:
             return Prompt(len(generation.prompt))
         if not self.blocks:
-            self.blocks = Digests(key, unit_bytes).prefix(generation.namespace, self.key)
-        return Prompt(len(generation.prompt), self.blocks, unit_bytes // TOKEN_BYTES)
+            digests, namespace = Digests(key, unit_bytes), generation.namespace
+            self.blocks = digests.prefix(namespace, self.key)
+            if generation.segments and generation.params.prompt_logprobs is None:
+                composed = composed_key(self.key, generation.segments, generation.fidelity, model.conv_taps)
+                self.composed_blocks = [] if composed is None else digests.prefix(namespace, composed)
+        return Prompt(len(generation.prompt), self.blocks, unit_bytes // TOKEN_BYTES, composed=self.composed_blocks)
 
     def submission(self, now: float) -> Submit:
         """Return the message for the worker that goes on with it at `now`, with what is left of its deadline."""

@@ -284,7 +284,7 @@ class Router:
         if not links:
             self._unassigned.add(request, needed)
             return
-        selected = self._selection.select(request, request.prompt(self._key, links[0].unit_bytes), links)
+        selected = self._selection.select(request, request.prompt(self._key, links[0].unit_bytes, self.spec), links)
         if selected is None:  # its segments are prepared first
             return
         link, request.outstanding = selected.link, selected.outstanding

@@ -10,7 +10,7 @@ from headwater.cluster.choice import Candidate, Choice, LeastCost, Outstanding, 
 from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import decoder_after, decoders, may_be_apart, note_prefilled, prefiller
 from headwater.cluster.preparing import Preparing, may_be_prepared, needed_by
-from headwater.cluster.routed import Holder, Routed
+from headwater.cluster.routed import Convolving, Holder, Routed
 
 
 class Selectable(Holder, Protocol):
@@ -22,13 +22,6 @@ class Selectable(Holder, Protocol):
 
     def candidate(self, prompt: Prompt) -> Candidate:
         """Return the worker as a choice for a prompt sees it."""
-
-
-class Convolving(Protocol):
-    """Model, as segments need it."""
-
-    @property
-    def conv_taps(self) -> int: ...
 
 
 Worker = TypeVar("Worker", bound=Selectable)

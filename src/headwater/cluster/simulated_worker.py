@@ -87,13 +87,17 @@ class SimulatedWorker:
             self.picture.apply(self._on_the_way.popleft()[1])
         backlog = self._meter.backlog(self.serving.scheduler)
         known = Known(self.name, self._max_running, backlog, self.outstanding, role=self.role)
-        return known.candidate(prompt, self.picture.find(prompt.blocks, prompt.tokens))
+        return known.candidate(prompt, self.picture.look_up(prompt))
 
-    def match(self, request: Request) -> int:
-        """Return how many leading tokens of a prompt need not be computed here now."""
+    def match(self, request: Request, composed: bytes | None) -> int:
+        """Return how many leading tokens of a prompt need not be computed here now.
+
+        `composed`: its key, if it is composed of its segments.
+        """
         reused = as_reused(request, self._setup.reuse)
-        key = self._trace.key(reused, reused.prompt_tokens)
-        return self.serving.cache.match(key, reused.prompt_tokens, reused.namespace).checkpoint_tokens
+        keys = [self._trace.key(reused, reused.prompt_tokens)] + ([] if composed is None else [composed])
+        cache, tokens = self.serving.cache, reused.prompt_tokens
+        return max(cache.match(key, tokens, reused.namespace).checkpoint_tokens for key in keys)
 
     # -- work
 

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import count
 
 from headwater.account import CacheAccount, Reason
+from headwater.cache.segments.compose import composed_key
 from headwater.cluster.choice import Prompt, Role
 from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import Prefilled
@@ -67,6 +68,7 @@ class Visit:
 
     request: Request
     key: bytes  # of the index
+    composed: bytes | None  # likewise, if it is composed of its segments
     prompt: Prompt
     routed: Routed
     followed: int | None = None  # number of its prefill, where it is followed
@@ -173,12 +175,15 @@ class Simulation:
         key = self._trace.key(reused, reused.prompt_tokens)
         blocks = self._digests.prefix(reused.namespace, key)
         session = request.session if self._turns[request.session] > 1 else ""
-        prompt = Prompt(request.prompt_tokens, blocks, self._block_tokens, session)
-        segments = request.segments if self._setup.composes else ()
+        segments, composed = request.segments if self._setup.composes else (), None
         ids = self._trace.ids(request, Span(0, request.prompt_tokens)) if segments else b""
+        if segments:
+            composed = composed_key(ids, segments, request.fidelity, self._setup.profile.state.conv_taps)
+        of_composed = [] if composed is None else self._digests.prefix(reused.namespace, composed)
+        prompt = Prompt(request.prompt_tokens, blocks, self._block_tokens, session, of_composed)
         params = SamplingParams(max_tokens=request.output_tokens)
         generation = Generation(tokens_of(ids), params, request.namespace, segments=segments, fidelity=request.fidelity)
-        self._place(Visit(request, key, prompt, Routed(next(self._ids), generation, nobody, now, ids)))
+        self._place(Visit(request, key, composed, prompt, Routed(next(self._ids), generation, nobody, now, ids)))
 
     def _place(self, visit: Visit) -> None:
         """Send a request to a worker: a new one, one that was prefilled, or one whose segments are prepared."""
@@ -191,7 +196,7 @@ class Simulation:
         request, link = visit.sent, selected.link
         worker, predicted = link.worker, selected.predicted
         self._open[id(request)] = visit
-        matched = worker.match(request)
+        matched = worker.match(request, visit.composed)
         self._counts["as_predicted" if matched == predicted else "less" if matched < predicted else "more"] += 1
         if link.pulls is not None:
             link.pulls.name(request, [one.pulls for one in selected.holders if one.pulls is not None], visit.followed)

@@ -78,6 +78,17 @@ METHODS = {
 }
 
 
+def composed_key(key: bytes, segments: Sequence[Span], fidelity: Fidelity, conv_taps: int) -> bytes | None:
+    """Return the key of a prompt that is composed from its first usable segment on; None if it has none.
+
+    `key`: of the exact prompt; `conv_taps`: taps of the widest convolution before a recurrence.
+    """
+    widths = METHODS[fidelity].widths(conv_taps)
+    whole = whole_segments(key, segments, fidelity)
+    spans = usable((span for span in segments if span not in whole), widths, 0, len(np.frombuffer(key, np.uint32)) - 1)
+    return marked(key, spans[0].start + widths.head, fidelity, whole) if spans else None
+
+
 def usable(spans: Iterable[Span], widths: Widths, start: int, end: int) -> tuple[Span, ...]:
     """Return the spans that lie wholly in [start, end) and have an interior. Others are computed as plain text."""
     return tuple(
