@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,8 +20,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("ray", reason="Ray is not installed")
+
+from headwater.models.embedded import embedded
+from tests.test_serve import address, serving
 
 PATIENCE = 120  # seconds
 LONG = 2000  # tokens: two seconds, in which a worker is found and killed
@@ -336,6 +341,73 @@ def test_a_router_that_is_killed_breaks_its_own_answers_alone(tmp_path: Path) ->
         assert str(killed) not in shown
         assert running.cluster("down").returncode == 0
         assert running.process.wait(PATIENCE) == 0
+
+
+def changed(folder: Path) -> Path:
+    """Return a copy of the embedded model with other weights."""
+    copy = Path(shutil.copytree(embedded(), folder / "changed"))
+    tensors = load_file(copy / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("norm.weight"))
+    tensors[name] = tensors[name] * 1.5
+    save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+    return copy
+
+
+def of_one_server(model: Path, tokens: int) -> list[tuple[str, float]]:
+    """Return the story of a server without a cluster."""
+    with serving(str(model), "--port", "0", "--threads", "1") as (process, said):
+        alone = Running(process, address(said), "", said, Path())
+        return alone.story(tokens)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("more", [(), ("--routers", "2"), ("--prefill", "1", "--decode", "1")])
+def test_an_upgrade_to_another_model_loses_no_request(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """Each answer is that of one server, with the earlier model or the new one; one that does not load is given up."""
+    new, tokens, at_once = changed(tmp_path), 300, 3
+    models = {"old": of_one_server(embedded(), tokens), "new": of_one_server(new, tokens)}
+    assert models["old"] != models["new"]
+    answers, over = list[str](), threading.Event()
+
+    def ask(running: Running) -> None:
+        while not over.is_set():
+            said = running.story(tokens)
+            answers.append(next((name for name, whole in models.items() if said == whole), "neither"))
+
+    with up(tmp_path, *more) as running, ThreadPoolExecutor(at_once) as clients:
+        until(lambda: len(running.ups()) == 2)
+        before = {one["fingerprint"] for one in running.workers().values()}
+        asked = [clients.submit(ask, running) for _ in range(at_once)]
+        until(lambda: len(answers) >= at_once)
+        try:
+            wrong = running.cluster("upgrade", str(tmp_path))
+            assert "which is no folder with a config.json" in wrong.stderr
+            (new / "model.safetensors").rename(tmp_path / "kept")
+            broken = running.cluster("upgrade", str(new))
+            assert re.search("worker w2 could not start: .*the upgrade was given up", broken.stderr), broken
+            assert {one["fingerprint"] for one in running.workers().values()} == before
+            (tmp_path / "kept").rename(new / "model.safetensors")
+            began = time.monotonic()
+            done = running.cluster("upgrade", str(new))
+            print(f"\n{done.stdout}{time.monotonic() - began:.0f} s, {len(answers)} answers")
+            assert done.returncode == 0, done.stderr
+            assert "all 2 workers have the new settings" in done.stdout
+            n = len(answers)
+            until(lambda: len(answers) >= n + 2 * at_once)
+        finally:
+            over.set()
+        for one in asked:
+            one.result(PATIENCE)
+        counts, found = running.counts(), {one["fingerprint"] for one in running.workers().values()}
+        assert len(found) == 1
+        assert not found & before
+    print(f"{answers.count('old')} with the earlier model, {answers.count('new')} with the new one, {counts}")
+    assert set(answers) == {"old", "new"}
+    assert answers[-1] == "new"
+    if "--routers" not in more:
+        assert counts["routed"] == counts["answered"] == len(answers)
+    assert "failed" not in counts
+    assert "diverged" not in counts
 
 
 HOSTS = """

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,14 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from headwater.cli.cluster_upgrade import UPGRADABLE, check_roles, given_values, seen_of, steps, upgraded
 from headwater.cli.common import commands, show
 from headwater.cli.download import whole_folder
 from headwater.cli.serve import EPILOG, GroupedCommand, announce, make_server, say, with_options
 from headwater.cli.settings import effective
 from headwater.cluster.choice import Role
 from headwater.cluster.rivals import CHOICES
+from headwater.cluster.upgrade import Upgrade
 from headwater.config import SETTINGS, ServeConfig
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, HeadwaterError
 from headwater.machine import usable_cores
 from headwater.setting import SettingError
 from headwater.table import Table
@@ -32,12 +35,15 @@ if TYPE_CHECKING:
     from headwater.cluster.ray_workers import RayWorkers
 
 POLLED = 0.5  # seconds between looks at the mailbox
-JOINING, KNOWN = 600.0, 30.0  # seconds for all workers to load, and then to be known to the router
+KNOWN = 30.0  # seconds until all workers that have loaded are known to the router
 
 group = typer.Typer(rich_markup_mode=None, help="Serve with several workers on a Ray cluster.")
 commands.add_typer(group, name="cluster")
 
 Address = Annotated[str | None, Option(help="Address of a Ray cluster, or auto. [default: one on this machine]")]
+ConfigFile = Annotated[
+    Path | None, Option(metavar="PATH", envvar="HEADWATER_CONFIG", show_envvar=False, help="TOML file with settings.")
+]
 Found = Annotated[str | None, Option(help="Address of a Ray cluster. [default: the one on this machine]")]
 
 
@@ -49,10 +55,7 @@ def up(
     routers: Annotated[int, Option(min=1, help="Routers, each a process; all serve on one port.")] = 1,
     rule: Annotated[str, Option(help=f"Choice of a request's worker: {', '.join(CHOICES)}.")] = "least_cost",
     share_weights: Annotated[bool, Option(help="Hold the weights once a host, and not in each worker.")] = True,
-    config: Annotated[
-        Path | None,
-        Option(metavar="PATH", envvar="HEADWATER_CONFIG", show_envvar=False, help="TOML file with settings."),
-    ] = None,
+    config: ConfigFile = None,
     **flags: Any,
 ) -> None:
     """Start workers and serve in front of them until a signal comes."""
@@ -69,12 +72,9 @@ def roles_of(config: ServeConfig, workers: int, prefill: int, decode: int) -> di
         return {Role.BOTH: workers}
     if not (prefill and decode):
         raise ConfigError(f"prefill is {prefill} and decode is {decode}: both must be given, or neither")
-    from headwater.cluster.hosting import pulls  # needs the web framework
-
-    if not pulls(config):
-        must = "workers pull prefixes with a cache, and not with decode_reuse raw"
-        raise ConfigError(f"prefill is {prefill}, must be 0 with these settings: {must}")
-    return {Role.PREFILL: prefill, Role.DECODE: decode}
+    roles = {Role.PREFILL: prefill, Role.DECODE: decode}
+    check_roles(config, roles)
+    return roles
 
 
 group.command(cls=GroupedCommand, epilog=EPILOG)(with_options(up, SETTINGS))
@@ -135,6 +135,28 @@ def scale(
     _command(mailbox, "scale", str(workers), role.value)
 
 
+def upgrade(
+    address: Found = None,
+    drain_first: Annotated[
+        bool, Option("--drain-first", help="Drain each worker before the next one starts: without room for one more.")
+    ] = False,
+    config: ConfigFile = None,
+    **flags: Any,
+) -> None:
+    """Replace every worker, one after the other; settings that are not given stay as they are."""
+    values = given_values(flags, os.environ, config)
+    mailbox = _mailbox(address)
+    if "model" in values:
+        whole_folder(values["model"])
+    number = uuid.uuid4().hex
+    _command(mailbox, "upgrade", number, values, drain_first)
+    for line in steps(lambda: _state(mailbox), number):
+        say(line)
+
+
+group.command(cls=GroupedCommand, epilog=EPILOG)(with_options(upgrade, UPGRADABLE))
+
+
 @group.command()
 def down(address: Found = None) -> None:
     """End a cluster, once its requests have ended."""
@@ -142,31 +164,34 @@ def down(address: Found = None) -> None:
 
 
 def _mailbox(address: str | None) -> Any:
-    return _ray_workers().mailbox_at(address)
+    return _ray_modules()[0].mailbox_at(address)
 
 
 def _state(mailbox: Any) -> dict[str, Any]:
     import ray
 
-    state: dict[str, Any] = ray.get(mailbox.state.remote())
+    try:
+        state: dict[str, Any] = ray.get(mailbox.state.remote())
+    except ray.exceptions.RayError as error:
+        raise ConfigError("the cluster has ended, or Ray does not reach it") from error
     if not state:
         raise ConfigError("the cluster is still starting")
     return state
 
 
-def _command(mailbox: Any, *command: str) -> None:
+def _command(mailbox: Any, *command: object) -> None:
     import ray
 
     ray.get(mailbox.post.remote(command))
 
 
-def _ray_workers() -> Any:
-    """Return the module that needs Ray. Raises ConfigError if a package is missing."""
+def _ray_modules() -> tuple[Any, Any]:
+    """Return the modules that need Ray: of its cluster, and of workers. Raises ConfigError if a package is missing."""
     try:
-        from headwater.cluster import ray_workers
+        from headwater.cluster import ray_cluster, ray_workers
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'headwater[cluster]'") from error
-    return ray_workers
+    return ray_cluster, ray_workers
 
 
 def serve_until_stopped(
@@ -177,7 +202,7 @@ def serve_until_stopped(
         raise SettingError("kv_events", "on", "but the workers of a cluster publish to their router alone")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
     announce(config)
-    ray_workers = _ray_workers()
+    ray_cluster, ray_workers = _ray_modules()
     from headwater.cluster.curve import RouterKeys
     from headwater.server.http.process import check_tls, listener, url
     from headwater.server.observe.logs import configure_logging
@@ -189,35 +214,33 @@ def serve_until_stopped(
         configure_logging(config.log_format)
         cores = usable_cores()
         router = OneRouter(config, keys, rule) if routers == 1 else SeveralRouters(config, keys, rule, routers, sock)
-        found = ray_workers.connect(address, cores)
-        mailbox = ray_workers.OwnMailbox()
+        found = ray_cluster.connect(address, cores)
+        mailbox = ray_cluster.OwnMailbox()
         workers = sum(roles.values())
         running: RayWorkers = ray_workers.RayWorkers(
             config, roles, router.members, keys.for_workers, address, cores, share_weights
         )
-        router.members.lost = running.lost
+        router.members.lost, running.upgraded = running.lost, router.upgraded
         ended = threading.Event()
         try:
             router.start()
             running.start()
             say(f"{workers} workers start on Ray at {found}, with {running.shares}")
-            if not (running.wait(JOINING) and router.members.wait_for(workers, KNOWN)):
-                raise ConfigError(f"the workers were not there after {JOINING:g} s")
+            if not (running.wait(ray_workers.JOINING) and router.members.wait_for(workers, KNOWN)):
+                raise ConfigError(f"the workers were not there after {ray_workers.JOINING:g} s")
             sock.listen()
             health = router.members.health()
             by = "" if routers == 1 else f", by {routers} routers"
             say(f"Headwater {version('headwater')} serves {health['model']} on {url(sock, config)}{by}")
             say(f"Deterministic: {health.get('deterministic')}")
-            follow = threading.Thread(
-                target=_follow_commands, args=(mailbox, router.members, running, ended), daemon=True
-            )
-            follow.start()
+            commands = Commands(mailbox, router.members, running)
+            threading.Thread(target=commands.follow, args=(ended,), name="headwater-commands", daemon=True).start()
             interrupted = router.serve(sock)
         finally:
             ended.set()
             router.stop()
             running.close()
-            ray_workers.disconnect()
+            ray_cluster.disconnect()
         if interrupted:
             raise KeyboardInterrupt
 
@@ -231,6 +254,9 @@ class OneRouter:
         self._config = config
         self.members = router_of(config, keys, rule)
         self.start, self.stop = self.members.start, self.members.stop
+
+    def upgraded(self, config: ServeConfig) -> None:
+        """Go on: nothing of the model that the router holds has changed."""
 
     def serve(self, sock: socket.socket) -> bool:
         """Serve until a signal comes; return whether a second SIGINT has come."""
@@ -252,6 +278,10 @@ class SeveralRouters:
         self.members = RouterProcesses(run_router, routers, sock, config, keys, rule)
         self.start = self.members.start
 
+    def upgraded(self, config: ServeConfig) -> None:
+        """Start the next router with these settings: the folder of the earlier model may be gone."""
+        self.members.config = config
+
     def serve(self, sock: socket.socket) -> bool:
         """Wait for a signal while the routers serve; return whether a second SIGINT has come."""
         came = list[int]()
@@ -267,14 +297,42 @@ class SeveralRouters:
         self.members.stop(0.0)
 
 
-def _follow_commands(mailbox: Any, router: Any, running: RayWorkers, ended: threading.Event) -> None:
-    """Run the commands of the mailbox, and keep its state up to date."""
-    while not ended.wait(POLLED):
-        for command, *values in mailbox.exchange({**router.state(), "roles": list(running.wanted)}):
-            if command == "drain":
-                running.drain(*values)
-            elif command == "scale":
-                wanted, role = values
-                running.scale(int(wanted), Role(role))
-            else:
-                os.kill(os.getpid(), signal.SIGTERM)
+class Commands:
+    """Commands that come by the mailbox."""
+
+    def __init__(self, mailbox: Any, router: Any, running: RayWorkers) -> None:
+        self._mailbox, self._router, self._running = mailbox, router, running
+        self._seen: dict[str, str] = {}  # of the model, as routers and clients see it
+        self._refused: dict[str, str] = {}  # upgrades, and why each was not begun
+
+    def follow(self, ended: threading.Event) -> None:
+        """Run commands, and keep the state that other processes see up to date, until the cluster ends."""
+        self._seen = seen_of(self._running.config)  # now: the folder may have another model later
+        while not ended.wait(POLLED):
+            for command, *values in self._mailbox.exchange(self._state()):
+                if command == "drain":
+                    self._running.drain(*values)
+                elif command == "scale":
+                    wanted, role = values
+                    self._running.scale(int(wanted), Role(role))
+                elif command == "upgrade":
+                    self._upgrade(*values)
+                else:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+    def _state(self) -> dict[str, Any]:
+        upgrade = self._running.upgrade
+        return {
+            **self._router.state(),
+            "roles": list(self._running.wanted),
+            "upgrade": upgrade and upgrade.shown(),
+            "refused": self._refused,
+        }
+
+    def _upgrade(self, number: str, values: dict[str, Any], drain_first: bool) -> None:
+        running, name = self._running, self._router.health()["model"]
+        try:
+            config = upgraded(running.config, values, self._seen, name, running.wanted)
+            running.begin(Upgrade(number, config, drain_first))
+        except (HeadwaterError, OSError) as error:
+            self._refused[number] = str(error)

@@ -53,17 +53,30 @@ class Effective:
 
 def effective(flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None) -> Effective:
     """Combine all sources. Raises ConfigError, which names setting, value, source and allowed values."""
-    given = from_file(file) if file is not None else {}
-    given |= from_environment(environment) | from_flags(flags)
+    given = from_all(flags, environment, file)
     origins = {name: one.origin for name, one in given.items()}
     try:
-        values = {name: _read(NAMED[name], one) for name, one in given.items()}
-        config = ServeConfig(**values)
-        for name, make in POLICIES.items():
-            _check_policy(name, getattr(config, name), make)
+        config = ServeConfig(**values_of(given))
+        check_policies(config)
     except SettingError as error:
         raise error.at(origins.get(error.name, "")) from error
     return Effective(config, origins)
+
+
+def from_all(flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None) -> dict[str, Given]:
+    """Read all sources, each of which overrides the ones before: file, environment, flags. Raises ConfigError."""
+    return (from_file(file) if file is not None else {}) | from_environment(environment) | from_flags(flags)
+
+
+def values_of(given: Mapping[str, Given]) -> dict[str, Any]:
+    """Read values as settings have them. Raises SettingError for one that has not the form of its setting."""
+    return {name: _read(NAMED[name], one) for name, one in given.items()}
+
+
+def check_policies(config: ServeConfig) -> None:
+    """Raise SettingError for a policy that is malformed, or for the lab only."""
+    for name, make in POLICIES.items():
+        _check_policy(name, getattr(config, name), make)
 
 
 def from_flags(flags: Mapping[str, object]) -> dict[str, Given]:

@@ -85,12 +85,13 @@ class Links(Mapping[str, Link]):
                 link.tell(tuple(pools[link.info.fingerprint]))
 
     def taking(self, fingerprint: str | None) -> list[Link]:
-        """Return the workers that take requests: of this fingerprint, or of any."""
-        return [
+        """Return the workers that can take a request: draining ones only if no other one has the fingerprint needed."""
+        known = [
             link
             for link in self._links.values()
-            if link.info is not None and not link.draining and fingerprint in (None, link.info.fingerprint)
+            if link.info is not None and fingerprint in (None, link.info.fingerprint)
         ]
+        return [link for link in known if not link.draining] or (known if fingerprint is not None else [])
 
     # -- messages
 

@@ -1,43 +1,40 @@
 """Workers as Ray actors: Ray places, isolates and ends them; this starts them again and tells the router.
 
-Nothing of a request goes through Ray: routers and workers talk over ZeroMQ. Ray's store is kept small, and its memory
-monitor off, since a worker's memory is reserved at its start.
+Nothing of a request goes through Ray: routers and workers talk over ZeroMQ.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
-os.environ.setdefault("RAY_AUTH_MODE", "token")  # as Ray does from 2.61 on; it reads this when it is imported
+from headwater.cluster.ray_cluster import own_address  # first: it sets what Ray reads when it is imported
 
+# isort: split
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from headwater.cluster.choice import Role
 from headwater.cluster.curve import WorkerKeys
 from headwater.cluster.hosting import Host, worker_config
 from headwater.cluster.sockets import Contact
+from headwater.cluster.upgrade import Drain, Member, Start, Upgrade
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.setting import show_bytes
 
-NAMESPACE, MAILBOX = "headwater", "headwater-cluster"  # Ray's names
-STORE_BYTES = 100 * 10**6
 SOON = 60.0  # seconds in which a worker is lost twice
 AT_ONCE = 2.0  # seconds in which several routers lose a worker for the same reason
 ENDING = 2.0  # seconds for a worker to end after what it may take to drain
-CONNECTING = 3.0  # seconds for Ray to accept a connection
+IDLE = 1.0  # seconds without a request after which a draining worker is stopped: one may be on its way to it
+JOINING = 600.0  # seconds for a worker to load and to serve
 LOOKED = 0.1  # seconds between looks at the workers
 AGAIN = 2.0  # seconds after which a worker that could not start is started again; doubled each time
 LONGEST_AGAIN = 60.0
@@ -56,6 +53,8 @@ class Membership(Protocol):
 
     def is_idle(self, name: str) -> bool: ...
 
+    def serves(self, name: str) -> bool: ...
+
 
 @dataclass(eq=False)
 class Started:
@@ -63,103 +62,21 @@ class Started:
 
     name: str
     role: Role
+    config: ServeConfig  # of its whole host
     actor: Any
     contact: Any  # of its socket, once it is there
     ended: Any = None  # a result that is there when it has stopped
     draining: bool = False
+    idle: float | None = None  # since when it has no requests, while it drains
     stopping: Any = None
     lost: float | None = None  # when the router lost it
+    served: bool = False  # requests were given to it
+    began: float = field(default_factory=time.monotonic)
 
 
-def connect(address: str | None, cores: int) -> str:
-    """Join the Ray cluster at an address, or start one on this machine; return its address. Raises ConfigError."""
-    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    shared: dict[str, Any] = {"namespace": NAMESPACE, "logging_level": logging.ERROR, "log_to_driver": True}
-    own: dict[str, Any] = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": STORE_BYTES}
-    if address is not None and ":" in address:
-        _check_open(address)  # Ray itself would try for minutes
-    try:
-        context: Any = ray.init(address=address or "local", **shared, **({} if address else own))
-    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
-    return str(context.address_info["gcs_address"])
-
-
-def _check_open(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), CONNECTING).close()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"no Ray cluster at {address}: {error}") from error
-
-
-def own_address(address: str | None) -> str:
-    """Return the address that a worker binds to: its host's, or loopback in a cluster of one machine."""
-    if address is None:
-        return "127.0.0.1"
-    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-
-
-def disconnect() -> None:
-    """Leave the Ray cluster; one that was started here ends."""
-    ray.shutdown()
-
-
-class Mailbox:
-    """Actor by which other processes of a Ray cluster give commands to the router's process, and see its state."""
-
-    def __init__(self) -> None:
-        self._commands: list[tuple[str, ...]] = []
-        self._state: dict[str, Any] = {}
-
-    def post(self, command: tuple[str, ...]) -> None:
-        """Add a command."""
-        self._commands.append(command)
-
-    def exchange(self, state: dict[str, Any]) -> list[tuple[str, ...]]:
-        """Replace the state; return the commands, each once."""
-        self._state, commands = state, self._commands
-        self._commands = []
-        return commands
-
-    def state(self) -> dict[str, Any]:
-        """Return the state."""
-        return self._state
-
-
-class OwnMailbox:
-    """The mailbox of a cluster, on the host of the router's process: if it ends, Ray starts it again."""
-
-    def __init__(self) -> None:
-        """Make it. Raises ConfigError if this Ray cluster has one already."""
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        mailboxes: Any = ray.remote(Mailbox)
-        options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
-        try:
-            self._actor = mailboxes.options(name=MAILBOX, **options).remote()
-        except ValueError as error:
-            shown = "a cluster of Headwater runs here already: `headwater cluster status` shows it"
-            raise ConfigError(shown) from error
-
-    def exchange(self, state: dict[str, Any]) -> list[tuple[str, ...]]:
-        """Show a state, and return the commands that came since; none if Ray does not reach the mailbox now."""
-        try:
-            commands: list[tuple[str, ...]] = ray.get(self._actor.exchange.remote(state))
-            return commands
-        except RayError as error:
-            log.warning("no command arrives, since Ray does not reach the mailbox: %s", error)
-        return []
-
-
-def mailbox_at(address: str | None) -> Any:
-    """Return the mailbox of the cluster at an address of Ray. Raises ConfigError."""
-    connect(address or "auto", 0)
-    try:
-        return ray.get_actor(MAILBOX)
-    except ValueError as error:
-        raise ConfigError("no cluster of Headwater runs in this Ray cluster") from error
+def last_line(error: RayError) -> str:
+    """Return the last line of an error, which says why a worker's process failed; a traceback is before it."""
+    return str(error).strip().rpartition("\n")[2]
 
 
 class RayWorkers:
@@ -180,10 +97,12 @@ class RayWorkers:
         `share_weights`: workers of one host hold the model's weights once.
         """
         self.wanted, self._share_weights = dict(wanted), share_weights
-        workers = sum(wanted.values())
-        self._threads = max(1, cores // workers)
+        self.config = config
+        self.upgrade: Upgrade | None = None  # the last one
+        self.upgraded: Callable[[ServeConfig], None] = lambda config: None  # called after each one
+        self._workers = sum(wanted.values())  # which share a host's memory
+        self._threads = max(1, cores // self._workers)
         self._cpus = 0 if address is None else self._threads  # a machine of its own may have more workers than cores
-        self._config = worker_config(config, workers, self._threads)
         self._router, self._keys, self._own_address = router, keys, partial(own_address, address)
         self._started: dict[str, Started] = {}
         self._lost: deque[str] = deque()
@@ -197,7 +116,11 @@ class RayWorkers:
     def shares(self) -> str:
         """Share of memory and threads that each worker has, as text."""
         threads = "1 thread" if self._threads == 1 else f"{self._threads} threads"
-        return f"{show_bytes(self._config.memory)} and {threads} each"
+        return f"{show_bytes(self._own(self.config).memory)} and {threads} each"
+
+    def _own(self, config: ServeConfig) -> ServeConfig:
+        """Return the settings of one worker."""
+        return worker_config(config, self._workers, self._threads)
 
     def start(self) -> None:
         """Start the workers, and keep as many."""
@@ -215,21 +138,27 @@ class RayWorkers:
         return False
 
     def scale(self, wanted: int, role: Role) -> None:
-        """Change the number of a role's workers; those that are too many are drained.
+        """Change the number of a role's workers; those that are too many are drained, after an upgrade.
 
         Memory is divided as at the start.
         """
         with self._lock:
             self.wanted[role] = wanted
-            staying = [one for one in self._started.values() if one.role == role and not one.draining]
-            for one in staying[wanted:]:
-                self._drain(one)
 
     def drain(self, name: str) -> None:
         """Let a worker end its requests and stop; another one is started in its place. Unknown names are ignored."""
         with self._lock:
             if name in self._started:
                 self._drain(self._started[name])
+
+    def begin(self, upgrade: Upgrade) -> None:
+        """Replace all workers, one after the other. Raises ConfigError if that is being done already, or cannot be."""
+        with self._lock:
+            if self.upgrade is not None and not self.upgrade.ended:
+                raise ConfigError("an upgrade is being done already")
+            if upgrade.drain_first and sum(self.wanted.values()) == 1:
+                raise ConfigError("the only worker cannot be drained before another one serves")
+            self.upgrade = upgrade
 
     def lost(self, name: str) -> None:
         """Note that the router takes a worker for lost. Never waits.
@@ -243,11 +172,9 @@ class RayWorkers:
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
-        stopping = [
-            one.actor.stop.remote(self._config.drain) for one in self._started.values() if one.ended is not None
-        ]
+        stopping = [one.actor.stop.remote(self.config.drain) for one in self._started.values() if one.ended is not None]
         if stopping:  # tiers take what is cached
-            ray.wait(stopping, num_returns=len(stopping), timeout=self._config.drain + ENDING)
+            ray.wait(stopping, num_returns=len(stopping), timeout=self.config.drain + ENDING)
         for one in self._started.values():
             ray.kill(one.actor, no_restart=True)
 
@@ -261,16 +188,58 @@ class RayWorkers:
                         self._look_for(self._lost.popleft())
                     for one in tuple(self._started.values()):
                         self._look(one)
-                    if time.monotonic() >= self._again:
-                        for role in self._missing():
-                            self._start(role)
+                    if self.upgrade is not None and not self.upgrade.ended:
+                        self._go_on(self.upgrade)
+                    else:
+                        self._keep_number()
             except RayError:
                 log.exception("Ray does not answer")
 
-    def _missing(self) -> list[Role]:
-        """Return the role of each worker that is to be started."""
-        there = Counter(one.role for one in self._started.values() if not one.draining)
-        return [role for role, wanted in self.wanted.items() for _ in range(wanted - there[role])]
+    def _keep_number(self) -> None:
+        """Drain the workers that are too many, and start those that are missing."""
+        for role, wanted in self.wanted.items():
+            staying = [one for one in self._started.values() if one.role == role and not one.draining]
+            for one in staying[wanted:]:
+                self._drain(one)
+            if time.monotonic() >= self._again:
+                for _ in range(wanted - len(staying)):
+                    self._start(role, self.config)
+
+    def _go_on(self, upgrade: Upgrade) -> None:
+        """Take the next step of an upgrade. Without a first sign of a new worker it is given up."""
+        new = [one for one in self._started.values() if one.config is upgrade.config and not one.served]
+        for one in new:
+            if self._router.serves(one.name):
+                one.served = True
+                upgrade.said.append(f"{one.name} serves")
+            elif time.monotonic() - one.began > JOINING:
+                ray.kill(one.actor, no_restart=True)
+                self._gone(one, f"does not serve after {JOINING:.0f} s: is there room for one more?")
+                return
+        members = [
+            Member(one.name, one.role, one.config is upgrade.config, one.draining, self._router.serves(one.name))
+            for one in self._started.values()
+        ]
+        match upgrade.step(members, self.wanted):
+            case Start(role):
+                upgrade.said.append(f"{self._start(role, upgrade.config)} starts")
+            case Drain(name):
+                upgrade.said.append(f"{name} is drained")
+                self._drain(self._started[name])
+            case None if upgrade.ended:
+                self.config = upgrade.config
+                self.upgraded(self.config)
+
+    def _gone(self, one: Started, why: str) -> None:
+        """Forget a worker. If it is a new one of an upgrade that has not served, the upgrade is given up."""
+        del self._started[one.name]
+        upgrade = self.upgrade
+        if upgrade is None or upgrade.ended:
+            return
+        upgrade.said.append(f"{one.name} has ended")
+        if one.config is upgrade.config and not one.served:
+            upgrade.abort(f"worker {one.name} {why}")
+            log.error("%s", upgrade.error)
 
     def _look_for(self, name: str) -> None:
         """Try once more to reach a worker that was lost, or kill it."""
@@ -282,32 +251,45 @@ class RayWorkers:
         if since >= SOON:
             one.lost = now
         if since >= SOON or since < AT_ONCE:
-            self._router.join(name, ray.get(one.contact))
+            self._join(one, ray.get(one.contact))
         else:
-            del self._started[name]
+            self._gone(one, "was not heard by a router")
             ray.kill(one.actor, no_restart=True)
 
-    def _start(self, role: Role) -> None:
+    def _join(self, one: Started, contact: Contact) -> None:
+        self._router.join(one.name, contact)
+        if one.draining:
+            self._router.drain(one.name)
+
+    def _start(self, role: Role, config: ServeConfig) -> str:
+        """Start a worker; return its name."""
         name = next(self._names)
         variables = {"OMP_NUM_THREADS": str(self._threads), "RAY_memory_monitor_refresh_ms": "0"}
         hosts: Any = ray.remote(Host)
         options = {"num_cpus": self._cpus, "max_restarts": 0, "max_concurrency": 4}
         actor = hosts.options(**options, runtime_env={"env_vars": variables}).remote(
-            self._config, self._keys, self._own_address, share_weights=self._share_weights, role=role
+            self._own(config), self._keys, self._own_address, share_weights=self._share_weights, role=role
         )
-        self._started[name] = Started(name, role, actor, actor.contact.remote())
+        self._started[name] = Started(name, role, config, actor, actor.contact.remote())
+        return name
 
     def _look(self, one: Started) -> None:
         """Note what became of a worker since the last look."""
         if one.ended is None:
             self._look_whether_it_loaded(one)
         elif ray.wait([one.ended], timeout=0)[0]:
-            del self._started[one.name]
+            self._gone(one, "has ended before it served")
             self._router.leave(one.name)
             if not one.draining:
                 log.warning("worker %s has ended, another one is started", one.name)
-        elif one.draining and one.stopping is None and self._router.is_idle(one.name):
-            one.stopping = one.actor.stop.remote(self._config.drain)
+        elif one.draining and one.stopping is None:
+            self._stop_if_idle(one)
+
+    def _stop_if_idle(self, one: Started) -> None:
+        now = time.monotonic()
+        one.idle = (one.idle or now) if self._router.is_idle(one.name) else None
+        if one.idle is not None and now - one.idle >= IDLE:
+            one.stopping = one.actor.stop.remote(self.config.drain)
 
     def _look_whether_it_loaded(self, one: Started) -> None:
         if not ray.wait([one.contact], timeout=0)[0]:
@@ -315,7 +297,7 @@ class RayWorkers:
         try:
             contact = ray.get(one.contact)
         except RayError as error:
-            del self._started[one.name]
+            self._gone(one, f"could not start: {last_line(error)}")
             self._failures += 1
             wait = min(LONGEST_AGAIN, AGAIN * 2 ** (self._failures - 1))
             self._again = time.monotonic() + wait
@@ -323,7 +305,7 @@ class RayWorkers:
             return
         self._failures = 0
         one.ended = one.actor.wait.remote()
-        self._router.join(one.name, contact)
+        self._join(one, contact)
 
     def _drain(self, one: Started) -> None:
         one.draining = True

@@ -139,9 +139,14 @@ class Router:
         return self._links.wait_for(workers, seconds, PING / 4)
 
     def is_idle(self, name: str) -> bool:
-        """Return whether a worker has none of this router's requests."""
+        """Return whether a draining worker has none of this router's requests."""
         link = self._links.get(name)
-        return link is None or not link.open
+        return link is not None and link.draining and not link.open
+
+    def serves(self, name: str) -> bool:
+        """Return whether a worker gets requests."""
+        link = self._links.get(name)
+        return link is not None and link.info is not None and not link.draining
 
     def submit(self, generation: Generation, on_event: Callable[[Event], None]) -> int:
         """Route a request; returns its id. Raises EngineStopped. Errors of workers are events.

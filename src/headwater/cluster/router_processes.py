@@ -67,7 +67,7 @@ class RouterProcesses:
     ) -> None:
         """`routes` is what each process runs; `sock` is bound, and listens."""
         self._routes, self._wanted, self._sock = routes, wanted, sock
-        self._config, self._keys, self._rule = config, keys, rule
+        self.config, self._keys, self._rule = config, keys, rule  # of routers that are started from now on
         self._children: list[Child] = []
         self._contacts: dict[str, Contact] = {}  # of workers
         self._draining: set[str] = set()
@@ -118,10 +118,18 @@ class RouterProcesses:
             self._tell("leave", name)
 
     def is_idle(self, name: str) -> bool:
-        """Return whether a worker has no router's requests."""
+        """Return whether a worker drains, and has no router's requests."""
+        return all(one is not None and one["state"] == "draining" and not one["requests"] for one in self._seen(name))
+
+    def serves(self, name: str) -> bool:
+        """Return whether every router gives a worker requests."""
+        return all(one is not None and one["state"] == "up" for one in self._seen(name))
+
+    def _seen(self, name: str) -> list[dict[str, Any] | None]:
+        """Return what each router says of a worker; None: it does not know it."""
         with self._lock:
-            workers = [one for child in self._children for one in child.health.get("workers", ())]
-        return not any(one["requests"] or one["state"] != "draining" for one in workers if one["name"] == name)
+            shown = [child.health.get("workers", ()) for child in self._children]
+        return [next((one for one in workers if one["name"] == name), None) for workers in shown]
 
     def wait_for(self, workers: int, seconds: float) -> bool:
         """Wait until every router knows so many workers; False if they do not within `seconds`."""
@@ -169,7 +177,7 @@ class RouterProcesses:
     def _started(self) -> Child:
         ours, theirs = multiprocessing.get_context("spawn").Pipe()
         context = multiprocessing.get_context("spawn")
-        given = Given(self._config, self._keys, self._rule, self._sock.family, _Descriptor(self._sock.fileno()))
+        given = Given(self.config, self._keys, self._rule, self._sock.family, _Descriptor(self._sock.fileno()))
         process = context.Process(target=self._routes, args=(given, theirs), name="headwater-router")
         process.start()
         theirs.close()

@@ -1,0 +1,78 @@
+"""Rolling upgrade: every worker of a cluster is replaced by one with other settings, one after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headwater.cluster.choice import Role
+from headwater.config import ServeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker, as an upgrade sees it."""
+
+    name: str
+    role: Role
+    is_new: bool  # has the settings of the upgrade
+    is_draining: bool
+    serves: bool  # every router gives it requests
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Step: start a worker with the new settings."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Step: drain a worker with the earlier settings."""
+
+    name: str
+
+
+@dataclass(eq=False)
+class Upgrade:
+    """One upgrade: its settings, and how far it is."""
+
+    id: str
+    config: ServeConfig  # of the whole host
+    drain_first: bool = False  # each worker is drained before the next one starts, not after that one serves
+    said: list[str] = field(default_factory=list)  # what was done
+    error: str = ""  # why it was given up
+    ended: bool = False
+
+    def step(self, members: Sequence[Member], wanted: Mapping[Role, int]) -> Start | Drain | None:
+        """Return the next step; None: wait, or nothing is left to do, and it has ended.
+
+        A new worker serves before an earlier one is drained, and one is drained at a time. So as many serve as are
+        wanted, or one less with `drain_first`. A worker that is lost meanwhile is replaced by a new one.
+        """
+        there = Counter(one.role for one in members if not one.is_draining)
+        draining = any(one.is_draining for one in members)
+        for role, number in wanted.items():
+            if there[role] < number and not (self.drain_first and draining):
+                return Start(role)
+        if draining or not all(one.serves for one in members):
+            return None
+        earlier = [one for one in members if not one.is_new]
+        if not earlier:
+            self.ended = True
+            self.said.append(f"all {len(members)} workers have the new settings")
+            return None
+        first = earlier[0]
+        if self.drain_first or there[first.role] > wanted[first.role]:
+            return Drain(first.name)
+        return Start(first.role)
+
+    def abort(self, why: str) -> None:
+        """Give it up: workers stay as they are."""
+        self.ended, self.error = True, f"{why}; the upgrade was given up, and the workers that serve go on"
+
+    def shown(self) -> dict[str, object]:
+        """Return how far it is, for `headwater cluster upgrade`."""
+        return {"id": self.id, "said": list(self.said), "error": self.error, "ended": self.ended}

@@ -1,0 +1,118 @@
+"""`headwater cluster upgrade`: settings that it takes, models that it refuses, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.cli import cluster_upgrade
+from headwater.cli.cluster_upgrade import NAMES, given_values, seen_of, steps, upgraded
+from headwater.cluster.choice import Role
+from headwater.config import ServeConfig
+from headwater.errors import ConfigError
+from headwater.models.embedded import embedded
+
+WORKERS = {Role.BOTH: 2}
+ROLES = {Role.PREFILL: 1, Role.DECODE: 2}
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, str]:
+    return seen_of(ServeConfig())
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A copy of the embedded model, with another name."""
+    return Path(shutil.copytree(embedded(), tmp_path / "other"))
+
+
+def test_what_is_given_is_taken_if_workers_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "some.toml").write_text("port = 9\nmemory = '3GB'\neviction = 'lru'")
+    flags = {"model": Path("model"), "eviction": "seglen", "cache": None, "tier": []}
+    environment = {"HEADWATER_PORT": "no number", "HEADWATER_SEGMENT_SHARE": "0.25"}
+    values = given_values(flags, environment, tmp_path / "some.toml")
+    given = {"model": tmp_path / "model", "eviction": "seglen", "segment_share": 0.25, "memory": 3 * 10**9}
+    assert values == given
+    with pytest.raises(ConfigError, match=r"memory is 'much' \(from HEADWATER_MEMORY\), must be a number"):
+        given_values({}, {"HEADWATER_MEMORY": "much"}, None)
+
+
+def test_settings_that_are_not_given_stay_and_the_served_name_does(seen: dict[str, str], other: Path) -> None:
+    before = ServeConfig(memory=10**9, max_running=3, port=9000)
+    new = upgraded(before, {"model": other, "eviction": "lru"}, seen, "headwater-tiny", WORKERS)
+    kept = (new.memory, new.max_running, new.port)
+    assert (new.model, new.model_name, new.eviction, *kept) == (other, "headwater-tiny", "lru", 10**9, 3, 9000)
+
+
+def without_a_template(folder: Path) -> None:
+    for name in ("chat_template.jinja", "chat_template.json"):
+        (folder / name).unlink(missing_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def with_another_token(folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["added_tokens"][0]["content"] += "x"
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+@pytest.mark.parametrize(("change", "what"), [(without_a_template, "chat template"), (with_another_token, "tokenizer")])
+def test_a_model_with_other_texts_is_refused(
+    seen: dict[str, str], other: Path, change: Callable[[Path], None], what: str
+) -> None:
+    change(other)
+    with pytest.raises(ConfigError, match=f"differs from the model that is served in: .*{what}.*start another cluster"):
+        upgraded(ServeConfig(), {"model": other}, seen, "headwater-tiny", WORKERS)
+
+
+@pytest.mark.parametrize(
+    ("values", "roles", "message"),
+    [
+        ({"eviction": "best"}, WORKERS, "eviction is 'best'"),
+        ({"model": Path("/nowhere")}, WORKERS, "which is no folder with a config.json"),
+        ({"cache": False}, ROLES, "prefill is 1, must be 0"),
+        ({"draft_model": Path("/nowhere")}, WORKERS, "but speculation is 'off'"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(
+    seen: dict[str, str], values: dict[str, Any], roles: dict[Role, int], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        upgraded(ServeConfig(), values, seen, "headwater-tiny", roles)
+
+
+def test_no_setting_of_routers_is_upgradable() -> None:
+    assert not {"model_name", "page_size", "max_running", "max_waiting", "drain", "host", "threads"} & set(NAMES)
+
+
+def shown(said: list[str], *, ended: bool = False, error: str = "", number: str = "1") -> dict[str, Any]:
+    return {"upgrade": {"id": number, "said": said, "error": error, "ended": ended}, "refused": {}}
+
+
+def test_steps_are_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_upgrade, "POLLED", 0.0)
+    earlier = shown(["another"], ended=True, number="0")
+    states = iter([earlier, shown(["a"]), shown(["a", "b"]), shown(["a", "b", "c"], ended=True)])
+    assert [*steps(lambda: next(states), "1")] == ["a", "b", "c"]
+
+
+def test_an_upgrade_that_was_given_up_or_refused_or_ignored_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up = steps(lambda: shown(["a"], ended=True, error="w2 could not start"), "1")
+    assert next(given_up) == "a"
+    with pytest.raises(ConfigError, match="w2 could not start"):
+        next(given_up)
+    with pytest.raises(ConfigError, match="done already"):
+        next(steps(lambda: {"upgrade": None, "refused": {"1": "it is done already"}}, "1"))
+    monkeypatch.setattr(cluster_upgrade, "ACCEPTED", -1.0)
+    with pytest.raises(ConfigError, match="did not begin"):
+        next(steps(lambda: {"upgrade": None, "refused": {}}, "1"))
