@@ -79,7 +79,8 @@ all-tests: $(VENV)/.dev
 
 # a cluster's longer checks, with hosts that are network namespaces (they need root): killed, cut off, stalled
 test-cluster: $(VENV)/.dev
-	HEADWATER_TEST_FULL=1 $(BIN)/pytest -s tests/cluster tests/test_cluster_serve.py tests/test_cluster_roles.py tests/test_cluster_faults.py
+	HEADWATER_TEST_FULL=1 $(BIN)/pytest -s tests/cluster tests/test_cluster_serve.py tests/test_cluster_roles.py tests/test_cluster_faults.py \
+		tests/test_cluster_head.py
 
 # on a card: kernels, graphs and drafts of every family, with and without the cache: GPU=1 make test-card
 test-card: $(VENV)/.dev

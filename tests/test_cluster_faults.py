@@ -62,11 +62,12 @@ class Host:
         for device in ("lo", "eth0"):
             ip(*inside, "link", "set", device, "up")
 
-    def start(self) -> None:
-        """Start a raylet with a processor for one worker."""
+    def start(self, *options: str) -> None:
+        """Start a raylet, by default one with a processor for one worker."""
         command = [
-            "ip", "netns", "exec", self.name, *RAY, f"--address={HEAD}:{PORT}", f"--node-ip-address={self.address}",
-            "--num-cpus=1", "--object-store-memory=100000000", "--disable-usage-stats", "--block",
+            "ip", "netns", "exec", self.name, *RAY, f"--node-ip-address={self.address}",
+            *(options or (f"--address={HEAD}:{PORT}", "--num-cpus=1")),
+            "--object-store-memory=100000000", "--disable-usage-stats", "--block",
         ]  # fmt: skip
         self.raylet = subprocess.Popen(
             command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -115,14 +116,14 @@ def _command_of(process: int) -> bytes:
 
 
 @contextmanager
-def network(environment: dict[str, str]) -> Iterator[list[Host]]:
-    """Yield two hosts on a bridge; the head's address is the bridge's."""
+def network(environment: dict[str, str], number: int = 2) -> Iterator[list[Host]]:
+    """Yield hosts on a bridge, which has the address of this one."""
     bridge = f"hw{os.getpid() % 10000}b"
     try:
         ip("link", "add", bridge, "type", "bridge")
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no network namespaces can be made here: {getattr(error, 'stderr', error)}")
-    hosts = [Host(number, environment) for number in (1, 2)]
+    hosts = [Host(n, environment) for n in range(1, number + 1)]
     try:
         ip("address", "add", f"{HEAD}/24", "dev", bridge)
         ip("link", "set", bridge, "up")
