@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -235,7 +236,12 @@ def serve_until_stopped(
             say(f"Deterministic: {health.get('deterministic')}")
             commands = Commands(mailbox, router.members, running)
             threading.Thread(target=commands.follow, args=(ended,), name="headwater-commands", daemon=True).start()
+            headless = threading.Event()
+            watched = found, ended, headless, ray_cluster.wait_for_loss
+            threading.Thread(target=_end_without_head, args=watched, name="headwater-head", daemon=True).start()
             interrupted = router.serve(sock)
+            if headless.is_set():
+                raise ConfigError("Ray's head has ended, and with it the cluster")
         finally:
             ended.set()
             router.stop()
@@ -243,6 +249,15 @@ def serve_until_stopped(
             ray_cluster.disconnect()
         if interrupted:
             raise KeyboardInterrupt
+
+
+def _end_without_head(
+    address: str, ended: threading.Event, headless: threading.Event, wait_for_loss: Callable[..., bool]
+) -> None:
+    """End the cluster as a signal does, if Ray's head is lost: requests still end, and new ones are refused."""
+    if wait_for_loss(address, ended):
+        headless.set()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class OneRouter:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
+import time
 from typing import Any
 
 os.environ.setdefault("RAY_AUTH_MODE", "token")  # as Ray does from 2.61 on; it reads this when it is imported
@@ -21,6 +23,9 @@ from headwater.errors import ConfigError
 NAMESPACE, MAILBOX = "headwater", "headwater-cluster"  # Ray's names
 STORE_BYTES = 100 * 10**6
 CONNECTING = 3.0  # seconds for Ray to accept a connection
+RECONNECTING = "RAY_gcs_rpc_server_reconnect_timeout_s"  # after which Ray ends processes that do not reach its head
+BEFORE = 20.0  # seconds before that in which a cluster ends in order
+WATCHED = 2.0  # seconds between looks at Ray's head
 
 log = logging.getLogger("headwater.cluster")
 
@@ -47,6 +52,24 @@ def _check_open(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECTING).close()
     except (OSError, ValueError) as error:
         raise ConfigError(f"no Ray cluster at {address}: {error}") from error
+
+
+def wait_for_loss(address: str, ended: threading.Event) -> bool:
+    """Wait until Ray's head does not accept connections for long; False if the cluster has ended before.
+
+    Ray ends all of its processes a short time later.
+    """
+    patience = float(os.environ.get(RECONNECTING, 60)) - BEFORE
+    reached = time.monotonic()
+    while not ended.wait(WATCHED):
+        try:
+            _check_open(address)
+            reached = time.monotonic()
+        except ConfigError as error:
+            if time.monotonic() - reached > patience:
+                log.error("Ray's head has not answered for %.0f s, the cluster ends: %s", patience, error)
+                return True
+    return False
 
 
 def own_address(address: str | None) -> str:
