@@ -17,7 +17,7 @@ ROW = [
     "ideal_hit_rate", "stranded_tokens", "flops_saved", "flops_saved_share", "checkpoints_taken", "checkpoints_hit",
     "evictions", "misses_by_reason", "ttft_ms", "queue_depth", "alpha", "seconds", "peak_rss_mb", "segments",
     "speculation", "tpot_ms", "accepted_drafts", "rejected_drafts", "tier", "loaded_tokens",
-    "tier_peak_bytes", "tier_written_bytes", "hints", "cluster",
+    "tier_peak_bytes", "tier_written_bytes", "hints", "high_hit_rate", "cluster",
 ]  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def test_systems_are_pairs_of_policies(trace: Path, tmp_path: Path) -> None:
         (["--serve", "tpu"], "tpu"),
         (["--arrival", "sometimes"], "sometimes"),
         (["--decode-reuse", "all"], "--decode-reuse is 'all'"),
-        (["--hints", "off,2h"], "hints are '2h', must be off, or ended, 5m, 1h, or both kinds as ended+5m"),
+        (["--hints", "off,2h"], "hints are '2h', must be off, or ended, high, 5m, 1h, or several kinds as ended+5m"),
         (["--eviction", "flop_aware(alpha='a')"], "alpha is 'a', must be a number"),
         (["--state-fraction", "1.5", "--pool", "split"], "state fraction is 1.5"),
         (["--serve", "h100", "--eviction", "lru,clairvoyant"], "not under a clock"),
