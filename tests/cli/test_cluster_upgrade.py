@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headwater.cli import cluster_upgrade
+from headwater.cli.cluster import Commands
 from headwater.cli.cluster_upgrade import NAMES, given_values, seen_of, steps, upgraded
 from headwater.cluster.choice import Role
 from headwater.config import ServeConfig
@@ -81,7 +84,6 @@ def test_a_model_with_other_texts_is_refused(
         ({"eviction": "best"}, WORKERS, "eviction is 'best'"),
         ({"model": Path("/nowhere")}, WORKERS, "which is no folder with a config.json"),
         ({"cache": False}, ROLES, "prefill is 1, must be 0"),
-        ({"draft_model": Path("/nowhere")}, WORKERS, "but speculation is 'off'"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(
@@ -92,7 +94,16 @@ def test_settings_that_do_not_go_together_are_refused(
 
 
 def test_no_setting_of_routers_is_upgradable() -> None:
-    assert not {"model_name", "page_size", "max_running", "max_waiting", "drain", "host", "threads"} & set(NAMES)
+    assert not {
+        "model_name",
+        "page_size",
+        "max_running",
+        "max_waiting",
+        "drain",
+        "host",
+        "threads",
+        "speculation",
+    } & set(NAMES)
 
 
 def shown(said: list[str], *, ended: bool = False, error: str = "", number: str = "1") -> dict[str, Any]:
@@ -102,7 +113,7 @@ def shown(said: list[str], *, ended: bool = False, error: str = "", number: str 
 def test_steps_are_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_upgrade, "POLLED", 0.0)
     earlier = shown(["another"], ended=True, number="0")
-    states = iter([earlier, shown(["a"]), shown(["a", "b"]), shown(["a", "b", "c"], ended=True)])
+    states = iter([earlier, shown(["a"]), {}, shown(["a", "b"]), shown(["a", "b", "c"], ended=True)])
     assert [*steps(lambda: next(states), "1")] == ["a", "b", "c"]
 
 
@@ -116,3 +127,18 @@ def test_an_upgrade_that_was_given_up_or_refused_or_ignored_is_an_error(monkeypa
     monkeypatch.setattr(cluster_upgrade, "ACCEPTED", -1.0)
     with pytest.raises(ConfigError, match="did not begin"):
         next(steps(lambda: {"upgrade": None, "refused": {}}, "1"))
+
+
+def test_after_a_command_that_fails_others_are_heard() -> None:
+    done, ended = list[str](), threading.Event()
+
+    def drain(name: str) -> None:
+        if name == "w0":
+            raise OSError("no such worker")
+        done.append(name)
+        ended.set()
+
+    running = SimpleNamespace(config=ServeConfig(), wanted=WORKERS, upgrade=None, drain=drain)
+    mailbox = SimpleNamespace(exchange=lambda state: [("drain", "w0"), ("drain", "w1")])
+    Commands(mailbox, SimpleNamespace(state=dict), running, "headwater-tiny").follow(ended)
+    assert done == ["w1"]

@@ -230,7 +230,7 @@ def test_a_composed_prefix_is_found_where_it_is_deeper() -> None:
     exact = Prompt(100, [11, 12, 13], PAGE)
     composed = replace(exact, composed=[11, 22, 23])
     assert picture.look_up(exact) == Found(2 * PAGE, PAGE)
-    assert picture.look_up(composed) == Found(3 * PAGE, 3 * PAGE, 2 * PAGE)
+    assert picture.look_up(composed) == Found(2 * PAGE, 3 * PAGE, 2 * PAGE)
     picture.held[KV].add(13)
     picture.held[STATES].add(13)
     assert picture.look_up(composed) == Found(3 * PAGE, 3 * PAGE), "of two of equal depth, the exact one"

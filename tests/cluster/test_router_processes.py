@@ -29,7 +29,10 @@ def pretending(given: Given, pipe: Connection) -> None:
         else:
             routed += command == "join"
             workers[name] = "draining" if command == "drain" else "up"
-        shown = [{"name": name, "state": state, "requests": 0, "running": 1} for name, state in workers.items()]
+        shown = [
+            {"name": name, "state": state, "drained": state == "draining", "requests": 0, "running": 1}
+            for name, state in workers.items()
+        ]
         pipe.send(("health", {"workers": shown, "requests": {"routed": routed}, "port": port, "rule": given.rule}))
 
 

@@ -69,6 +69,15 @@ def test_a_worker_that_is_lost_meanwhile_is_replaced_by_a_new_one() -> None:
     assert Upgrade("1", OLD).step([members(roles)[0]], roles) == Start(Role.BOTH)
 
 
+def test_drained_first_another_one_that_is_lost_is_replaced_at_once() -> None:
+    draining = replace(members({Role.BOTH: 2})[0], is_draining=True)
+    assert Upgrade("1", OLD, drain_first=True).step([draining], {Role.BOTH: 2}) == Start(Role.BOTH)
+
+
+def test_the_only_worker_that_is_left_is_not_drained_first() -> None:
+    assert Upgrade("1", OLD, drain_first=True).step(members({Role.BOTH: 1}), {Role.BOTH: 1}) == Start(Role.BOTH)
+
+
 def test_workers_that_are_too_many_are_drained_until_the_wanted_number_is_left() -> None:
     three = members({Role.BOTH: 3})
     new = replace(three[2], is_new=True)
@@ -267,6 +276,30 @@ def test_a_worker_that_never_joins_ends_the_upgrade(cluster: Cluster, monkeypatc
     upgrade = cluster.upgrade(placement="dumb")
     assert "worker w2 does not serve after 0 s: is there room for one more?" in upgrade.error
     assert cluster.serving() == ["structural", "structural"]
+
+
+def test_an_earlier_worker_that_never_serves_does_not_hold_an_upgrade_up(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_workers, "JOINING", 0.2)
+    cluster.workers.config = replace(OLD, placement="dumb")
+    cluster.workers.scale(3, Role.BOTH)
+    until(lambda: len(cluster.workers._started) == 3)
+    cluster.workers.config = OLD
+    upgrade = cluster.upgrade(placement="none")
+    assert (upgrade.error, cluster.serving()) == ("", ["none"] * 3)
+
+
+def test_an_error_gives_an_upgrade_up_and_workers_are_looked_after(cluster: Cluster) -> None:
+    def fail(*_: object, **__: object) -> FakeHost:
+        raise OSError("no more processes")
+
+    start, cluster.ray._start = cluster.ray._start, fail
+    upgrade = cluster.upgrade(placement="none")
+    assert upgrade.error.startswith("workers could not be looked after: no more processes")
+    cluster.ray._start = start
+    cluster.workers.drain("w0")
+    until(lambda: "w0" not in cluster.workers._started and len(cluster.serving()) == 2)
 
 
 def test_another_upgrade_meanwhile_and_the_only_worker_drained_first_are_refused(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -34,6 +35,8 @@ from headwater.table import Table
 if TYPE_CHECKING:
     from headwater.cluster.curve import RouterKeys
     from headwater.cluster.ray_workers import RayWorkers
+
+log = logging.getLogger("headwater.cluster")
 
 POLLED = 0.5  # seconds between looks at the mailbox
 KNOWN = 30.0  # seconds until all workers that have loaded are known to the router
@@ -151,7 +154,7 @@ def upgrade(
         whole_folder(values["model"])
     number = uuid.uuid4().hex
     _command(mailbox, "upgrade", number, values, drain_first)
-    for line in steps(lambda: _state(mailbox), number):
+    for line in steps(lambda: _state_of(mailbox), number):
         say(line)
 
 
@@ -169,14 +172,20 @@ def _mailbox(address: str | None) -> Any:
 
 
 def _state(mailbox: Any) -> dict[str, Any]:
+    state = _state_of(mailbox)
+    if not state:
+        raise ConfigError("the cluster is still starting")
+    return state
+
+
+def _state_of(mailbox: Any) -> dict[str, Any]:
+    """Return what the cluster says of itself; nothing while it starts, or after its mailbox was started again."""
     import ray
 
     try:
         state: dict[str, Any] = ray.get(mailbox.state.remote())
     except ray.exceptions.RayError as error:
         raise ConfigError("the cluster has ended, or Ray does not reach it") from error
-    if not state:
-        raise ConfigError("the cluster is still starting")
     return state
 
 
@@ -234,7 +243,7 @@ def serve_until_stopped(
             by = "" if routers == 1 else f", by {routers} routers"
             say(f"Headwater {version('headwater')} serves {health['model']} on {url(sock, config)}{by}")
             say(f"Deterministic: {health.get('deterministic')}")
-            commands = Commands(mailbox, router.members, running)
+            commands = Commands(mailbox, router.members, running, str(health["model"]))
             threading.Thread(target=commands.follow, args=(ended,), name="headwater-commands", daemon=True).start()
             headless = threading.Event()
             watched = found, ended, headless, ray_cluster.wait_for_loss
@@ -315,25 +324,30 @@ class SeveralRouters:
 class Commands:
     """Commands that come by the mailbox."""
 
-    def __init__(self, mailbox: Any, router: Any, running: RayWorkers) -> None:
-        self._mailbox, self._router, self._running = mailbox, router, running
-        self._seen: dict[str, str] = {}  # of the model, as routers and clients see it
+    def __init__(self, mailbox: Any, router: Any, running: RayWorkers, model_name: str) -> None:
+        self._mailbox, self._router, self._running, self._name = mailbox, router, running, model_name
+        self._seen = seen_of(running.config)  # of the model, as routers and clients see it; its folder may change later
         self._refused: dict[str, str] = {}  # upgrades, and why each was not begun
 
     def follow(self, ended: threading.Event) -> None:
         """Run commands, and keep the state that other processes see up to date, until the cluster ends."""
-        self._seen = seen_of(self._running.config)  # now: the folder may have another model later
         while not ended.wait(POLLED):
             for command, *values in self._mailbox.exchange(self._state()):
-                if command == "drain":
-                    self._running.drain(*values)
-                elif command == "scale":
-                    wanted, role = values
-                    self._running.scale(int(wanted), Role(role))
-                elif command == "upgrade":
-                    self._upgrade(*values)
-                else:
-                    os.kill(os.getpid(), signal.SIGTERM)
+                try:
+                    self._run(command, values)
+                except Exception:  # others must still be heard
+                    log.exception("the command %s failed", command)
+
+    def _run(self, command: str, values: list[Any]) -> None:
+        if command == "drain":
+            self._running.drain(*values)
+        elif command == "scale":
+            wanted, role = values
+            self._running.scale(int(wanted), Role(role))
+        elif command == "upgrade":
+            self._upgrade(*values)
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _state(self) -> dict[str, Any]:
         upgrade = self._running.upgrade
@@ -345,9 +359,12 @@ class Commands:
         }
 
     def _upgrade(self, number: str, values: dict[str, Any], drain_first: bool) -> None:
-        running, name = self._running, self._router.health()["model"]
+        running = self._running
         try:
-            config = upgraded(running.config, values, self._seen, name, running.wanted)
+            config = upgraded(running.config, values, self._seen, self._name, running.wanted)
             running.begin(Upgrade(number, config, drain_first))
         except (HeadwaterError, OSError) as error:
             self._refused[number] = str(error)
+        except Exception as error:
+            self._refused[number] = repr(error)
+            raise

@@ -20,7 +20,7 @@ from headwater.setting import SettingError
 NAMES = (
     "model", "weights", "reproducible", "recheck", "memory", "cache", "placement", "eviction", "pool",
     "state_fraction", "decode_reuse", "segment_share", "segment_eviction", "healing", "tier", "tier_store", "tier_key",
-    "tier_timeout", "speculation", "draft_model", "max_tokens_per_step", "constraint_time",
+    "tier_timeout", "max_tokens_per_step", "constraint_time",
 )  # fmt: skip
 UPGRADABLE = tuple(one for one in SETTINGS if one.name in NAMES)
 POLLED = 0.2  # seconds between looks at the state of an upgrade
@@ -93,14 +93,17 @@ def given_values(flags: Mapping[str, object], environment: Mapping[str, str], fi
 
 
 def steps(state: Callable[[], dict[str, Any]], number: str) -> Iterator[str]:
-    """Yield what an upgrade does until it has ended. Raises ConfigError if it is refused, or was given up."""
+    """Yield what an upgrade does until it has ended. Raises ConfigError if it is refused, or was given up.
+
+    `state`: what the cluster says of itself; nothing, if it cannot be told now.
+    """
     until = time.monotonic() + ACCEPTED
     shown = 0
     while True:
         now = state()
-        if number in now["refused"]:
+        if number in now.get("refused", ()):
             raise ConfigError(now["refused"][number])
-        upgrade = now["upgrade"]
+        upgrade = now.get("upgrade")
         if upgrade is not None and upgrade["id"] == number:
             yield from upgrade["said"][shown:]
             shown = len(upgrade["said"])

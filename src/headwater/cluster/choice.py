@@ -65,8 +65,8 @@ class Prompt:
 class Found(NamedTuple):
     """Leading tokens of a prompt in a cache."""
 
-    cached: int  # whose KV is there
-    resumable: int  # of them, those before the deepest position with all states
+    cached: int  # whose exact KV is there
+    resumable: int  # those before the deepest position with all states
     unsent: int = 0  # of those, the ones of a composed prefix alone, which is sent to no other worker
 
 
@@ -84,7 +84,7 @@ class Candidate:
     request_seconds: float  # mean, from submission to end
     max_running: int
     reusable: int  # leading tokens of the request's prompt that it has states and KV for
-    cached: int = 0  # leading tokens that it has KV for
+    cached: int = 0  # leading tokens that it has exact KV for
     unsent: int = 0  # of `reusable`, those of a composed prefix, which no other worker can pull
     underway: int = 0  # leading tokens that earlier requests of this router are computing there
     memory_held: float = 0.0  # share of its memory that requests hold
@@ -312,7 +312,7 @@ def expected_seconds(prompt: Prompt, one: Candidate, a_token: float) -> float:
     """Return the expected seconds until the first token, and those of computing again what is evicted."""
     too_many = one.running + one.waiting + 1 - one.max_running
     waiting = too_many * one.request_seconds / max(1, one.max_running) if too_many > 0 else 0.0
-    evicted = (prompt.tokens - max(one.cached, one.underway)) / (1 - min(MOST_HELD, one.memory_held))
+    evicted = (prompt.tokens - max(one.cached, one.reusable, one.underway)) / (1 - min(MOST_HELD, one.memory_held))
     computing = (one.queued_tokens + one.uncached(prompt) + NEEDED * evicted) * a_token
     return waiting + one.pull_seconds + computing
 

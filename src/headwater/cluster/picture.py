@@ -140,7 +140,7 @@ class Picture:
         composed = self.find(prompt.composed, prompt.tokens)
         if composed.resumable <= exact.resumable:
             return exact
-        return composed._replace(unsent=composed.resumable - exact.resumable)
+        return Found(exact.cached, composed.resumable, composed.resumable - exact.resumable)
 
     def resumable(self, blocks: Sequence[int], tokens: int) -> int:
         """Return how many leading tokens of a prompt need not be computed here, as `find` does."""

@@ -5,6 +5,7 @@ Ray's store is kept small, and its memory monitor off, since a worker's memory i
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -66,6 +67,8 @@ def wait_for_loss(address: str, ended: threading.Event) -> bool:
             _check_open(address)
             reached = time.monotonic()
         except ConfigError as error:
+            if getattr(error.__cause__, "errno", 0) in (errno.EMFILE, errno.ENFILE):  # this process's own trouble
+                reached = time.monotonic()
             if time.monotonic() - reached > patience:
                 log.error("Ray's head has not answered for %.0f s, the cluster ends: %s", patience, error)
                 return True

@@ -102,6 +102,7 @@ class RayWorkers:
         self.upgraded: Callable[[ServeConfig], None] = lambda config: None  # called after each one
         self._workers = sum(wanted.values())  # which share a host's memory
         self._threads = max(1, cores // self._workers)
+        self._share = self._next_share = self._share_of(config)  # settings of one worker; and in an upgrade
         self._cpus = 0 if address is None else self._threads  # a machine of its own may have more workers than cores
         self._router, self._keys, self._own_address = router, keys, partial(own_address, address)
         self._started: dict[str, Started] = {}
@@ -116,10 +117,10 @@ class RayWorkers:
     def shares(self) -> str:
         """Share of memory and threads that each worker has, as text."""
         threads = "1 thread" if self._threads == 1 else f"{self._threads} threads"
-        return f"{show_bytes(self._own(self.config).memory)} and {threads} each"
+        return f"{show_bytes(self._share.memory)} and {threads} each"
 
-    def _own(self, config: ServeConfig) -> ServeConfig:
-        """Return the settings of one worker."""
+    def _share_of(self, config: ServeConfig) -> ServeConfig:
+        """Return the settings of one worker. Reads files that they name, which may be gone later."""
         return worker_config(config, self._workers, self._threads)
 
     def start(self) -> None:
@@ -158,6 +159,7 @@ class RayWorkers:
                 raise ConfigError("an upgrade is being done already")
             if upgrade.drain_first and sum(self.wanted.values()) == 1:
                 raise ConfigError("the only worker cannot be drained before another one serves")
+            self._next_share = self._share_of(upgrade.config)
             self.upgrade = upgrade
 
     def lost(self, name: str) -> None:
@@ -194,6 +196,10 @@ class RayWorkers:
                         self._keep_number()
             except RayError:
                 log.exception("Ray does not answer")
+            except Exception as error:
+                log.exception("workers could not be looked after")
+                if self.upgrade is not None and not self.upgrade.ended:
+                    self.upgrade.abort(f"workers could not be looked after: {error}")
 
     def _keep_number(self) -> None:
         """Drain the workers that are too many, and start those that are missing."""
@@ -206,13 +212,9 @@ class RayWorkers:
                     self._start(role, self.config)
 
     def _go_on(self, upgrade: Upgrade) -> None:
-        """Take the next step of an upgrade. Without a first sign of a new worker it is given up."""
-        new = [one for one in self._started.values() if one.config is upgrade.config and not one.served]
-        for one in new:
-            if self._router.serves(one.name):
-                one.served = True
-                upgrade.said.append(f"{one.name} serves")
-            elif time.monotonic() - one.began > JOINING:
+        """Take the next step of an upgrade. A worker that never serves is killed; if it is new, that is the end."""
+        for one in self._started.values():
+            if not one.served and time.monotonic() - one.began > JOINING:
                 ray.kill(one.actor, no_restart=True)
                 self._gone(one, f"does not serve after {JOINING:.0f} s: is there room for one more?")
                 return
@@ -227,12 +229,13 @@ class RayWorkers:
                 upgrade.said.append(f"{name} is drained")
                 self._drain(self._started[name])
             case None if upgrade.ended:
-                self.config = upgrade.config
+                self.config, self._share = upgrade.config, self._next_share
                 self.upgraded(self.config)
 
     def _gone(self, one: Started, why: str) -> None:
         """Forget a worker. If it is a new one of an upgrade that has not served, the upgrade is given up."""
         del self._started[one.name]
+        self._router.leave(one.name)
         upgrade = self.upgrade
         if upgrade is None or upgrade.ended:
             return
@@ -268,18 +271,25 @@ class RayWorkers:
         hosts: Any = ray.remote(Host)
         options = {"num_cpus": self._cpus, "max_restarts": 0, "max_concurrency": 4}
         actor = hosts.options(**options, runtime_env={"env_vars": variables}).remote(
-            self._own(config), self._keys, self._own_address, share_weights=self._share_weights, role=role
+            self._share if config is self.config else self._next_share,
+            self._keys,
+            self._own_address,
+            share_weights=self._share_weights,
+            role=role,
         )
         self._started[name] = Started(name, role, config, actor, actor.contact.remote())
         return name
 
     def _look(self, one: Started) -> None:
         """Note what became of a worker since the last look."""
+        if not one.served and self._router.serves(one.name):
+            one.served = True
+            if self.upgrade is not None and not self.upgrade.ended and one.config is self.upgrade.config:
+                self.upgrade.said.append(f"{one.name} serves")
         if one.ended is None:
             self._look_whether_it_loaded(one)
         elif ray.wait([one.ended], timeout=0)[0]:
             self._gone(one, "has ended before it served")
-            self._router.leave(one.name)
             if not one.draining:
                 log.warning("worker %s has ended, another one is started", one.name)
         elif one.draining and one.stopping is None:

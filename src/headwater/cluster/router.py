@@ -139,9 +139,11 @@ class Router:
         return self._links.wait_for(workers, seconds, PING / 4)
 
     def is_idle(self, name: str) -> bool:
-        """Return whether a draining worker has none of this router's requests."""
+        """Return whether a draining worker has none of this router's requests, and none waits for its fingerprint."""
         link = self._links.get(name)
-        return link is not None and link.draining and not link.open
+        if link is None or link.info is None or not link.draining:
+            return False
+        return not link.open and not self._unassigned.need(link.info.fingerprint)
 
     def serves(self, name: str) -> bool:
         """Return whether a worker gets requests."""
@@ -182,7 +184,8 @@ class Router:
 
     def state(self) -> dict[str, Any]:
         """Return the workers, and what became of requests."""
-        return {"workers": self._links.state(), "requests": dict(self.counts)}
+        workers = [one | {"drained": self.is_idle(one["name"])} for one in self._links.state()]
+        return {"workers": workers, "requests": dict(self.counts)}
 
     def stats(self) -> EngineStats:
         """Return the sums of all workers' gauges and counters."""

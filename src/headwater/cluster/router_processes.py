@@ -119,7 +119,7 @@ class RouterProcesses:
 
     def is_idle(self, name: str) -> bool:
         """Return whether a worker drains, and has no router's requests."""
-        return all(one is not None and one["state"] == "draining" and not one["requests"] for one in self._seen(name))
+        return all(one is not None and one["drained"] for one in self._seen(name))
 
     def serves(self, name: str) -> bool:
         """Return whether every router gives a worker requests."""

@@ -16,7 +16,7 @@ class NoWorker(EngineStopped):
 
 
 class Unassigned:
-    """Requests that wait for a worker. All methods are for the router's thread."""
+    """Requests that wait for a worker. Methods are for the router's thread."""
 
     def __init__(self, patience: float) -> None:
         """`patience`: seconds for which a request waits."""
@@ -31,6 +31,10 @@ class Unassigned:
         request.unassigned_since = request.unassigned_since or time.monotonic()
         request.fingerprint = fingerprint
         self._requests.append(request)
+
+    def need(self, fingerprint: str) -> bool:
+        """Return whether a request can go on at a worker of this fingerprint alone. For any thread."""
+        return any(request.fingerprint == fingerprint for request in tuple(self._requests))
 
     def take(self) -> Iterator[tuple[Routed, NoWorker | None]]:
         """Yield all of them, to be tried again; with an error, those that have waited too long."""

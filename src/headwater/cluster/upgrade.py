@@ -50,29 +50,34 @@ class Upgrade:
         """Return the next step; None: wait, or nothing is left to do, and it has ended.
 
         A new worker serves before an earlier one is drained, and one is drained at a time. So as many serve as are
-        wanted, or one less with `drain_first`. A worker that is lost meanwhile is replaced by a new one.
+        wanted, or one less with `drain_first`, unless one alone is wanted. A worker that is lost meanwhile is replaced
+        by a new one.
         """
         there = Counter(one.role for one in members if not one.is_draining)
         draining = any(one.is_draining for one in members)
+        together = sum(wanted.values())
+        drain_first = self.drain_first and together > 1
         for role, number in wanted.items():
-            if there[role] < number and not (self.drain_first and draining):
+            if there[role] < number and not (drain_first and len(members) >= together):
                 return Start(role)
         if draining or not all(one.serves for one in members):
             return None
         earlier = [one for one in members if not one.is_new]
         if not earlier:
-            self.ended = True
             self.said.append(f"all {len(members)} workers have the new settings")
+            self.ended = True
             return None
         first = earlier[0]
-        if self.drain_first or there[first.role] > wanted[first.role]:
+        if drain_first or there[first.role] > wanted[first.role]:
             return Drain(first.name)
         return Start(first.role)
 
     def abort(self, why: str) -> None:
         """Give it up: workers stay as they are."""
-        self.ended, self.error = True, f"{why}; the upgrade was given up, and the workers that serve go on"
+        self.error = f"{why}; the upgrade was given up, and the workers that serve go on"
+        self.ended = True  # last: another thread looks
 
     def shown(self) -> dict[str, object]:
         """Return how far it is, for `headwater cluster upgrade`."""
-        return {"id": self.id, "said": list(self.said), "error": self.error, "ended": self.ended}
+        ended = self.ended  # first: what is said before it is then there
+        return {"id": self.id, "said": list(self.said), "error": self.error, "ended": ended}

@@ -33,7 +33,18 @@ PACKAGES = ("headwater", "llvmlite", "numba", "triton")
 PACKAGES_OF_CARDS = ("nvidia-cublas", "nvidia-cublas-cu12")
 DRIVER = Path("/proc/driver/nvidia/version")  # it compiles kernels that come without code for the card
 # what computes, and what checks it
-CODE = ("kernels", "mixers", "layers", "engine/chain_check.py", "engine/selfcheck.py", "models/build.py", "spec.py")
+CODE = (
+    "kernels",
+    "mixers",
+    "layers",
+    "draft/drafter.py",
+    "engine/chain_check.py",
+    "engine/selfcheck.py",
+    "memory",
+    "models/build.py",
+    "models/hybrid.py",
+    "spec.py",
+)
 # beginnings of variables that choose kernels, or the libraries that have them
 VARIABLES = (
     "ATEN_", "BLIS_", "CUBLAS_", "CUDA_", "DNNL_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD",
@@ -84,7 +95,7 @@ def key_of(spec: ModelSpec, device: str = "cpu") -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "dtype": spec.dtype_name,
         "weights": f"{spec.weights} {spec.weights_held}",
-        "shapes": _digest(f"{spec.hidden_size} {spec.vocab_size} {spec.tied}", *layers),
+        "shapes": _digest(f"{spec.hidden_size} {spec.vocab_size} {spec.tied} {spec.page_size}", *layers),
     }
 
 

@@ -165,6 +165,26 @@ def test_a_checkpoint_is_worth_more_once_the_one_above_is_gone() -> None:
     assert kept.worth[kept.row[lower]] == Worth(toy.layout).of(lower) > before
 
 
+def test_a_checkpoint_that_a_request_goes_on_from_without_holding_it_is_worth_its_own_page() -> None:
+    toy = split(4)
+    tokens, request = words(1, 16), 77
+    for start, end in ((0, 8), (8, 16)):
+        legs = {"request": request, "checkpoints": (end,), "hold_checkpoint": False, "slot": not start}
+        draft = toy.draft(tokens[:end], start, **legs)
+        toy.commit(toy.reserve(draft), draft)
+        assert_worths_are_those_of_now(toy)
+    toy.release(request)
+    assert_worths_are_those_of_now(toy)
+
+
+def assert_worths_are_those_of_now(toy: Toy) -> None:
+    kept, worth = kept_of(toy), Worth(toy.layout)
+    assert len(kept)
+    for row, node in enumerate(kept.nodes):
+        expected = float("inf") if node.holds else 0.0 if node.speculative else worth.of(node)
+        assert kept.worth[row] == expected, f"at {node.end * toy.layout.unit_tokens}"
+
+
 def test_before_anything_is_known_place_and_uses_decide() -> None:
     policy = make_eviction("headwater(superseded=4, branch=3)", SMALL)
     assert isinstance(policy, Headwater)

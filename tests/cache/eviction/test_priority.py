@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
@@ -95,11 +96,13 @@ def test_a_namespace_gives_up_no_checkpoint_for_the_priorities_of_another(seed: 
         toy.serve(
             (*words(rng.randrange(12), 8), *words(50 + rng.randrange(50), 4)), (8, 12), namespace, priority=priority
         )
-        kept, known = kept_of(toy), kept_of(toy)._has_priorities
+        kept, known = kept_of(toy), kept_of(toy)._preferred
+        roots = zip(kept.root, kept.priority, strict=True)
+        assert known == Counter(root for root, priority in roots if priority), "those that were evicted are not counted"
         victim = policy.victim(room, toy.cache._now)
-        kept._has_priorities = False
+        kept._preferred = Counter()
         without = policy.victim(room, toy.cache._now)
-        kept._has_priorities = known
+        kept._preferred = known
         assert victim is not None
         assert without is not None
         assert index.namespace(victim[0]) == index.namespace(without[0])

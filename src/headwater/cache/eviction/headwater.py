@@ -18,7 +18,7 @@ USES = np.array([1, 2, 2, 3, 3, 3])  # 1 + uses in the prior, by class: none, an
 OF_BRANCH = len(USES) * DEPTHS  # classes
 OF_USES = [DEPTHS * (n if n < 2 else min(len(USES) - 1, 1 + (n - 1).bit_length())) for n in range(MOST_USES + 1)]
 OF_BITS = [min(DEPTHS - 1, max(0, bits - 1) // 2) for bits in range(64)]  # by bits of the depth in 64 tokens
-BRANCHED, TAKEN, HELD, GUESS, LEAF = 0xF0, 8, 4, 2, 1  # bits of a mark
+BRANCHED, PARENT, TAKEN, HELD, GUESS, LEAF = 0xE0, 16, 8, 4, 2, 1  # bits of a mark
 INFINITE = float("inf")
 RENEWED = 64, 16  # the rates are computed when so many checkpoints, and 1/16 of all, were taken and used
 
@@ -167,7 +167,9 @@ def mark_of(node: Node) -> int:
 
     Of the number of branches the lowest bits: it changes by one at a time.
     """
-    mark = (node.live & 15) << 4 | TAKEN
+    mark = (node.live & 7) << 5 | TAKEN
+    if node.children:
+        mark |= PARENT
     if node.holds:
         mark |= HELD
     if node.speculative:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 
 import numpy as np
 
@@ -36,7 +37,8 @@ class Candidates(Rows):
         super().__init__(kind="h", uses="B", time="q", watched="I", worth="d", leaf="B")
         self.rates = rates
         self.ranking = Ranking()
-        self._has_hints = self._has_priorities = False
+        self._has_hints = False
+        self._preferred = Counter[int]()  # checkpoints with a priority other than 0, by the serial of their root
         self.root = array("q")  # serial of the root of the namespace; these three are columns from the first hint on
         self.until = array("d")  # second until which it is retained
         self.priority = array("b")
@@ -67,6 +69,8 @@ class Candidates(Rows):
         """Remove a checkpoint and its row, and rank the next lowest scores if those that were ranked are used up."""
         row = self.row.remove(node)
         self._end_span(row, now)
+        if self._has_hints:
+            self._set_priority(row, 0)
         self._fill(row)
         self.ranking.discard(node)
         if self.ranking.lowest() is None:
@@ -115,12 +119,12 @@ class Candidates(Rows):
         if not self._has_hints:
             return lowest
         row = self.row[lowest]
-        own, priorities = view(self.root) == self.root[row], view(self.priority)
-        if self.until[row] <= second and not (self._has_priorities and priorities[own].any()):
+        root = self.root[row]
+        if self.until[row] <= second and root not in self._preferred:
             return lowest
-        own &= view(self.until) <= second
+        own = (view(self.root) == root) & (view(self.until) <= second)
         scores = self.scores(now, own & self._leaves() if leaves else own)
-        return self._first(scores * WEIGHTS[priorities]) or lowest
+        return self._first(scores * WEIGHTS[view(self.priority)]) or lowest
 
     def _leaves(self) -> Column:
         return view(self.leaf).astype(bool)
@@ -153,12 +157,19 @@ class Candidates(Rows):
 
     def prefer(self, node: Node, priority: int, is_new: bool) -> None:
         """Set the priority of a checkpoint: of several requests that share it the highest counts."""
-        if not priority and not self._has_priorities:
+        if not priority and not self._preferred:
             return
         self._begin_hints()
-        self._has_priorities = True
         row = self.row[node]
-        self.priority[row] = priority if is_new else max(priority, self.priority[row])
+        self._set_priority(row, priority if is_new else max(priority, self.priority[row]))
+
+    def _set_priority(self, row: int, priority: int) -> None:
+        root, before = self.root[row], self.priority[row]
+        self.priority[row] = priority
+        if bool(priority) != bool(before):
+            self._preferred[root] += 1 if priority else -1
+            if not self._preferred[root]:
+                del self._preferred[root]
 
     def retain(self, node: Node, until: float) -> None:
         """Retain a checkpoint until that second, or for as long as it is retained already."""
