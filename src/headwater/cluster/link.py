@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import zmq
 
 from headwater.cluster.choice import NOTHING, Candidate, Found, Known, OpenRequests, Prompt
 from headwater.cluster.follower import Follower
+from headwater.cluster.routed import Routed
 from headwater.cluster.sockets import Client, Contact, opened
 from headwater.cluster.wire import (
     Batch,
@@ -26,9 +26,6 @@ from headwater.cluster.wire import (
     from_worker,
 )
 from headwater.engine.meter import Backlog, EngineStats
-
-if TYPE_CHECKING:
-    from headwater.cluster.routed import Routed
 
 FOLLOWED = 0.2  # seconds between looks at whether a follower is to end
 NO_BACKLOG = Backlog(0, 0, 0, None, 0.0)

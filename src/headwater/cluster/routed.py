@@ -11,7 +11,6 @@ from headwater.cache.segments.compose import composed_key
 from headwater.cluster.choice import OpenRequests, Outstanding, Prompt
 from headwater.cluster.digests import TOKEN_BYTES, Digests
 from headwater.cluster.disaggregation import Prefilled, prefill_of
-from headwater.cluster.link import Link
 from headwater.cluster.wire import Cancel, Prepare, Submit
 from headwater.errors import HeadwaterError
 from headwater.events import Event, TokenEvent
@@ -37,6 +36,14 @@ class Holder(Protocol):
         """Give an order, or take it back; `Preparing.prepared` is called later with its end."""
 
 
+class Answering(Holder, Protocol):
+    """Worker that answers requests."""
+
+    @property
+    def open(self) -> dict[int, Routed]:
+        """Requests that it has, by id."""
+
+
 class Convolving(Protocol):
     """Model, as segments need it."""
 
@@ -59,7 +66,7 @@ class Routed:
     sent: list[TokenEvent] = field(default_factory=list)
     scored: bool = False  # the prompt's log probabilities were sent
     again: TokenEvent | None = None  # the last token that was sent, which a new worker says again first
-    link: Link | None = None  # the worker that answers
+    link: Answering | None = None  # the worker that answers
     outstanding: Outstanding | None = None  # as that worker was chosen for it
     peers: tuple[bytes, ...] = ()  # incarnations of workers that have more of its prompt than that worker
     predicted: int = 0  # leading tokens that it was thought to have
