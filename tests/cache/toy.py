@@ -12,7 +12,7 @@ from typing import Any
 from headwater.cache import PrefixCache
 from headwater.cache.changes import IGNORED, Changes
 from headwater.cache.node import Node
-from headwater.cache.order import Room
+from headwater.cache.order import Room, Victim
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.plan import CacheLayout, Draft, Match, Plan
 
@@ -103,6 +103,16 @@ def example(name: str, policy: Callable[..., object]) -> str:
     needed = [one for one in signature(policy).parameters.values() if one.default is one.empty]
     needed = [one for one in needed if one.name != "layout" and one.kind is not one.VAR_KEYWORD]
     return f"{name}({', '.join('1' for _ in needed)})" if needed else name
+
+
+def assert_only_its_own(cache: PrefixCache, victim: Victim | None, without: Victim | None, hinted: str) -> None:
+    """Check that hints of a namespace change at most which checkpoint of its own goes."""
+    assert victim is not None
+    assert without is not None
+    gives_up = cache._index.namespace(victim[0])
+    assert gives_up == cache._index.namespace(without[0])
+    if gives_up != hinted:
+        assert victim == without
 
 
 def dump(cache: PrefixCache) -> Any:

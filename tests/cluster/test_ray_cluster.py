@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Iterator
@@ -50,3 +51,18 @@ def test_a_head_that_is_away_for_long_is_lost(pool: ThreadPoolExecutor) -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         lost = waiting(pool, head, threading.Event())
     assert lost.result(PATIENCE)
+
+
+def test_a_process_without_free_files_has_not_lost_its_head(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    ended = threading.Event()
+    monkeypatch.setattr(ray_cluster.socket, "create_connection", fail)
+    lost = pool.submit(wait_for_loss, "127.0.0.1:1", ended)
+    with pytest.raises(TimeoutError):
+        lost.result(0.6)
+    ended.set()
+    assert not lost.result(PATIENCE)

@@ -9,6 +9,7 @@ import pytest
 
 from headwater.cluster.actions import ACTING, MOST_ACTIONS
 from headwater.cluster.choice import Candidate, LeastCost, LeastLoaded, Prompt, RoundRobin
+from headwater.cluster.routed import Routed
 from headwater.cluster.router import HEARTBEAT_TIMEOUT
 from headwater.cluster.sockets import Contact
 from headwater.cluster.unassigned import NoWorker
@@ -214,6 +215,20 @@ def test_workers_know_those_of_their_pool() -> None:
         a.worker._forget_silent(time.monotonic() + 2 * LONG)
         until(lambda: len(a.known) == told + 3)
         assert a.known[-2:] == [set(), {a.peer}], "those of a silent router are forgotten, until it is heard again"
+
+
+def test_a_draining_worker_is_idle_once_it_has_said_who_it_is_and_nothing_waits_for_its_bits() -> None:
+    with cluster(a=FakeWorker(FormulaEngine())) as router:
+        assert not router.is_idle("a"), "it does not drain"
+        router.drain("a")
+        until(lambda: router.is_idle("a"))
+        info, router._links["a"].info = router._links["a"].info, None
+        assert not router.is_idle("a"), "it was joined again"
+        router._links["a"].info, waiting = info, Routed(1, asking([1], 2), lambda event: None, 0.0, b"")
+        router._unassigned.add(waiting, "two")
+        assert router.is_idle("a")
+        router._unassigned.add(waiting, "one")
+        assert not router.is_idle("a"), "that request can go on there alone"
 
 
 def test_a_silent_router_has_its_requests_cancelled() -> None:

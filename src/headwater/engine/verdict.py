@@ -34,17 +34,9 @@ PACKAGES_OF_CARDS = ("nvidia-cublas", "nvidia-cublas-cu12")
 DRIVER = Path("/proc/driver/nvidia/version")  # it compiles kernels that come without code for the card
 # what computes, and what checks it
 CODE = (
-    "kernels",
-    "mixers",
-    "layers",
-    "draft/drafter.py",
-    "engine/chain_check.py",
-    "engine/selfcheck.py",
-    "memory",
-    "models/build.py",
-    "models/hybrid.py",
-    "spec.py",
-)
+    "kernels", "layers", "memory", "mixers", "draft/drafter.py", "engine/chain_check.py", "engine/selfcheck.py",
+    "models/build.py", "models/hybrid.py", "spec.py",
+)  # fmt: skip
 # beginnings of variables that choose kernels, or the libraries that have them
 VARIABLES = (
     "ATEN_", "BLIS_", "CUBLAS_", "CUDA_", "DNNL_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD",

@@ -14,6 +14,7 @@ from headwater.cache.eviction.headwater import BRANCHES, DEPTHS, USES, Headwater
 from headwater.cache.node import Node
 from headwater.cache.order import Room, candidates
 from headwater.cache.order.candidates import Candidates
+from headwater.cache.order.rows import Column
 from headwater.cache.order.worth import Worth
 from headwater.errors import ConfigError
 from tests.cache.toy import LAYOUT, Toy, dump, evict, words
@@ -143,12 +144,19 @@ def test_what_changed_since_it_was_ranked_goes_by_its_new_score(monkeypatch: pyt
     assert kept.lowest(now, False, 0.0) is unranked
 
 
-def test_time_in_memory_is_counted_once() -> None:
+def with_one_checkpoint() -> tuple[Toy, Column, int]:
+    """A cache with one checkpoint; times in memory by class and age, which do not decay; when it was taken."""
     toy = split(3)
     toy.serve(words(1, 8))
     kept = kept_of(toy)
-    counted, kept.rates._decay = kept.rates._time, 1.0
-    (since,) = kept.time[:1].tolist()
+    kept.rates._decay = 1.0
+    (taken,) = kept.time[:1].tolist()
+    return toy, kept.rates._time, taken
+
+
+def test_time_in_memory_is_counted_once() -> None:
+    toy, counted, since = with_one_checkpoint()
+    kept = kept_of(toy)
     for now in (since + 10, since + 20, since + 30):
         kept.renew(now)
     assert counted.sum() == 30
@@ -226,11 +234,8 @@ def test_the_prefill_of_an_answer_is_a_class_and_no_use() -> None:
 
 
 def test_after_the_prefill_of_an_answer_time_counts_from_that_use_on() -> None:
-    toy = split(3)
-    toy.serve(words(1, 8))
+    toy, counted, taken = with_one_checkpoint()
     kept = kept_of(toy)
-    counted, kept.rates._decay = kept.rates._time, 1.0
-    (taken,) = kept.time[:1].tolist()
     toy.serve((*words(1, 8), *words(2, 8)), counts=False)
     (row,) = (kept.row[node] for node in kept.nodes if node.end == 2)
     used = kept.time[row]
