@@ -96,8 +96,9 @@ def test_rows_that_read_the_state_before_the_step_are_named(monkeypatch: pytest.
     """The last row alone advances the state."""
 
     def each_its_own(batch: StepBatch, sequences: tuple[Any, ...]) -> tuple[Any, ...]:
-        rows = np.arange(batch.n_decode + 1)
-        return batch.decode_slot_B.numpy(), rows, rows[1:]
+        rows, slots = np.arange(batch.n_decode + 1), batch.decode_slot_B.numpy()
+        last_of_slot = np.append(slots[1:] != slots[:-1], True)
+        return slots, rows, rows[:-1] + last_of_slot
 
     monkeypatch.setattr(StepBatch, "check_slots", lambda batch: None)
     monkeypatch.setattr(StepBatch, "decode_sequences", changed_sequences(each_its_own))
