@@ -212,7 +212,7 @@ class RayWorkers:
                     self._start(role, self.config)
 
     def _go_on(self, upgrade: Upgrade) -> None:
-        """Take the next step of an upgrade. Kill a worker that never serves: a new one gives the upgrade up."""
+        """Take the next step of an upgrade. Kill a worker that never serves; if it is new, give the upgrade up."""
         for one in self._started.values():
             if not one.served and time.monotonic() - one.began > JOINING:
                 ray.kill(one.actor, no_restart=True)
