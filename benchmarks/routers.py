@@ -1,11 +1,12 @@
-"""Rules of a router side by side, over simulated workers: hit rates and times to the first token.
+"""Rules of a router side by side, over simulated or real workers: hit rates and times to the first token.
 
     python -m benchmarks.routers [--workers 16,4] [--requests 1000] [--seeds 5] [--pulls NETWORKS] [--small]
         [--out FILE]
+    python -m benchmarks.routers --processes [--routers 2] [--workers 3] [--requests 1000] [--seeds 5] [--small]
 
-All figures are simulated: the lab's servers under a clock, each an H20 by its roofline, behind a router with the real
-rules and real KV events, which reach it after a millisecond. Traffic is drawn: a seed draws other requests of the same
-kind, and their arrivals. `--requests` are those of 16 workers, fewer workers have fewer.
+Without `--processes` all figures are simulated: the lab's servers under a clock, each an H20 by its roofline, behind a
+router with the real rules and real KV events, which reach it after a millisecond. Traffic is drawn: a seed draws other
+requests of the same kind, and their arrivals. `--requests` are those of 16 workers, fewer workers have fewer.
 
 - Working set: what one worker with endless memory holds in the end. All workers together have a third of it.
 - What `least_loaded` sustains: the most sessions a second at which 95% of first tokens come within five seconds.
@@ -16,8 +17,11 @@ kind, and their arrivals. `--requests` are those of 16 workers, fewer workers ha
 With `--pulls off,1.25GB/s,12.5GB/s`, `least_cost` alone is run, over each network that workers pull prefixes over, with
 the same memory and with three times as much; rates are those that `least_loaded` sustains with that memory.
 
-Prints a table for each cell and writes results/routers.json, or results/pulls.json. Intervals are those of the mean,
-at 95%.
+With `--processes` workers are processes of this machine with headwater-tiny, behind real routers, and computing is
+emulated: `benchmarks.routed_traffic`. `least_cost` runs beside `approximate_tree` alone.
+
+Prints a table for each cell and writes results/routers.json, pulls.json or routed_traffic.json. Intervals are those of
+the mean, at 95%.
 """
 
 from __future__ import annotations
@@ -29,11 +33,12 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import console, machine
+from benchmarks.routed_traffic import Processes
 from headwater.cli.common import prepare_outputs
 from headwater.cli.replay_tables import as_predicted
 from headwater.cluster.rivals import CHOICES
@@ -43,7 +48,8 @@ from headwater.lab.replay import replay
 from headwater.lab.row import Result
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Cluster, Network, Setup
-from headwater.models.profiles import load_profile
+from headwater.models.embedded import embedded
+from headwater.models.profiles import Profile, load_profile
 from headwater.table import Table
 from headwater.traces.arrivals import Arrivals
 from headwater.traces.loads import make_arrivals
@@ -51,7 +57,7 @@ from headwater.traces.read import make_trace
 from headwater.traces.request import Trace
 
 RESULTS = Path(__file__).resolve().parent / "results"
-OUT, OUT_PULLS = RESULTS / "routers.json", RESULTS / "pulls.json"
+OUT, OUT_PULLS, OUT_PROCESSES = (RESULTS / f"{name}.json" for name in ("routers", "pulls", "routed_traffic"))
 PROFILE, DEVICE = load_profile("qwen3.5-9b"), load_device("h20")
 TRAFFIC = {"documents": "generated(27, requests={})", "agents": "generated(39, requests={})"}
 THINK = {"documents": 5, "agents": 1}  # seconds on average between an answer and the next request
@@ -129,13 +135,14 @@ class Place:
     requests: int
     steps: int = STEPS
     smaller: int = SMALLER
+    profile: Profile = PROFILE
 
     def __post_init__(self) -> None:
         trace = traffic(self.kind, self.requests, 0)
-        endless = replay(trace, Setup(PROFILE, 10**13, eviction="headwater"), make_arrivals(trace, None))
+        endless = replay(trace, Setup(self.profile, 10**13, eviction="headwater"), make_arrivals(trace, None))
         held = endless.held[-1]
         self.working_set = (held.kv + held.checkpoints) * endless.page_bytes
-        self.setup = Setup(PROFILE, self.working_set // (self.smaller * self.workers), eviction="headwater")
+        self.setup = Setup(self.profile, self.working_set // (self.smaller * self.workers), eviction="headwater")
         self.rate = self._sustained()
 
     def run(self, rule: str, rate: float, seed: int, network: Network | None = None) -> dict[str, float]:
@@ -162,7 +169,9 @@ class Place:
         return make_arrivals(trace, f"poisson(rate={rate}, think={THINK[self.kind]})", seed)
 
     def _sustained(self) -> float:
-        """Return the most sessions a second that least_loaded sustains, with the first seed."""
+        """Return the most sessions a second that least_loaded sustains, with the first seed; any, without steps."""
+        if not self.steps:
+            return MOST_RATE * self.workers
         low = 0.5 * self.workers
         while not self._sustains(low):
             low /= 2
@@ -176,6 +185,25 @@ class Place:
 
     def _sustains(self, rate: float) -> bool:
         return self.run("least_loaded", rate, 0)["p95"] <= WITHIN
+
+
+@dataclass
+class ProcessPlace(Place):
+    """The same with workers in processes of this machine."""
+
+    routers: int = 2
+
+    @cached_property
+    def processes(self) -> Processes:
+        return Processes(self.workers, self.routers, self.setup.memory)
+
+    def run(self, rule: str, rate: float, seed: int, network: Network | None = None) -> dict[str, float]:
+        trace = traffic(self.kind, self.requests, seed)
+        return self.processes.run(rule, trace, self._arrivals(trace, rate, seed))
+
+    def one_worker(self, rate: float, seed: int) -> dict[str, float]:
+        trace = traffic(self.kind, self.requests, seed)
+        return self.processes.one_worker(trace, self._arrivals(trace, rate, seed))
 
 
 def tuned(place: Place) -> list[str]:
@@ -207,6 +235,7 @@ def cell_of_pulls(place: Place, load: float, seeds: int, networks: Sequence[str]
 
 def about(place: Place, load: float) -> dict[str, Any]:
     return {
+        "computing": "emulated" if isinstance(place, ProcessPlace) else "simulated",
         "workers": place.workers,
         "traffic": place.kind,
         "requests": place.requests,
@@ -228,7 +257,7 @@ def collected(runs: Sequence[dict[str, float]]) -> dict[str, list[float]]:
 def table(found: dict[str, Any]) -> Table:
     """Return a row for each rule of a cell."""
     title = (
-        f"{found['workers']} simulated workers, {found['traffic']}, {found['load']:.0%} of "
+        f"{found['workers']} {found['computing']} workers, {found['traffic']}, {found['load']:.0%} of "
         f"{found['sustained_by_least_loaded']:.1f} sessions a second, {found['memory_each'] / 1e9:.1f} GB each"
     )
     columns = "hits, %", "mean, ms", "p50, ms", "p95, ms", "predicted, %", "evicted unused, %", "pulled"
@@ -299,7 +328,9 @@ def show(found: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=lambda text: [int(part) for part in text.split(",")], default=[MANY, 4])
+    parser.add_argument("--workers", type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument("--processes", action="store_true", help="workers in processes of this machine")
+    parser.add_argument("--routers", type=int, default=2, help="of these processes")
     parser.add_argument("--requests", type=int, default=1000, help=f"of {MANY} workers")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument(
@@ -308,24 +339,36 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    prepare_outputs(out := given.out or (OUT_PULLS if given.pulls else OUT))
-    counts, seeds = ([2], 2) if given.small else (given.workers, given.seeds)
+    prepare_outputs(out := given.out or (OUT_PROCESSES if given.processes else OUT_PULLS if given.pulls else OUT))
+    counts, seeds = given.workers or ([3] if given.processes else [MANY, 4]), given.seeds
+    if given.small:
+        counts, seeds = [2], 1 if given.processes else 2
     cells: list[dict[str, Any]] = []
     for workers in counts:
         for kind, smaller in [(kind, smaller) for kind in TRAFFIC for smaller in (SMALLER, 1)[: 1 + bool(given.pulls)]]:
             if given.small and (kind, smaller) != ("documents", SMALLER):
                 continue
-            requests = 40 if given.small else max(workers * given.requests // MANY, 100)
-            place = Place(workers, kind, requests, steps=1 if given.small else STEPS, smaller=smaller)
-            tunes = workers == max(counts) and not (given.small or given.pulls)
-            rules = [*CHOICES, *(tuned(place) if tunes else ())]
+            requests = (24 if given.processes else 40) if given.small else max(workers * given.requests // MANY, 100)
+            steps = (0 if given.small else 1) if given.processes else 1 if given.small else STEPS
+            if given.processes:
+                profile = load_profile(str(embedded()))
+                place = ProcessPlace(workers, kind, requests, steps, smaller, profile, given.routers)
+                rules = [OURS, TREE]
+            else:
+                place = Place(workers, kind, requests, steps, smaller)
+                tunes = workers == max(counts) and not (given.small or given.pulls)
+                rules = [*CHOICES, *(tuned(place) if tunes else ())]
             for load in LOADS[: 1 if given.small else None]:
                 if given.pulls:
                     cells.append(cell_of_pulls(place, load, seeds, given.pulls.split(",")))
                 else:
                     cells.append(cell(place, load, seeds, rules))
                 show(cells[-1])
-                run = machine() | {"simulated": True, "seeds": seeds, "seconds": round(time.process_time())}
+                run = machine() | {
+                    "computing": cells[-1]["computing"],
+                    "seeds": seeds,
+                    "seconds": round(time.process_time()),
+                }
                 out.write_text(
                     json.dumps({"run": run, "grid": {} if given.pulls else GRID, "cells": cells}, indent=1) + "\n"
                 )

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import statistics
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from multiprocessing.connection import Connection
-
-import torch
 
 from benchmarks.measure import console
+from benchmarks.worker_processes import PATIENCE, worker_config, workers
 from headwater.account import CacheAccount
-from headwater.cli.router_process import router_of
-from headwater.cluster.curve import RouterKeys, WorkerKeys
-from headwater.cluster.hosting import Host
 from headwater.cluster.router import Router
-from headwater.config import ServeConfig
-from headwater.engine.engine import Engine
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
-from headwater.models.embedded import embedded
 from headwater.request import Fidelity, Generation, SamplingParams, Span
-from headwater.schedule.step import Step
 from headwater.table import Table
 
 COMPUTE = ("emulated", "real")
 MEMORY = 600_000_000  # bytes of each worker
 LEAD, QUESTION, ANSWER = 64, 64, 8  # tokens
 REPEATS = 3  # requests that are counted, after one that is not
-PATIENCE = 300.0  # seconds
 HEARD = 0.5  # seconds until a router knows what workers have measured
 MS = 1000
 
@@ -75,56 +62,6 @@ def ask(router: Router, generation: Generation) -> tuple[float, Answer]:
     return (answer.first - begun) * MS, answer
 
 
-# -- processes
-
-
-def emulate(engine: Engine, token_seconds: float) -> None:
-    """Let an engine compute nothing, and sleep for the time of a step's tokens. Its answers are token 0."""
-
-    def run(step: Step) -> torch.Tensor:
-        time.sleep(token_seconds * (sum(leg.plan.computed_tokens for leg in step.legs) + len(step.decodes)))
-        return torch.zeros(sum(item.wants_token for item in step.items), engine.spec.vocab_size)
-
-    engine.runner.run = run  # type: ignore[method-assign]
-
-
-def serve(config: ServeConfig, keys: WorkerKeys, token_seconds: float | None, pipe: Connection) -> None:
-    """Run one worker (a process of its own) until the other end of the pipe is closed."""
-    host = Host(config, keys, lambda: "127.0.0.1", share_weights=False)
-    if token_seconds is not None:
-        emulate(host._engine, token_seconds)
-    pipe.send(host.contact())
-    try:
-        pipe.recv()
-    except EOFError:
-        host.stop()
-
-
-@contextmanager
-def workers(count: int, token_seconds: float | None) -> Iterator[Router]:
-    """Yield a router over workers with one thread each, which compute, or sleep so long for a token."""
-    config = ServeConfig(model=embedded(), memory=MEMORY, threads=1, log_format="text", healing="off")
-    keys, spawn = RouterKeys.new(), multiprocessing.get_context("spawn")
-    with ExitStack() as stack:
-        router = router_of(config, keys, "least_cost")
-        router._links.heartbeat_timeout = PATIENCE  # a busy machine loses no worker, since nobody starts another
-        router.start()
-        pipes = []
-        for _ in range(count):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=serve, args=(config, keys.for_workers, token_seconds, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            stack.callback(process.join, PATIENCE)
-            stack.callback(ours.close)
-            pipes.append(ours)
-        stack.callback(router.stop)  # before the workers end
-        for n, pipe in enumerate(pipes):
-            router.join(f"w{n}", pipe.recv())
-        assert router.wait_for(count, PATIENCE), "workers are missing"
-        yield router
-
-
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Requests to one number of workers."""
@@ -136,7 +73,7 @@ class Measured:
 
 def measure(count: int, segments: int, tokens: int, token_seconds: float | None) -> Measured:
     """Ask workers for the same prompts as any other number of them."""
-    with workers(count, token_seconds) as router:
+    with workers(count, worker_config(MEMORY), token_seconds) as running, running.routers() as (router,):
         ask(router, asking(segments, tokens, 0))
         time.sleep(HEARD)
         found = []

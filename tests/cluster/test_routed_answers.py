@@ -188,6 +188,21 @@ def test_a_next_turn_goes_where_its_prefix_is(model) -> None:
         assert all(worker.engine.scheduler.cache.stats().resumes for worker in workers.values())
 
 
+def test_predictions_hold_for_the_moment_at_which_a_request_comes(model) -> None:
+    """A prefix that is computed while a request waits is counted apart; a scored prompt reuses nothing."""
+    with cluster(model, a="one") as (router, _):
+        prompt = words(400, "shared")
+        first, second = (ask(router, generation("greedy", prompt, 4)) for _ in range(2))
+        first.wait(), second.wait()
+        assert second.finished.account.cached_tokens > 0, "it did not wait for the first one"
+        settle(router)
+        scored = ask(router, generation("prompt scores", prompt, 4)).wait()
+        assert scored.finished.account.resumed_at == 0
+        ask(router, generation("greedy", prompt, 4)).wait()
+        counts = {name: router.counts[name] for name in ("cached_as_predicted", "gained_waiting", "lost_waiting")}
+        assert counts == {"cached_as_predicted": 4, "gained_waiting": 1, "lost_waiting": 0}
+
+
 def settle(router) -> None:
     """Wait until the router's pictures are those of the caches now: an event of each has come after the last step."""
     followers = [link._follower for link in router._links.values()]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import routers
 from headwater.cluster import selection
 from headwater.cluster.rivals import CHOICES
 from headwater.cluster.simulation import Simulation, simulate
@@ -306,3 +308,14 @@ def test_composed_prefixes_are_predicted() -> None:
 def test_a_slow_network_leaves_segments_to_one_worker() -> None:
     result = run(Cluster(4, "least_cost", network=Network(10**7)), ALONE, ROOMY, make_trace(COLD, None))
     assert routing(result).combined == 0
+
+
+@pytest.mark.full
+def test_routers_and_workers_in_processes_predict_as_simulated_ones_do(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("sys.argv", ["routers", "--processes", "--small", "--out", str(tmp_path / "out.json")])
+    routers.main()
+    (cell,) = json.loads((tmp_path / "out.json").read_text())["cells"]
+    assert cell["computing"] == "emulated"
+    for figures in (*cell["rules"].values(), cell["one_worker"]):
+        assert 0 < figures["hit_rate"][0] < 1
+        assert figures["as_predicted"] == [1.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -13,7 +14,7 @@ from headwater.cluster.digests import TOKEN_BYTES, Digests
 from headwater.cluster.disaggregation import Prefilled, prefill_of
 from headwater.cluster.wire import Cancel, Prepare, Submit
 from headwater.errors import HeadwaterError
-from headwater.events import Event, TokenEvent
+from headwater.events import Event, FinishedEvent, TokenEvent
 from headwater.request import Generation
 
 
@@ -81,14 +82,17 @@ class Routed:
     built_apart: set[int] = field(default_factory=set)  # of them, those that others than the combining worker built
 
     def prompt(self, key: bytes, unit_bytes: int, model: Convolving) -> Prompt:
-        """Return its prompt with digests of units under a secret key, which are computed once; 0: of none."""
+        """Return its prompt with digests of units under a secret key, which are computed once; 0: of none.
+
+        A prompt that is scored has none: nothing of it is reused.
+        """
         generation = self.generation
-        if not unit_bytes:
+        if not unit_bytes or generation.params.prompt_logprobs is not None:
             return Prompt(len(generation.prompt))
         if not self.blocks:
             digests, namespace = Digests(key, unit_bytes), generation.namespace
             self.blocks = digests.prefix(namespace, self.key)
-            if generation.segments and generation.params.prompt_logprobs is None:
+            if generation.segments:
                 composed = composed_key(self.key, generation.segments, generation.fidelity, model.conv_taps)
                 self.composed_blocks = [] if composed is None else digests.prefix(namespace, composed)
         return Prompt(len(generation.prompt), self.blocks, unit_bytes // TOKEN_BYTES, composed=self.composed_blocks)
@@ -110,11 +114,17 @@ class Routed:
             f"{len(self.sent):,}: their bits differ, although their fingerprints are equal"
         )
 
-    def had(self, account: CacheAccount) -> str:
-        """Return whether its worker had as much of the prompt as its picture said, less or more."""
+    def count_prediction(self, end: FinishedEvent, counts: Counter[str]) -> None:
+        """Count whether its worker had as much of the prompt as its picture said, and what changed until it began."""
+        account = end.account
         loaded = 0 if account.loaded_segments else account.loaded_tokens  # of the prefix
-        had = account.resumed_at - loaded
-        return "as_predicted" if had == self.predicted else "less" if had < self.predicted else "more"
+        reused, had = account.resumed_at - loaded, end.cached_on_arrival
+        if had is None:
+            had = reused
+        elif reused != had:
+            counts["lost_waiting" if reused < had else "gained_waiting"] += 1
+        found = "as_predicted" if had == self.predicted else "less" if had < self.predicted else "more"
+        counts[f"cached_{found}"] += 1
 
     def account_of(self, account: CacheAccount) -> CacheAccount:
         """Return the account of its answer: what was built for it before it was sent was not cached."""

@@ -388,7 +388,7 @@ class Router:
         account = event.account
         self.counts["pulled"] += PEER in (account.loaded_from or "").split(",")
         if request.prefilled is None:  # a prediction is counted once a request, by its prefill
-            self.counts[f"cached_{request.had(account)}"] += 1
+            request.count_prediction(event, self.counts)
         if request.prefills:
             if event.finish_reason == "length":
                 self._hand_over(request, link, event)

@@ -215,7 +215,7 @@ class Answering:
         held_back = "" if isinstance(stop, str) else live.text.flush()
         queued = None if live.started is None else live.started - live.submitted
         drafts = live.accepted, live.drafted - live.accepted
-        self._close(live, FinishedEvent(reason, held_back, account, seq.n_output, stop, queued, *drafts))
+        self._close(live, FinishedEvent(reason, held_back, account, seq.n_output, stop, queued, *drafts, live.cached))
 
     def _note_started(self, step: Step) -> None:
         now = time.monotonic()

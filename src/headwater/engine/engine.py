@@ -289,7 +289,9 @@ class Engine(Answering):
             seq.peers, seq.follows = tuple(peers), follows
             scores = PromptScores.wanted(generation.prompt, params)
             self.scheduler.tiers.arrived(seq)
-            self._live[seq.id] = Live(seq, on_event, text, sampling, now, scores=scores)
+            reuses = not (generation.segments or seq.scores_prompt)
+            cached = self.scheduler.planner.match(seq).checkpoint_tokens if reuses else None
+            self._live[seq.id] = Live(seq, on_event, text, sampling, now, cached, scores=scores)
             if generation.deadline is not None:
                 self._deadlines.add(now + generation.deadline, seq.id)
                 if len(self._deadlines) > 2 * len(self._live) + 1000:

@@ -31,6 +31,7 @@ class Live:
     text: TextStream
     sampling: Sampling
     submitted: float  # seconds of a monotonic clock
+    cached: int | None  # leading tokens of the prompt that were cached then; None: it has segments, or is scored
     started: float | None = None  # when its first leg ran
     scores: PromptScores | None = None  # until they are sent
     drafted: int = 0  # tokens of the drafts that steps verified
