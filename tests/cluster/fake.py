@@ -139,11 +139,13 @@ class FakeWorker:
         server: Server = PLAIN,
         parts: Contact = NO_CONTACT,
         role: Role = Role.BOTH,
+        mtp_bytes: int = 0,
     ) -> None:
         self.engine = engine
         self.known: list[set[Peer]] = []  # workers of its pool, as it was told
         self.peer = Peer(uuid.uuid4().bytes, parts)
-        info = WorkerInfo(fingerprint, 1, "formula", 100_000, 4, 0, "", "", {"deterministic": "yes"}, parts, role)
+        health = {"deterministic": "yes"}
+        info = WorkerInfo(fingerprint, 1, "formula", 100_000, 4, 0, "", "", health, parts, role, mtp_bytes=mtp_bytes)
         given = "tcp://127.0.0.1:*", router_timeout, server, Pool(self.known.append)
         self.worker = Worker(engine, info, self.peer.incarnation, *given)
         self.worker.start()

@@ -84,6 +84,12 @@ def test_counts_of_open_requests_return_to_zero() -> None:
         assert (open_.number, open_.prompt_tokens, open_.uncached_tokens) == (0, 0, 0)
 
 
+def test_memory_for_drafts_is_that_of_all_workers() -> None:
+    """A server that takes the best drafts lets requests name `mtp` if there is any for the model's head."""
+    with cluster(a=FakeWorker(FormulaEngine(), mtp_bytes=7), b=FakeWorker(FormulaEngine(), mtp_bytes=9)) as router:
+        assert (router.mtp_bytes, router.draft_bytes) == (16, 0)
+
+
 def test_the_rule_learns_that_a_worker_has_left() -> None:
     a = FakeWorker(FormulaEngine(SLOW))
     with cluster(a=a, b=FakeWorker(FormulaEngine(SLOW))) as router:

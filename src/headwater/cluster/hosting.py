@@ -62,6 +62,8 @@ def info_of(
         health=engine.health(),
         parts=parts,
         role=role,
+        draft_bytes=engine.draft_bytes,
+        mtp_bytes=engine.mtp_bytes,
     )
 
 

@@ -74,8 +74,6 @@ class RoutedModel:
 class Router:
     """Engine of a server over workers. `submit` and `cancel` may be called from any thread."""
 
-    draft_bytes = mtp_bytes = 0  # of its own memory
-
     def __init__(
         self,
         model: RoutedModel,
@@ -172,6 +170,16 @@ class Router:
     def max_model_len(self) -> int:
         """Tokens of prompt and answer: what every worker takes."""
         return min((info.max_model_len for info in self._links.infos), default=self.spec.max_length)
+
+    @property
+    def draft_bytes(self) -> int:
+        """Memory of all workers for drafts."""
+        return sum(info.draft_bytes for info in self._links.infos)
+
+    @property
+    def mtp_bytes(self) -> int:
+        """Memory of all workers for the entries of the model's head; 0: no worker has one."""
+        return sum(info.mtp_bytes for info in self._links.infos)
 
     def health(self) -> dict[str, Any]:
         """Return the content of /health."""

@@ -116,6 +116,8 @@ class WorkerInfo(msgspec.Struct, array_like=True, tag=True):
     health: dict[str, Any]
     parts: Contact = NO_CONTACT  # from which others of its pool pull prefixes
     role: Role = Role.BOTH
+    draft_bytes: int = 0  # of its memory, for drafts
+    mtp_bytes: int = 0  # likewise, for the entries of the model's head: 0 without one
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag=True):

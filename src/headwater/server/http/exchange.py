@@ -39,9 +39,13 @@ class ServedEngine(Protocol):
     special_tokens: dict[str, str]  # bos_token and others, by the names that the template uses
     model_name: str
     spec: ModelSpec
-    draft_bytes: int
-    mtp_bytes: int
     generation_defaults: dict[str, Any]
+
+    @property
+    def draft_bytes(self) -> int: ...
+
+    @property
+    def mtp_bytes(self) -> int: ...
 
     @property
     def max_model_len(self) -> int: ...
