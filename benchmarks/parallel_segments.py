@@ -26,6 +26,7 @@ from headwater.cli.common import prepare_outputs
 from headwater.cluster.choice import Candidate, Prompt
 from headwater.cluster.segment_dispatch import DISPATCH, Lane, Segment, dispatch, longest_first
 from headwater.schedule.limits import BUILT_TOGETHER
+from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.tier_load import PullSpeed
 from headwater.table import Table
 
@@ -151,7 +152,8 @@ def as_the_paper(costs: Costs, segments: int, workers: int, rule: str = "soonest
 def as_ours(costs: Costs, tokens: Sequence[int], workers: int) -> tuple[Times, int]:
     """Simulate the router's choice, in which the combining worker computes, too; return how many workers compute."""
     pull = costs.pull_speed
-    idle = Candidate(0, 0, 0, costs.compute(TOKENS) / TOKENS / MS, 1.0, 8, 0, pool="one", pull=pull)
+    speed = PrefillSpeed(0.0, costs.compute(TOKENS) / TOKENS / MS)
+    idle = Candidate(0, 0, 0, speed, 1.0, 8, 0, pool="one", pull=pull)
     found = [Segment(n, one, one, ()) for n, one in enumerate(tokens)]
     candidates = [replace(idle, name=str(n)) for n in range(workers)]
     chosen = dispatch(Prompt(sum(tokens)), found, candidates, range(workers))

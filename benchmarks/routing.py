@@ -41,6 +41,7 @@ from headwater.cluster.worker import Worker
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
+from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import key_of
 
 PAGE, TOKEN_BYTES = 64, 4
@@ -75,7 +76,7 @@ class InstantEngine:
         """Do nothing: the answer was given."""
 
     def backlog(self) -> Backlog:
-        return Backlog(0, 0, 0, 1e-4, 0.1)
+        return Backlog(0, 0, 0, PrefillSpeed(0.0, 1e-4), 0.1)
 
     def stats(self) -> EngineStats:
         return zero(EngineStats, cache=zero(CacheStats), tiers=())

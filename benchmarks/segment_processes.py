@@ -91,8 +91,8 @@ def measure(count: int, segments: int, tokens: int, token_seconds: float | None)
             "cold_tokens": [account.cold_tokens for account in accounts],
             "pulled_bytes": sum(one.bytes_read for one in router.stats().tiers),
         }
-        measured = [link.backlog.token_seconds for link in router._links.values()]
-        return Measured(row, [answer.tokens for _, answer in found], measured[0])
+        measured = next(iter(router._links.values())).backlog.prefill
+        return Measured(row, [answer.tokens for _, answer in found], measured and measured.token)
 
 
 def over_processes(counts: list[int], compute: str, segments: int, tokens: int) -> list[dict[str, object]]:

@@ -175,5 +175,10 @@ class Plan:
     build: Build | None = None  # of a leg that builds a segment
 
     @property
+    def intervals(self) -> Sequence[tuple[int, int]]:
+        """Starts and ends of the tokens that are computed."""
+        return [(run.start, run.end) for run in self.runs] or [(self.start, self.end)]
+
+    @property
     def computed_tokens(self) -> int:
-        return sum(run.end - run.start for run in self.runs) if self.runs else self.end - self.start
+        return sum(end - start for start, end in self.intervals)

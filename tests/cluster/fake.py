@@ -21,6 +21,7 @@ from headwater.cluster.worker import Pool, Worker
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
+from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.tier_load import PullSpeed
 
 PATIENCE = 20.0  # seconds
@@ -90,7 +91,7 @@ class FormulaEngine:
         self.unfollowed.append(number)
 
     def backlog(self) -> Backlog:
-        return Backlog(len(self._open), 0, 0, 0.001, 1.0, pull=self.pull)
+        return Backlog(len(self._open), 0, 0, PrefillSpeed(0.0, 0.001), 1.0, pull=self.pull)
 
     def stats(self) -> EngineStats:
         cache = zero(CacheStats)

@@ -18,6 +18,7 @@ from headwater.engine.engine import Engine
 from headwater.engine.meter import Backlog
 from headwater.errors import ConfigError
 from headwater.request import Span
+from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import key_of
 from headwater.schedule.tier_load import PullSpeed
 from tests.cluster.fake import FakeWorker, FormulaEngine, asking, cluster, formula, kill, until
@@ -35,7 +36,13 @@ LONG = Prompt(1000)  # with no digests
 
 
 def worker(role: Role, running: int = 0, pull: PullSpeed | None = FAST, **others: object) -> Candidate:
-    own = {"waiting": 0, "queued_tokens": 0, "token_seconds": 0.001, "request_seconds": 1.0, "max_running": 8}
+    own = {
+        "waiting": 0,
+        "queued_tokens": 0,
+        "prefill": PrefillSpeed(0.0, 0.001),
+        "request_seconds": 1.0,
+        "max_running": 8,
+    }
     return Candidate(**{**own, "running": running, "reusable": 0, "pull": pull, "role": role, "pool": "one", **others})
 
 
@@ -197,7 +204,7 @@ def real(model, **roles: Role) -> Iterator[tuple]:
     """Yield a router and workers; those that decode say that they have much to do, and pull fast."""
     with real_cluster(model, **roles) as (router, workers):
         for name, role in roles.items():
-            busy = Backlog(4 if role == Role.DECODE else 0, 0, 0, 0.001, 1.0, pull=FAST)
+            busy = Backlog(4 if role == Role.DECODE else 0, 0, 0, PrefillSpeed(0.0, 0.001), 1.0, pull=FAST)
             workers[name].engine.backlog = lambda busy=busy: busy
         until(lambda: all(link.backlog.pull == FAST for link in router._links.values()))
         yield router, workers

@@ -17,6 +17,7 @@ from headwater.cluster.hosting import prepares
 from headwater.engine.meter import Backlog
 from headwater.errors import RequestTooLarge
 from headwater.request import Fidelity, Generation, Span
+from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import key_of
 from headwater.schedule.tier_load import PullSpeed
 from tests.cluster import test_routed_answers
@@ -45,7 +46,7 @@ def workers_of(model, *names: str) -> Iterator[tuple]:
     """Yield a router over workers of one fingerprint that say they are idle, equally fast, and pull fast."""
     with cluster(model, **dict.fromkeys(names, "one")) as (router, workers):
         for worker in workers.values():
-            worker.engine.backlog = lambda: Backlog(0, 0, 0, 0.001, 1.0, pull=FAST)
+            worker.engine.backlog = lambda: Backlog(0, 0, 0, PrefillSpeed(0.0, 0.001), 1.0, pull=FAST)
         until(lambda: all(link.backlog.pull == FAST for link in router._links.values()))
         yield router, workers
 
@@ -167,7 +168,7 @@ def test_stored_segments_are_pulled_by_the_worker_that_combines(model) -> None:
         answers = [ask(router, first).wait()]
         settle(router)
         (home,) = (name for name, worker in workers.items() if worker.engine.stats().loaded_segments)
-        workers[home].engine.backlog = lambda: Backlog(0, 0, 90_000, 0.001, 1.0, pull=FAST)
+        workers[home].engine.backlog = lambda: Backlog(0, 0, 90_000, PrefillSpeed(0.0, 0.001), 1.0, pull=FAST)
         until(lambda: router._links[home].backlog.queued_tokens)
         answers.append(ask(router, second).wait())
         assert built(workers) == cold(first), "nothing is computed twice"

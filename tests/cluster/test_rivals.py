@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -31,13 +32,15 @@ from headwater.cluster.rivals import (
 )
 from headwater.engine.meter import Backlog
 from headwater.errors import ConfigError
+from headwater.schedule.prefill_seconds import PrefillSeconds, PrefillSpeed
 from headwater.schedule.tier_load import PullSpeed
 
 BLOCK = 64
+SPEED = PrefillSpeed(0.0, 1e-4)
 
 
-def worker(name: str = "a", running: int = 0, waiting: int = 0, **others: float) -> Candidate:
-    told: dict[str, object] = {"queued_tokens": 0, "token_seconds": 1e-4, "request_seconds": 1.0, "max_running": 8}
+def worker(name: str = "a", running: int = 0, waiting: int = 0, **others: Any) -> Candidate:
+    told: dict[str, object] = {"queued_tokens": 0, "prefill": SPEED, "request_seconds": 1.0, "max_running": 8}
     return Candidate(running, waiting, name=name, **(told | {"reusable": 0} | others))  # type: ignore[arg-type]
 
 
@@ -59,23 +62,37 @@ def chosen(rule: Choice, what: Prompt, *workers: Candidate) -> str:
         ({"underway": 5 * BLOCK}, {"reusable": 2 * BLOCK}),
         ({"memory_held": 0.2}, {"memory_held": 0.6}),
         ({"cached": 5 * BLOCK}, {"cached": 2 * BLOCK}),
-        ({"token_seconds": None}, {"queued_tokens": 500}),
-        ({"token_seconds": 1.9e-4}, {"token_seconds": 1e-4, "queued_tokens": 200}),
-        ({"token_seconds": 1e-4, "queued_tokens": 500}, {"token_seconds": 2.1e-4, "queued_tokens": 0}),
+        ({"prefill": None}, {"queued_tokens": 500}),
+        ({"prefill": PrefillSpeed(0.0, 1.9e-4)}, {"queued_tokens": 200}),
+        ({"queued_tokens": 500}, {"prefill": PrefillSpeed(0.0, 2.1e-4)}),
     ],
     ids=["reuse", "computed by an earlier request", "memory", "KV", "not measured", "nearly equal speeds", "slow"],
 )
-def test_the_least_cost_is_chosen(better: dict[str, float], worse: dict[str, float]) -> None:
+def test_the_least_cost_is_chosen(better: dict[str, Any], worse: dict[str, Any]) -> None:
     for order in (("a", "b"), ("b", "a")):
         workers = {"a": worker("a", **better), "b": worker("b", **worse)}
         assert chosen(LeastCost(), prompt(1, 2, 3, 4, 5, 6), *(workers[name] for name in order)) == "a"
 
 
+def test_a_worker_that_had_tiny_prompts_is_no_slower_for_a_long_one() -> None:
+    """By all of its steps' seconds a token, the one with tiny prompts would look as slow as if 40,000 tokens waited."""
+    tiny, long = PrefillSeconds(), PrefillSeconds()
+    for measured, tokens in ((tiny, 30), (long, 1024)):
+        for n in (192, *[tokens] * 50):
+            measured.note(n, 0.03 + 1.6e-4 * n)
+    workers = worker("a", prefill=tiny.speed), worker("b", prefill=long.speed, queued_tokens=2000)
+    for order in (workers, workers[::-1]):
+        assert chosen(LeastCost(), prompt(*range(128)), *order) == "a"
+
+
 def test_costs_are_seconds() -> None:
     one = worker(queued_tokens=100, memory_held=0.5)
-    assert expected_seconds(Prompt(50), one, 1e-4) == pytest.approx((100 + 50 + 0.5 * 50 / 0.5) * 1e-4)
+    assert expected_seconds(Prompt(50), one, SPEED) == pytest.approx((100 + 50 + 0.5 * 50 / 0.5) * 1e-4)
     full = worker(running=8, waiting=1, memory_held=0.0)
-    assert expected_seconds(Prompt(50), full, 1e-4) == pytest.approx(2 * 1.0 / 8 + (50 + 25) * 1e-4)
+    assert expected_seconds(Prompt(50), full, SPEED) == pytest.approx(2 * 1.0 / 8 + (50 + 25) * 1e-4)
+    there, curved = worker(reusable=40, cached=40, queued_tokens=100), PrefillSpeed(0.01, 1e-4, 1e-6, 100)
+    seconds = 0.01 * 0.9 + (100 + 10 + 0.5 * 10) * 1e-4 + (50**2 - 40**2) * 1e-6
+    assert expected_seconds(Prompt(50), there, curved) == pytest.approx(seconds)
 
 
 def test_a_prefix_that_none_has_goes_to_one_of_its_own() -> None:
@@ -150,7 +167,7 @@ def test_a_busy_holders_prefix_is_pulled_by_another_worker() -> None:
     assert workers[0] == holder
     assert (workers[1].pulled, workers[1].pull_seconds) == (90 * BLOCK, 0.001 + 90 * BLOCK * 1e-6)
     assert workers[1].uncached(LONG) == LONG.tokens - 90 * BLOCK
-    assert expected_seconds(LONG, workers[1], 1e-4) == pytest.approx(
+    assert expected_seconds(LONG, workers[1], SPEED) == pytest.approx(
         workers[1].pull_seconds + (LONG.tokens - 90 * BLOCK + 0.5 * LONG.tokens) * 1e-4
     )
     assert LeastCost().choose(LONG, workers) == 1

@@ -24,6 +24,7 @@ from headwater.engine.engine import Engine
 from headwater.engine.meter import Backlog
 from headwater.events import FinishedEvent, TokenEvent
 from headwater.request import Constraint, Fidelity, Generation, SamplingParams, Span
+from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.tiers.fingerprint import Fingerprint
 from tests.cluster.fake import LONG, Received, kill, until
 from tests.exactness.conftest import load  # noqa: F401  a fixture
@@ -174,7 +175,7 @@ def test_a_next_turn_goes_where_its_prefix_is(model) -> None:
     """Six sessions of three turns: each stays where it began, and as much is cached there as was predicted."""
     with cluster(model, a="one", b="one", c="one") as (router, workers):
         for worker in workers.values():  # equally fast, whatever else the machine does
-            worker.engine.backlog = lambda: Backlog(0, 0, 0, 0.001, 1.0)
+            worker.engine.backlog = lambda: Backlog(0, 0, 0, PrefillSpeed(0.0, 0.001), 1.0)
         sessions = [words(130 + 20 * i, "session", i) for i in range(6)]
         for turn in range(3):
             for session in sessions:

@@ -26,6 +26,7 @@ from headwater.errors import (
 )
 from headwater.events import FailedEvent
 from headwater.request import Boundaries, Constraint, Drafting, Fidelity, Generation, SamplingParams, Span
+from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import key_of
 from tests.cluster.fake import LONG, FakeWorker, FormulaEngine, Received, asking, cluster, formula, kill, until
 
@@ -375,7 +376,8 @@ def test_what_is_no_message_is_an_error(payload: bytes) -> None:
 
 
 def candidate(reusable: int = 0, running: int = 0, queued: int = 0, speed: float | None = 0.001) -> Candidate:
-    return Candidate(running, 0, queued, speed, 1.0, 4, reusable)
+    prefill = None if speed is None else PrefillSpeed(0.0, speed)
+    return Candidate(running, 0, queued, prefill, 1.0, 4, reusable)
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,11 @@ from headwater.cluster.segment_dispatch import (
     smallest_count,
     soonest,
 )
+from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.tier_load import PullSpeed
 
 FAST, SLOW = PullSpeed(1e-4, 1e-7), PullSpeed(1e-3, 1e-2)
-IDLE = Candidate(0, 0, 0, 1e-3, 1.0, 8, 0, pool="one", pull=FAST)
+IDLE = Candidate(0, 0, 0, PrefillSpeed(0.0, 1e-3), 1.0, 8, 0, pool="one", pull=FAST)
 COLD = [Segment(100 + 500 * n, 500, 484, ()) for n in range(4)]
 PROMPT = Prompt(2200)
 

@@ -182,6 +182,16 @@ def test_hot_prefixes_are_pulled_and_save_computing() -> None:
     assert pulled.ttft_ms.mean < 0.8 * without.ttft_ms.mean
 
 
+def test_workers_measure_what_a_long_prefill_takes() -> None:
+    setup = replace(SETUP, cluster=Cluster(3, "least_cost"))
+    simulation = Simulation(traffic(), setup, setup.cluster, make_arrivals(traffic(), FAST), ENGINE)
+    simulation.run()
+    for worker in simulation.workers:
+        speed = worker._meter.backlog(worker.serving.scheduler).prefill
+        for tokens in (8192, 32768):
+            assert speed.seconds(0, tokens) == pytest.approx(worker.serving.prefill_seconds(tokens), rel=0.2)
+
+
 def test_pulls_end_with_all_pages_given_back() -> None:
     setup = replace(SETUP, memory=2 * 10**9, cluster=Cluster(3, "least_loaded", network=FAST_NETWORK))
     simulation = Simulation(traffic(), setup, setup.cluster, make_arrivals(traffic(), FAST), ENGINE)

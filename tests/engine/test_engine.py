@@ -22,7 +22,9 @@ from headwater.config import ServeConfig
 from headwater.draft.drafter import MOST_DRAFTS
 from headwater.engine import engine as engines
 from headwater.engine.engine import Engine
+from headwater.engine.fingerprint import Probe
 from headwater.engine.live import Deadlines, NoObserver
+from headwater.engine.meter import PROBED
 from headwater.engine.selfcheck import SelfCheck
 from headwater.engine.start_checks import check_memory_tiers
 from headwater.errors import (
@@ -424,6 +426,18 @@ def test_stats_count_what_was_computed(make):
     assert stats.running == stats.waiting == stats.answers_waiting == stats.failed_steps == 0
     assert stats.step_seconds > 0
     assert stats.steps >= 8 + 30
+
+
+def test_short_prompts_do_not_change_what_the_probe_says_of_long_ones(make: Make) -> None:
+    with make(500) as rig:
+        rig.engine.note_probe(Probe("", 0.5))
+        speed = rig.engine.backlog().prefill
+        assert speed.seconds(0, PROBED) == pytest.approx(0.5)
+        for n in range(1, 10):
+            collect(rig.engine, generation(words(n, n)))
+        assert rig.engine.backlog().prefill.seconds(0, 8192) == speed.seconds(0, 8192)
+        collect(rig.engine, generation(words(400, 99)))
+        assert rig.engine.backlog().prefill.seconds(0, 8192) < speed.seconds(0, 8192), "half a second is slow"
 
 
 def test_an_observer_sees_each_complete_answer_and_the_end(make: Make) -> None:

@@ -13,15 +13,18 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
+
+from headwater.schedule.prefill_seconds import PrefillSpeed
 
 if TYPE_CHECKING:
     from headwater.engine.meter import Backlog
     from headwater.schedule.tier_load import PullSpeed
 
-TOKEN_SECONDS = 1e-3  # of a prompt, until a worker has measured it
+UNMEASURED = PrefillSpeed(0.0, 1e-3)  # until a worker has measured its speed
 TIE = 0.1  # of the least cost, within which other things decide
-UNLIKE = 2.0  # ratio of measured speeds from which workers are taken to differ
+UNLIKE = 2.0  # ratio of measured seconds a token from which workers are taken to differ
 NEEDED = 0.5  # share of what is evicted that is taken to be computed again
 MOST_HOLDERS = 2  # workers that another one is told of
 MOST_HELD = 0.95  # share of the memory that requests are counted with at most
@@ -80,7 +83,7 @@ class Candidate:
     running: int  # requests that compute
     waiting: int
     queued_tokens: int  # of prompts that are not computed yet
-    token_seconds: float | None  # of a prompt, as measured
+    prefill: PrefillSpeed | None  # as measured
     request_seconds: float  # mean, from submission to end
     max_running: int
     reusable: int  # leading tokens of the request's prompt that it has states and KV for
@@ -193,7 +196,7 @@ class Known:
             running=max(backlog.running, min(number, self.max_running)),
             waiting=max(backlog.waiting, number - self.max_running),
             queued_tokens=max(backlog.queued_tokens, self.open.uncached_tokens),
-            token_seconds=backlog.token_seconds,
+            prefill=backlog.prefill,
             request_seconds=backlog.request_seconds,
             max_running=self.max_running,
             reusable=found.resumable,
@@ -215,12 +218,12 @@ def price_pulls(candidates: Sequence[Candidate]) -> None:
     deepest: dict[str, int] = {}
     for one in candidates:
         deepest[one.pool] = max(deepest.get(one.pool, 0), one.sendable)
-    for one, a_token in zip(candidates, token_seconds(candidates), strict=True):
+    for one, speed in zip(candidates, prefill_speeds(candidates), strict=True):
         end, own = deepest[one.pool], one.own
         if one.pull is None or end <= own:
             continue
         seconds = one.pull.seconds(end - min(end, one.cached))
-        if seconds < (end - own) * a_token:
+        if seconds < speed.between(own, end):
             one.pulled, one.pull_seconds = end, seconds
 
 
@@ -295,7 +298,7 @@ class LeastCost(Choice):
         self._turns = Turns()
 
     def choose(self, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
-        speeds = token_seconds(candidates)
+        speeds = prefill_speeds(candidates)
         costs = [expected_seconds(prompt, one, speed) for one, speed in zip(candidates, speeds, strict=True)]
         least = min(costs)
         near = [i for i, cost in enumerate(costs) if cost <= least * (1 + TIE)]
@@ -308,27 +311,28 @@ class LeastCost(Choice):
         return self._turns.of([i for i in near if candidates[i].load == fewest])
 
 
-def expected_seconds(prompt: Prompt, one: Candidate, a_token: float) -> float:
+def expected_seconds(prompt: Prompt, one: Candidate, speed: PrefillSpeed) -> float:
     """Return the expected seconds until the first token, and those of computing again what is evicted."""
     too_many = one.running + one.waiting + 1 - one.max_running
     waiting = too_many * one.request_seconds / max(1, one.max_running) if too_many > 0 else 0.0
     evicted = (prompt.tokens - max(one.cached, one.reusable, one.underway)) / (1 - min(MOST_HELD, one.memory_held))
-    computing = (one.queued_tokens + one.uncached(prompt) + NEEDED * evicted) * a_token
-    return waiting + one.pull_seconds + computing
+    computing = speed.seconds(prompt.tokens - one.uncached(prompt), prompt.tokens)
+    return waiting + one.pull_seconds + computing + (one.queued_tokens + NEEDED * evicted) * speed.token
 
 
-def token_seconds(candidates: Sequence[Candidate]) -> list[float]:
-    """Return each worker's seconds a token: the lower median of all, or its own if that differs by `UNLIKE`.
+def prefill_speeds(candidates: Sequence[Candidate]) -> list[PrefillSpeed]:
+    """Return each worker's speed: that of the lower median, or its own if seconds a token differ by `UNLIKE`.
 
     The time of a token depends on the steps that were measured: equal workers differ by more than routes should. One
     that has measured nothing is taken to be like the others; else it would never get a request.
     """
-    measured = sorted(one.token_seconds for one in candidates if one.token_seconds)
+    measured = [one.prefill for one in candidates if one.prefill is not None]
     if not measured:
-        return [TOKEN_SECONDS] * len(candidates)
-    median = measured[(len(measured) - 1) // 2]
-    own = (one.token_seconds or median for one in candidates)
-    return [median if median / UNLIKE <= speed <= median * UNLIKE else speed for speed in own]
+        return [UNMEASURED] * len(candidates)
+    median = sorted(measured, key=attrgetter("token"))[(len(measured) - 1) // 2]
+    least, most = median.token / UNLIKE, median.token * UNLIKE
+    own = (one.prefill or median for one in candidates)
+    return [median if least <= speed.token <= most else speed for speed in own]
 
 
 class RoundRobin(Choice):

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headwater.account import CacheAccount
-from headwater.cluster.choice import Candidate, Prompt, Role, expected_seconds, token_seconds
+from headwater.cluster.choice import Candidate, Prompt, Role, expected_seconds, prefill_speeds
 from headwater.events import FinishedEvent
 from headwater.request import Generation
+from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.tiers.store import PEER
 
 
@@ -71,7 +72,7 @@ def prefiller(prompt: Prompt, candidates: Sequence[Candidate]) -> int | None:
     decoding = decoders(candidates)
     if len(decoding) == len(candidates):
         return None
-    speeds = token_seconds(candidates)
+    speeds = prefill_speeds(candidates)
     whole, after = math.inf, dict[str, float]()  # the least cost of decoding after a prefill apart, by pool
     for i in decoding:
         one, speed = candidates[i], speeds[i]
@@ -90,7 +91,7 @@ def prefiller(prompt: Prompt, candidates: Sequence[Candidate]) -> int | None:
 
 def decoder_after(prompt: Prompt, prefilling: Candidate, candidates: Sequence[Candidate]) -> int:
     """Return the worker that is to go on after a prefill apart, of which it reads what is computed meanwhile."""
-    speeds = token_seconds(candidates)
+    speeds = prefill_speeds(candidates)
     costs = {
         i: _with_delays(prompt, handed_over(prompt, candidates[i]), speeds[i])
         for i in decoders(candidates)
@@ -120,6 +121,7 @@ def handed_over(prompt: Prompt, one: Candidate) -> Candidate:
     return replace(one, pulled=end, pull_seconds=one.pull.seconds(end - min(end, one.cached)))
 
 
-def _with_delays(prompt: Prompt, one: Candidate, a_token: float) -> float:
+def _with_delays(prompt: Prompt, one: Candidate, speed: PrefillSpeed) -> float:
     """Return a worker's cost, and what its computing of the prompt costs the requests that run there."""
-    return expected_seconds(prompt, one, a_token) + one.running * one.uncached(prompt) * a_token
+    delay = speed.between(prompt.tokens - one.uncached(prompt), prompt.tokens)
+    return expected_seconds(prompt, one, speed) + one.running * delay

@@ -101,7 +101,7 @@ class Host:
         `share_weights`: with other workers of this host. Raises CheckpointError, ConfigError or ZMQError.
         """
         from headwater.engine.engine import Engine  # needs torch, which no other part of a cluster does
-        from headwater.engine.fingerprint import PROBED, fingerprint, probe
+        from headwater.engine.fingerprint import fingerprint, probe
 
         configure_logging(config.log_format)
         anywhere = f"tcp://{own_address()}:*"
@@ -118,7 +118,7 @@ class Host:
         if pulls(config):
             given = keys.digests, own, config, incarnation, anywhere, own_security()
             self._pulling = Pulling(engine, *given)
-            engine.scheduler.tiers.prefilled(PROBED, probed.seconds)
+        engine.note_probe(probed)
         addresses = self._publishing.addresses if self._publishing else ("", "")
         if self._publishing is not None:
             engine.stepped = self._publishing.start(engine.scheduler.cache)

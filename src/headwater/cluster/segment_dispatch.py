@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappush, heapreplace
 
-from headwater.cluster.choice import Candidate, Prompt, expected_seconds, token_seconds
+from headwater.cluster.choice import Candidate, Prompt, expected_seconds, prefill_speeds
+from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.tier_load import PullSpeed
 
 MOST_COMBINERS = 4  # workers for which a dispatch is computed: those that combine alone at the least cost
@@ -138,7 +139,7 @@ def dispatch(
     priced. Of equal costs the worker with the fewest requests has it. Of more than `MOST_COMBINERS` workers those are
     compared that combine alone at the least cost.
     """
-    speeds = token_seconds(candidates)
+    speeds = prefill_speeds(candidates)
     if len(combiners) > MOST_COMBINERS:
         alone = {at: _seconds_alone(at, prompt, segments, candidates[at], speeds[at]) for at in combiners}
         combiners = sorted(combiners, key=lambda at: (alone[at], candidates[at].load))[:MOST_COMBINERS]
@@ -146,13 +147,13 @@ def dispatch(
     return min(found, key=lambda one: (one.seconds, candidates[one.combiner].load))
 
 
-def _seconds_alone(at: int, prompt: Prompt, segments: Sequence[Segment], one: Candidate, speed: float) -> float:
+def _seconds_alone(at: int, prompt: Prompt, segments: Sequence[Segment], one: Candidate, speed: PrefillSpeed) -> float:
     """Return the cost of one worker that computes all segments that it lacks."""
     start = max(one.own, one.pulled)
     needed = [segment for segment in segments if segment.start >= start]
     interiors = sum(segment.interior for segment in needed)
     cold = sum(segment.tokens for segment in needed if at not in segment.holders)
-    return expected_seconds(prompt, replace(one, composed=interiors), speed) + cold * speed
+    return expected_seconds(prompt, replace(one, composed=interiors), speed) + cold * speed.token
 
 
 def _combined_at(
@@ -160,7 +161,7 @@ def _combined_at(
     prompt: Prompt,
     segments: Sequence[Segment],
     candidates: Sequence[Candidate],
-    speeds: Sequence[float],
+    speeds: Sequence[PrefillSpeed],
     rule: Rule,
 ) -> Dispatch:
     """Return the cheaper way of combining a prompt at one worker."""
@@ -173,14 +174,14 @@ def _combined_at(
             continue
         tokens = segments[i].tokens
         seconds = Lane(0.0, 0.0, one.pull).seconds_of_pull(tokens)
-        if holders and one.pull is not None and seconds < tokens * speeds[at]:
+        if holders and one.pull is not None and seconds < tokens * speeds[at].token:
             pulled[i] = min(holders, key=lambda n: candidates[n].load)
             pulling += seconds
         else:
             cold.append(i)
     builders, ready = _builders(at, [segments[i].tokens for i in cold], candidates, speeds, rule, pulling)
     interiors = sum(segments[i].interior for i in needed)
-    queue = one.queued_tokens * speeds[at]
+    queue = one.queued_tokens * speeds[at].token
     cost = expected_seconds(prompt, replace(one, composed=interiors), speeds[at])
     seconds = cost + max(0.0, ready - queue)
     return Dispatch(at, {cold[i]: worker for i, worker in builders.items()}, pulled, interiors, seconds)
@@ -190,14 +191,15 @@ def _builders(
     at: int,
     tokens: Sequence[int],
     candidates: Sequence[Candidate],
-    speeds: Sequence[float],
+    speeds: Sequence[PrefillSpeed],
     rule: Rule,
     pulling: float,
 ) -> tuple[dict[int, int], float]:
     """Return the worker of each cold segment, the longest first, and the seconds until the combining one has all."""
     one = candidates[at]
     pool = [n for n, other in enumerate(candidates) if n == at or (other.pool == one.pool and one.pull is not None)]
-    lanes = [Lane(candidates[n].queued_tokens * speeds[n], speeds[n], None if n == at else one.pull) for n in pool]
+    token = [speed.token for speed in speeds]
+    lanes = [Lane(candidates[n].queued_tokens * token[n], token[n], None if n == at else one.pull) for n in pool]
     alone = [pool.index(at)] * len(tokens)
     assigned = rule(tokens, lanes)
     if ready_at(tokens, lanes, assigned, pulling) >= ready_at(tokens, lanes, alone, pulling):

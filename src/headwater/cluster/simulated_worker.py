@@ -13,7 +13,7 @@ from headwater.cluster.ledger import Ledger, Tokens
 from headwater.cluster.messages import Message
 from headwater.cluster.picture import Picture
 from headwater.cluster.stream import EventStream
-from headwater.engine.meter import Meter
+from headwater.engine.meter import PROBED, Meter
 from headwater.lab.row import Share
 from headwater.lab.serving import Engine, OneStep, Serving
 from headwater.lab.setup import Setup, as_reused
@@ -67,7 +67,8 @@ class SimulatedWorker:
         self.layout, self._max_running = self.serving.layout, engine.max_running
         self._stream = EventStream(Ledger(self.layout, digests, Tokens()), name.encode(), lambda: self.serving.now)
         self._on_the_way: deque[tuple[float, Message]] = deque()  # and when each is known
-        self.picture, self._meter = Picture(), Meter()
+        self.picture, self._meter = Picture(), Meter(self.layout.flops)
+        self._meter.probed(self.serving.prefill_seconds(PROBED))
         self.picture.apply(self._stream.begin([]))
         self.open: dict[int, Sent] = {}  # by the request's identity
         self.outstanding = OpenRequests()
@@ -119,9 +120,8 @@ class SimulatedWorker:
         """Complete the work in progress, and publish what it changed."""
         work = self.serving.work
         self.serving.end(self.inbox, self.tally)
-        if isinstance(work, OneStep) and work.step.legs:
-            tokens = sum(leg.plan.computed_tokens for leg in work.step.legs)
-            self._meter.prefilled(tokens, work.seconds)
+        if isinstance(work, OneStep):
+            self._meter.prefilled(work.step, work.seconds)
         self._publish()
 
     def _publish(self) -> None:

@@ -50,7 +50,7 @@ class Answering:
         self.observer: Observer = NoObserver()
         self._live: dict[int, Live] = {}
         self._changed = threading.Condition()
-        self._meter = Meter()
+        self._meter = Meter(scheduler.layout.flops)
 
     def _report_failures(self) -> None:
         with self._changed:
@@ -96,9 +96,8 @@ class Answering:
             first += 1 + len(guesses)
         self._judge(logits_RV[:first], judged)
         if step.legs:
-            tokens = sum(leg.plan.computed_tokens for leg in step.legs)
-            self._meter.prefilled(tokens, seconds)
-            self.scheduler.tiers.prefilled(tokens, seconds)
+            self._meter.prefilled(step, seconds)
+            self.scheduler.tiers.prefilled(sum(leg.plan.computed_tokens for leg in step.legs), seconds)
         speculation, seconds = self.scheduler.speculation, planning + time.perf_counter() - started
         speculation.asking.earn_share(seconds)
         if not (step.legs or self.runner.was_new):

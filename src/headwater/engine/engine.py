@@ -21,9 +21,9 @@ from headwater.engine.answering import Answering
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.draft_model import SHARE, DraftModel, check_fits
-from headwater.engine.fingerprint import PROBED, fingerprint, probe
+from headwater.engine.fingerprint import Probe, fingerprint, probe
 from headwater.engine.live import Deadlines, Live, OnEvent, Outcome, Warming
-from headwater.engine.meter import Backlog, EngineStats
+from headwater.engine.meter import PROBED, Backlog, EngineStats
 from headwater.engine.mtp import MtpRunner
 from headwater.engine.own_parts import OwnParts
 from headwater.engine.preparations import Preparations
@@ -155,7 +155,7 @@ class Engine(Answering):
         if probed is not None:
             own = fingerprint(loaded, path, check.mode, probed)
             engine.use_tiers(stores, key, own, config)
-            engine.scheduler.tiers.prefilled(PROBED, probed.seconds)
+            engine.note_probe(probed)
             log.info(
                 "checkpoints are kept in %s, too (%s)", ", ".join(store.shown for store in stores), config.tier_store
             )
@@ -164,6 +164,11 @@ class Engine(Answering):
     def use_tiers(self, stores: list[Store], key: bytes, fingerprint: Fingerprint, config: ServeConfig) -> None:
         """Keep states and KV in these stores, too. The engine is not started yet."""
         self.scheduler.tiers = TierIO(stores, key, fingerprint, self.scheduler, self.runner, self._changed, config)
+
+    def note_probe(self, probed: Probe) -> None:
+        """Take the probe's prefill for the first one that was measured. The engine is not started yet."""
+        self._meter.probed(probed.seconds)
+        self.scheduler.tiers.prefilled(PROBED, probed.seconds)
 
     def join_peers(self, store: PeerStore, key: bytes, fingerprint: Fingerprint, config: ServeConfig) -> OwnParts:
         """Pull prefixes from other workers; return what those may read here. The engine is not started yet."""

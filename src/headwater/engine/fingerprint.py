@@ -19,6 +19,7 @@ import torch
 from blake3 import blake3
 
 from headwater.cache_folder import own_folder, write_whole
+from headwater.engine.meter import PROBED
 from headwater.engine.verdict import PACKAGE, key_of
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
@@ -26,7 +27,6 @@ from headwater.mixers.batch import Slice, StepBatch
 from headwater.models.load import LoadedModel
 from headwater.tiers.fingerprint import Fingerprint
 
-PROBED = 192  # tokens
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "config.json")
 # what computes segments beside the code of the verdict's key: the probe has no segment
 BUILDING = ("engine/runner.py", "memory/slots.py", "models/hybrid.py", "schedule/kinds/segment.py")

@@ -6,11 +6,15 @@ import math
 from dataclasses import dataclass
 
 from headwater.cache.view import CacheStats
+from headwater.plan import PrefillFlops
+from headwater.schedule.prefill_seconds import PrefillSeconds, PrefillSpeed
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Purpose
+from headwater.schedule.step import Step
 from headwater.schedule.tier_load import PullSpeed, TierStats
 
 FORGETS = 0.9  # weight of earlier terms of a ratio with each new one
+PROBED = 192  # tokens of the prefill that is measured before any request comes
 RECENT = 20  # requests whose durations make the estimate
 MOST_SECONDS = 60  # the longest estimate that a client gets
 
@@ -39,7 +43,7 @@ class Backlog:
     running: int  # requests
     waiting: int
     queued_tokens: int  # of prompts that are not computed yet, without what is known to be cached
-    token_seconds: float | None  # of a prompt, as measured; None before any was computed
+    prefill: PrefillSpeed | None  # as measured; None before any prompt was computed
     request_seconds: float  # mean of recent requests, from submission to end
     held_tokens: int = 0  # of all these requests, prompts and answers so far
     memory_tokens: int = 0  # whose KV fits into the whole memory; 0: there is no KV
@@ -86,22 +90,28 @@ class EngineStats:
 class Meter:
     """Counters since the engine's start."""
 
-    def __init__(self) -> None:
+    def __init__(self, flops: PrefillFlops) -> None:
+        """`flops`: of the model."""
         self.steps = 0
         self.failed_steps = 0
         self.step_seconds = 0.0
         self.refused = 0
         self.expired = 0
         self._mean_seconds = 1.0  # of recent requests, from submission to end
-        self._prefill = Ratio()  # seconds, tokens
+        self._flops, self._prefill = flops, PrefillSeconds(flops)
 
     def ended(self, seconds: float) -> None:
         """Note a request that ended `seconds` after its submission."""
         self._mean_seconds += (seconds - self._mean_seconds) / RECENT
 
-    def prefilled(self, tokens: int, seconds: float) -> None:
-        """Add a step that computed `tokens` tokens of prompts."""
-        self._prefill.note(seconds, tokens)
+    def probed(self, seconds: float) -> None:
+        """Note the seconds of a prefill of `PROBED` tokens: until a long prompt comes, they say what a token takes."""
+        self._prefill.note(self._flops.between(0, PROBED), seconds)
+
+    def prefilled(self, step: Step, seconds: float) -> None:
+        """Note the seconds of a step, if it computed a part of a prompt."""
+        if flops := step.prefill_flops(self._flops):
+            self._prefill.note(flops, seconds)
 
     def backlog(self, scheduler: Scheduler) -> Backlog:
         """Return what waits for the scheduler."""
@@ -114,7 +124,7 @@ class Meter:
             running=scheduler.computing,
             waiting=len(waiting),
             queued_tokens=queued,
-            token_seconds=self._prefill.value,
+            prefill=self._prefill.speed,
             request_seconds=self._mean_seconds,
             held_tokens=sum(len(seq.tokens) for part in (waiting, scheduler.running.values()) for seq in part),
             memory_tokens=layout.n_pages * layout.page_size * layout.kv_pages_per_unit,

@@ -20,7 +20,6 @@ from headwater.account import TierOutcome
 from headwater.cache.segments.compose import is_marked
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.config import ServeConfig
-from headwater.engine.meter import Ratio
 from headwater.engine.own_parts import OwnParts
 from headwater.engine.runner import Runner
 from headwater.engine.tier import NamedPart, Tier, patience
@@ -30,6 +29,7 @@ from headwater.engine.tier_prefix import PrefixParts
 from headwater.engine.tier_segments import SegmentIO
 from headwater.engine.workers import Workers
 from headwater.schedule.kinds.request import Request
+from headwater.schedule.prefill_seconds import PrefillSeconds
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited
 from headwater.schedule.tier_load import Load, Offer, PullSpeed, Source, TierStats
@@ -110,7 +110,7 @@ class TierIO(Tiers):
         self._loads = Loads(self._cache, self, scheduler.new_id)
         self._stores = tuple(self.tiers)  # that are written
         self._segments = SegmentIO(self._stores, names, scheduler, runner, changed, self._timeout, self)
-        self._prefill = Ratio()  # seconds, tokens
+        self._prefill = PrefillSeconds()
         self._waiting: dict[int, tuple[Request, float]] = {}  # requests that wait, and until when
         self._queue: deque[Copy] = deque()
         self._copying: Copy | None = None
@@ -273,11 +273,12 @@ class TierIO(Tiers):
 
     def prefilled(self, tokens: int, seconds: float) -> None:
         """Note the seconds of a step that prefilled so many tokens."""
-        self._prefill.note(seconds, tokens)
+        if tokens:
+            self._prefill.note(tokens, seconds)
 
     def prefill_seconds(self, tokens: int) -> float | None:
-        value = self._prefill.value
-        return None if value is None else value * tokens
+        speed = self._prefill.speed
+        return None if speed is None else speed.seconds(0, tokens)
 
     def load_seconds(self, tier: int, state: bool, tokens: int) -> float:
         return self.tiers[tier].seconds(self._prefixes.bytes_of(state, tokens))

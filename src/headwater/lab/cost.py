@@ -116,10 +116,9 @@ def load_of(step: Step) -> Load:
     tokens = squares = before = states = logits = segments = moved = 0
     for leg in step.legs:
         plan = leg.plan
-        runs = [(run.start, run.end) for run in plan.runs] or [(plan.start, plan.end)]
         composed = plan.end - plan.start - plan.computed_tokens
         tokens += plan.computed_tokens
-        squares += sum(end * end - start * start for start, end in runs)
+        squares += sum(end * end - start * start for start, end in plan.intervals)
         before += plan.start + composed
         moved += composed
         segments += len(plan.composed) + (plan.build is not None and plan.build.is_last)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from headwater.plan import Plan
+from headwater.plan import Plan, PrefillFlops
 from headwater.schedule.sequence import Sequence
 
 
@@ -84,6 +84,10 @@ class Step:
 
     def __bool__(self) -> bool:
         return bool(self.legs or self.decodes)
+
+    def prefill_flops(self, flops: PrefillFlops) -> float:
+        """Return the FLOPs of its legs, by those of the model."""
+        return sum(flops.between(start, end) for leg in self.legs for start, end in leg.plan.intervals)
 
 
 class SlotIds:
