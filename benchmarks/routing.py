@@ -5,8 +5,9 @@
 Workers run in two processes beside the router, and answer at once: what is measured is the router, messages and the
 workers' thread. Each worker's picture has its share of the blocks, and half of the prompts are there, at one worker,
 but for their last tokens. A request alone is timed from its submission to the end of its answer, in turns with one
-that is sent to a worker without a router; the rate is that of requests of which 64 are open at any time. `--plain`:
-sockets without encryption, which a cluster does not have.
+that is sent to a worker without a router; the rate is that of requests of which 64 are open at any time. Where other
+programs use the processors, the time that this process uses of them says more. `--plain`: sockets without encryption,
+which a cluster does not have.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ PAGE, TOKEN_BYTES = 64, 4
 STATES = KV + 1  # the group of states
 OPEN = 64  # requests at a time
 PROCESSES = 2
+PARTS = "the router's thread", "its client's", "encryption, and the rest"  # of what the router's process uses
 KEY = b"k" * 32
 PATIENCE = 60.0  # seconds
 MODEL = RoutedModel("instant", SimpleNamespace(), None, {}, {}, SimpleNamespace(max_length=10**6))
@@ -200,6 +202,13 @@ def rate(router: Router, prompts: list[tuple[int, ...]]) -> float:
     return len(prompts) / (time.perf_counter() - begun)
 
 
+def processors_of(router: Router) -> tuple[float, float, float]:
+    """Return the seconds of a processor of the router's thread, of this one, and of this process's others."""
+    assert router._thread.ident is not None
+    thread, own = time.clock_gettime(time.pthread_getcpuclockid(router._thread.ident)), time.thread_time()
+    return thread, own, time.process_time() - thread - own
+
+
 def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
@@ -219,7 +228,12 @@ def rows_at(
         for work in works.values():
             work()
         times = [{name: work() for name, work in works.items()} for _ in range(given.repeats)]
-    rates = [rate(router, prompts) for _ in range(given.repeats)]
+    rates, processors = [], []
+    for _ in range(given.repeats):
+        begun = processors_of(router)
+        rates.append(rate(router, prompts))
+        ended = processors_of(router)
+        processors.append([1e6 * (b - a) / len(prompts) for a, b in zip(begun, ended, strict=True)])
     if router.counts["answered"] - before != (2 * given.repeats + 1) * given.requests:
         raise RuntimeError(f"not every request was answered: {dict(router.counts)}")
     p50 = {name: [1e3 * quantile(one[name], 0.5) for one in times] for name in works}
@@ -230,6 +244,8 @@ def rows_at(
     added = [a - b for a, b in zip(p50["routed"], p50["direct"], strict=True)]
     yield Row(f"{label}: what the router adds, p50", "ms", added, "<= 1")
     yield Row(f"{label}: routed, {OPEN} open", "1/s", rates, ">= 2000")
+    for name, times in zip(PARTS, zip(*processors, strict=True), strict=True):
+        yield Row(f"{label}: processor a route, {name}", "us", list(times))
 
 
 def main() -> None:

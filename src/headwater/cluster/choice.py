@@ -173,10 +173,7 @@ class OpenRequests:
 
 @dataclass(slots=True)
 class Known:
-    """A worker, as a router knows it: by its last report, and by what this router has sent since.
-
-    One is made for each worker and route: frozen, it would take three times as long.
-    """
+    """A worker, as a router knows it: by its last report, and by what this router has sent since."""
 
     name: str
     max_running: int

@@ -11,7 +11,7 @@ import zmq
 from headwater.cluster.choice import NOTHING, Candidate, Found, Known, OpenRequests, Prompt
 from headwater.cluster.follower import Follower
 from headwater.cluster.routed import Routed
-from headwater.cluster.sockets import Client, Contact, opened
+from headwater.cluster.sockets import Client, Contact, has_message, opened
 from headwater.cluster.wire import (
     Batch,
     Heartbeat,
@@ -45,6 +45,7 @@ class Link:
         self.heard = time.monotonic()
         self.incarnation: bytes | None = None
         self.info: WorkerInfo | None = None
+        self._known: Known | None = None  # with its info
         self.backlog = NO_BACKLOG
         self.stats: EngineStats | None = None
         self.open: dict[int, Routed] = {}
@@ -62,15 +63,12 @@ class Link:
     def receive(self) -> list[OfRequests]:
         """Return the messages that are there, without those of another incarnation than the one that is known."""
         found: list[OfRequests] = []
-        while True:
+        while has_message(self.socket):
             try:
-                sent = from_worker(self.socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return found
+                found += self._of(from_worker(self.socket.recv(zmq.NOBLOCK)))
             except WireError as error:
                 log.warning("a message of worker %s is left out: %s", self.name, error)
-                continue
-            found += self._of(sent)
+        return found
 
     def _of(self, sent: Batch) -> list[OfRequests]:
         if self.incarnation is None:
@@ -82,10 +80,14 @@ class Link:
         for message in sent.messages:
             if isinstance(message, Heartbeat):
                 self.backlog = message.backlog
+                if self._known is not None:
+                    self._known.backlog = message.backlog
             elif isinstance(message, StatsMessage):
                 self.stats = message.stats
             elif isinstance(message, WorkerInfo) and self.info is None:
                 self.info = message
+                given = message.max_running, self.backlog, self.outstanding, message.fingerprint, message.role
+                self._known = Known(self.name, *given)
                 self._follow(message)
             else:  # a second info, too: it says that the worker has forgotten this router
                 others.append(message)
@@ -121,10 +123,8 @@ class Link:
 
     def candidate(self, prompt: Prompt) -> Candidate:
         """Return the worker as a choice for a prompt sees it."""
-        assert self.info is not None
-        info = self.info
-        known = Known(self.name, info.max_running, self.backlog, self.outstanding, info.fingerprint, info.role)
-        return known.candidate(prompt, self.find(prompt))
+        assert self._known is not None
+        return self._known.candidate(prompt, self.find(prompt))
 
     # -- its pool
 

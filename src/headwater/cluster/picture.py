@@ -121,10 +121,10 @@ class Picture:
         for group, kind in groups:
             held = self.held[group]
             if kind in KV_KINDS:
-                for at in range(end):
-                    if blocks[at] not in held:
-                        end = at
-                        break
+                if end and blocks[0] not in held:
+                    end = 0
+                elif not held.issuperset(blocks[:end]):
+                    end = next(at for at, block in enumerate(blocks) if block not in held)
             elif group != SEGMENTS:
                 states.append(held)
         if not end:

@@ -86,6 +86,12 @@ def opened(kind: int, sends: int = 0, receives: int = 0) -> zmq.Socket[bytes]:
     return socket
 
 
+def has_message(socket: zmq.Socket[bytes]) -> bool:
+    """Return whether a message is there, in 1.4 us: the exception of a `recv` that finds none takes 3.2."""
+    events = socket.getsockopt(zmq.EVENTS)
+    return isinstance(events, int) and bool(events & zmq.POLLIN)
+
+
 def bound(server: Server, address: str) -> tuple[zmq.Socket[bytes], Contact]:
     """Return a socket that answers at an address such as tcp://127.0.0.1:*, and its contact. Raises zmq.ZMQError."""
     socket = opened(zmq.ROUTER)

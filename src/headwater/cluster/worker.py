@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 import zmq
 
-from headwater.cluster.sockets import PLAIN, Server, Waker, bound
+from headwater.cluster.sockets import PLAIN, Server, Waker, bound, has_message
 from headwater.cluster.wire import (
     Answered,
     Batch,
@@ -189,12 +189,10 @@ class Worker:
 
     def _receive(self) -> None:
         """Take all messages that are there."""
-        while True:
+        while has_message(self._socket):
             try:
                 router, payload = self._socket.recv_multipart(zmq.NOBLOCK)
                 message = for_worker(payload)
-            except zmq.Again:
-                return
             except (WireError, ValueError) as error:
                 log.warning("a message of a router is left out: %s", error)
                 continue
