@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("ray", reason="Ray is not installed")
 
 from headwater.models.embedded import embedded
-from tests.test_serve import address, serving
+from tests.forked import address, serving
 
 PATIENCE = 120  # seconds
 LONG = 2000  # tokens: two seconds, in which a worker is found and killed

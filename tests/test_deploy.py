@@ -21,7 +21,8 @@ from headwater.cli import commands
 from headwater.cli.settings import NOT_SETTINGS
 from headwater.config import SETTINGS, WEIGHTS, ServeConfig
 from headwater.server.http.process import LINGER
-from tests.test_serve import address, serving
+from tests.forked import address, listening
+from tests.test_serve import started
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
@@ -158,7 +159,7 @@ def test_a_server_after_the_images_step_compiles_nothing(tmp_path):
     chat = {"messages": [{"role": "user", "content": "Where does the river begin?"}], "logprobs": True}
     for weights in WEIGHTS:
         for dtype in ("float32", "bfloat16"):
-            with serving("--port", "0", "--weights", weights, "--dtype", dtype, **variables) as (_, said):
+            with listening(started("--port", "0", "--weights", weights, "--dtype", dtype, **variables)) as (_, said):
                 for extra in ({"temperature": 0}, {"top_p": 0.9, "top_k": 50, "seed": 1, "frequency_penalty": 0.5}):
                     reply = httpx.post(f"{address(said)}/chat/completions", json=chat | extra, timeout=300)
                     assert reply.status_code == 200, reply.text

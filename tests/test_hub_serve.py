@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from headwater.models.embedded import embedded
+from tests.forked import PATIENCE, Forked, address, serving
 from tests.hub_mirror import mirror
-from tests.test_serve import PATIENCE, address, serving, started
 
 NAME = "some-org/some-model"
 
@@ -67,7 +67,7 @@ def test_a_taken_port_is_an_error_before_weights_are_fetched(environment):
     with mirror() as hub:
         hub.add(NAME, {path.name: path.read_bytes() for path in embedded().iterdir()})
         port = hub.url.rpartition(":")[2]
-        with started(NAME, "--port", port, **environment, HF_ENDPOINT=hub.url) as process:
+        with Forked("serve", "--memory", "200MB", NAME, "--port", port, **environment, HF_ENDPOINT=hub.url) as process:
             _, log = process.communicate(timeout=PATIENCE)
         assert (process.returncode, hub.asked("model.safetensors")) == (2, [])
         assert f"127.0.0.1:{port}" in log
@@ -78,7 +78,7 @@ def test_a_download_stops_when_told_and_the_next_one_continues(environment):
     with mirror() as hub:
         hub.add(NAME, {path.name: path.read_bytes() for path in embedded().iterdir()})
         hub.pause = 1_000_000
-        with started(NAME, "--port", "0", **environment, HF_ENDPOINT=hub.url) as process:
+        with Forked("serve", "--memory", "200MB", NAME, "--port", "0", **environment, HF_ENDPOINT=hub.url) as process:
             assert hub.paused.wait(PATIENCE)
             process.terminate()
             hub.resumed.set()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import time
 from array import array
 from pathlib import Path
@@ -18,7 +16,7 @@ from headwater.cluster.follower import Follower
 from headwater.cluster.messages import KV, SEGMENTS, STATES, BlockRemoved, BlockStored, decode
 from headwater.cluster.sockets import opened
 from headwater.tiers.names import read_key
-from tests.test_serve import PATIENCE, address, serving
+from tests.forked import PATIENCE, address, headwater, serving
 
 STEM = "the quiet river flows under the old stone bridge and " * 30
 PROMPTS = [STEM + end for end in ("so the miller said", "then a heron rose", "nothing else moved that day " * 12)]
@@ -149,7 +147,6 @@ def test_a_taken_port_is_an_error_before_the_model_is_loaded(key: Path) -> None:
         taken.bind(ANY)
         place = taken.getsockopt_string(zmq.LAST_ENDPOINT)
         flags = "--port", "0", "--kv-events", "--kv-events-endpoint", place, "--kv-events-key", str(key)
-        command = [sys.executable, "-m", "headwater", "serve", *flags]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        run = headwater("serve", *flags)
     assert run.returncode == 2
     assert re.match(r"headwater: kv_events_endpoint is 'tcp://.*Address already in use", run.stderr)

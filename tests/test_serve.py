@@ -10,48 +10,30 @@ import ssl
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 
 import httpx
 import openai
 import pytest
 
+from tests.forked import PATIENCE, address, listening, serving
 from tests.server.http.test_listener import certificate  # noqa: F401  a fixture
 
-PATIENCE = 120  # seconds after which something that must happen has not
 PROMPT = "the quiet river flows under the old stone bridge and " * 40
 LONG = {"prompt": "abc", "max_tokens": 400, "stream": True, "ignore_eos": True, "temperature": 0}
 
 
 def started(*flags, **variables):
+    """A server's process in an interpreter of its own."""
     command = [sys.executable, "-m", "headwater", "serve", "--memory", "200MB", *flags]
     environment = {**os.environ, **variables}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@contextmanager
-def serving(*flags, **variables):
-    """A server's process, once it listens, and the lines that it said."""
-    with started(*flags, **variables) as process:
-        try:
-            said = []
-            while not said or not said[-1].startswith("Deterministic: "):
-                said.append(process.stdout.readline())
-                assert said[-1], process.communicate()
-            yield process, said
-        finally:
-            process.kill()
-
-
-def address(said):
-    return re.search(r"https?://127\.0\.0\.1:\d+/v1", "".join(said))[0]
 
 
 @pytest.fixture
 def server():
     """A server on a free port: the process, what it said at start-up, and a client."""
     with (
-        serving("--port", "0") as (process, said),
+        listening(started("--port", "0")) as (process, said),
         openai.OpenAI(base_url=address(said), api_key="none", timeout=PATIENCE) as client,
     ):
         yield process, said, client
@@ -159,7 +141,7 @@ def test_behind_a_unix_socket_with_a_key_and_without_time_to_drain(tmp_path):
 
 def test_behind_tls_and_interrupted_twice(certificate):  # noqa: F811
     key, cert = certificate
-    with serving("--port", "0", "--tls-key", str(key), "--tls-cert", str(cert)) as (process, said):
+    with listening(started("--port", "0", "--tls-key", str(key), "--tls-cert", str(cert))) as (process, said):
         url = address(said)
         assert url.startswith("https://")
         with (

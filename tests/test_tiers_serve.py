@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.forked import PATIENCE, address, headwater, serving
 from tests.redis_server import redis_server
-from tests.test_serve import PATIENCE, address, serving
 
 PROMPT = "the quiet river flows under the old stone bridge and " * 60
 ASKED = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 1}
@@ -29,7 +29,7 @@ def figures(said: list[str]) -> dict:
 
 
 def tiers(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "headwater", "tiers", *arguments], capture_output=True, text=True)
+    return headwater("tiers", *arguments)
 
 
 def stored(said: list[str], parts: int = 2) -> None:

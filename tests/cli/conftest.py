@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import logging
-import re
-import subprocess
-import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.forked import address, serving
+
 
 @contextmanager
 def real_server(*options: str) -> Iterator[str]:
     """The URL of `headwater serve` on a free port, until the end; SIGTERM lets it write what it records."""
-    command = [sys.executable, "-m", "headwater", "serve", "--port", "0", "--memory", "200MB", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            found = (re.search(r"http://127\.0\.0\.1:\d+", line) for line in process.stdout)
-            yield next(match[0] for match in found if match)
-            process.terminate()
-            process.wait(timeout=20)
-        finally:
-            process.kill()
+    with serving("--port", "0", *options) as (process, said):
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop the server
+        yield address(said).removesuffix("/v1")
+        process.terminate()
+        process.wait(timeout=20)
 
 
 @pytest.fixture(scope="session")

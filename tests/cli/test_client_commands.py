@@ -7,11 +7,12 @@ import re
 import subprocess
 import sys
 
-PATIENCE = 120  # seconds after which something that must happen has not
+from tests.forked import PATIENCE, headwater
+
 LINE = "the quiet river flows under the old stone bridge and many people walk there every day " * 6
 
 
-def headwater(*arguments, lines=""):
+def piped(*arguments, lines=""):
     command = [sys.executable, "-m", "headwater", *arguments]
     return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=PATIENCE)
 
@@ -32,7 +33,7 @@ def test_bench_sees_the_hits_of_shared_prefixes(url, tmp_path):
 
 
 def test_the_second_turn_of_a_piped_chat_is_cached(url):
-    done = headwater("chat", "--url", url, "--max-tokens", "8", lines=f"{LINE}\n{LINE}\n")
+    done = piped("chat", "--url", url, "--max-tokens", "8", lines=f"{LINE}\n{LINE}\n")
     assert done.returncode == 0, done.stdout
     first, second = re.findall(r"\[prompt ([\d,]+) tokens, cached ([\d,]+) tokens, resumed at ([\d,]+)", done.stdout)
     assert first[1] == "0"

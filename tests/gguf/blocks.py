@@ -1,6 +1,7 @@
-"""Blocks of ggml's formats in numpy: a plain encoder of each, and the reference that decodes a block value by value.
+"""Blocks of ggml's formats in numpy: an encoder of each, and the reference that decodes a block value by value.
 
-The formulas are those of ggml-quants.c; the encoders round to the nearest code of a group's range.
+The formulas are those of ggml-quants.c; the encoders round to the nearest code of a group's range. They encode all
+blocks at once, [blocks, inputs]: a file of the embedded model has 150,000.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Format:
     number: int
     inputs: int
     bytes: int
-    encode: Callable[[Floats], Bytes]  # of one block
-    decode: Callable[[Bytes], Floats]
+    encode: Callable[[Floats], Bytes]  # of blocks
+    decode: Callable[[Bytes], Floats]  # of one block
     scales: tuple[int, ...]  # bytes at which float16 numbers stand
 
 
@@ -31,31 +32,32 @@ def half(block: Bytes, at: int) -> np.float32:
     return f32(block[at : at + 2].copy().view(f16)[0])
 
 
-def of_half(*values: float) -> Bytes:
-    return np.array(values, f16).view(np.uint8)
+def of_half(*values: Floats) -> Bytes:
+    return np.concatenate([value.astype(f16) for value in values], -1).view(np.uint8)
 
 
-def codes(x: Floats, scale: float, shift: float, top: int) -> np.ndarray:
-    return np.clip(np.rint(x / scale + shift if scale else x * 0 + shift), 0, top).astype(np.uint8)
+def codes(x: Floats, scale: Floats, shift: float, top: int) -> np.ndarray:
+    quotient = np.divide(x, scale, out=np.zeros_like(x), where=scale != 0)
+    return np.clip(np.rint(quotient + f32(shift)), 0, top).astype(np.uint8)
 
 
 def nibbles(code: np.ndarray) -> Bytes:
-    low, high = code.reshape(2, -1) & 15
+    low, high = np.split(code & 15, 2, -1)
     return low | high << 4
 
 
 def fifth(code: np.ndarray) -> Bytes:
-    return np.packbits(code >> 4 & 1, bitorder="little")
+    return np.packbits(code >> 4 & 1, -1, "little")
 
 
-def largest(x: Floats) -> float:
-    """The number of the largest magnitude, with its sign."""
-    return float(x[np.abs(x).argmax()])
+def largest(x: Floats) -> Floats:
+    """The number of the largest magnitude of each block, with its sign."""
+    return np.take_along_axis(x, np.abs(x).argmax(-1, keepdims=True), -1)
 
 
 def encode_q8_0(x: Floats) -> Bytes:
-    scale = np.abs(x).max() / 127
-    return np.concatenate([of_half(scale), (codes(x, scale, 128, 255) ^ 128)])
+    scale = np.abs(x).max(-1, keepdims=True) / 127
+    return np.concatenate([of_half(scale), codes(x, scale, 128, 255) ^ 128], -1)
 
 
 def decode_q8_0(block: Bytes) -> Floats:
@@ -64,7 +66,7 @@ def decode_q8_0(block: Bytes) -> Floats:
 
 def encode_q4_0(x: Floats) -> Bytes:
     scale = largest(x) / -8
-    return np.concatenate([of_half(scale), nibbles(codes(x, scale, 8, 15))])
+    return np.concatenate([of_half(scale), nibbles(codes(x, scale, 8, 15))], -1)
 
 
 def decode_q4_0(block: Bytes) -> Floats:
@@ -73,8 +75,9 @@ def decode_q4_0(block: Bytes) -> Floats:
 
 
 def encode_q4_1(x: Floats) -> Bytes:
-    scale = (x.max() - x.min()) / 15
-    return np.concatenate([of_half(scale, x.min()), nibbles(codes(x - x.min(), scale, 0, 15))])
+    least = x.min(-1, keepdims=True)
+    scale = (x.max(-1, keepdims=True) - least) / 15
+    return np.concatenate([of_half(scale, least), nibbles(codes(x - least, scale, 0, 15))], -1)
 
 
 def decode_q4_1(block: Bytes) -> Floats:
@@ -85,7 +88,7 @@ def decode_q4_1(block: Bytes) -> Floats:
 def encode_q5_0(x: Floats) -> Bytes:
     scale = largest(x) / -16
     code = codes(x, scale, 16, 31)
-    return np.concatenate([of_half(scale), fifth(code), nibbles(code)])
+    return np.concatenate([of_half(scale), fifth(code), nibbles(code)], -1)
 
 
 def decode_q5_0(block: Bytes) -> Floats:
@@ -95,9 +98,10 @@ def decode_q5_0(block: Bytes) -> Floats:
 
 
 def encode_q5_1(x: Floats) -> Bytes:
-    scale = (x.max() - x.min()) / 31
-    code = codes(x - x.min(), scale, 0, 31)
-    return np.concatenate([of_half(scale, x.min()), fifth(code), nibbles(code)])
+    least = x.min(-1, keepdims=True)
+    scale = (x.max(-1, keepdims=True) - least) / 31
+    code = codes(x - least, scale, 0, 31)
+    return np.concatenate([of_half(scale, least), fifth(code), nibbles(code)], -1)
 
 
 def decode_q5_1(block: Bytes) -> Floats:
@@ -108,17 +112,22 @@ def decode_q5_1(block: Bytes) -> Floats:
 
 
 def encode_groups(x: Floats, top: int) -> tuple[Bytes, np.ndarray]:
-    """d, m and 6-bit scales and minimums of 8 groups of 32, and the codes [8, 32]."""
-    groups = x.reshape(8, 32)
-    least = np.minimum(groups.min(1), 0)
-    scale = (groups.max(1) - least) / top
-    d, m = (f16(values.max() / 63) for values in (scale, -least))
-    sc, mn = (np.rint(v / max(float(of), 1e-12)).clip(0, 63).astype(np.uint8) for v, of in ((scale, d), (-least, m)))
-    first, second = sc[:4] | (sc[4:] >> 4) << 6, mn[:4] | (mn[4:] >> 4) << 6
-    third = (sc[4:] & 15) | (mn[4:] & 15) << 4
-    exact, below = f32(d) * sc, f32(m) * mn
-    code = [codes(g + b, float(s), 0, top) for g, s, b in zip(groups, exact, below, strict=True)]
-    return np.concatenate([of_half(d, m), first, second, third]), np.stack(code)
+    """d, m and 6-bit scales and minimums of 8 groups of 32, and the codes [blocks, 8, 32]."""
+    groups = x.reshape(-1, 8, 32)
+    least = np.minimum(groups.min(-1), 0)
+    scale = (groups.max(-1) - least) / top
+    d, m = ((values.max(-1, keepdims=True) / 63).astype(f16) for values in (scale, -least))
+    sc, mn = (np.rint(v / of_unit(of)).clip(0, 63).astype(np.uint8) for v, of in ((scale, d), (-least, m)))
+    first, second = sc[:, :4] | (sc[:, 4:] >> 4) << 6, mn[:, :4] | (mn[:, 4:] >> 4) << 6
+    third = (sc[:, 4:] & 15) | (mn[:, 4:] & 15) << 4
+    exact, below = d.astype(f32) * sc, m.astype(f32) * mn
+    code = codes(groups + below[..., None], exact[..., None], 0, top)
+    return np.concatenate([of_half(d, m), first, second, third], -1), code
+
+
+def of_unit(half: Floats) -> Floats:
+    """A divisor: the unit of scales, or what is almost 0 where it is 0."""
+    return np.maximum(half.astype(f32), f32(1e-12))
 
 
 def six_bits(q: Bytes, j: int) -> tuple[int, int]:
@@ -139,7 +148,7 @@ def decode_groups(block: Bytes, code: list[list[int]]) -> Floats:
 
 def encode_q4_k(x: Floats) -> Bytes:
     head, code = encode_groups(x, 15)
-    return np.concatenate([head, *(nibbles(pair) for pair in code.reshape(4, 64))])
+    return np.concatenate([head, nibbles(code.reshape(-1, 4, 64)).reshape(-1, 128)], -1)
 
 
 def decode_q4_k(block: Bytes) -> Floats:
@@ -152,8 +161,8 @@ def decode_q4_k(block: Bytes) -> Floats:
 
 def encode_q5_k(x: Floats) -> Bytes:
     head, code = encode_groups(x, 31)
-    high = np.bitwise_or.reduce((code >> 4) << np.arange(8, dtype=np.uint8)[:, None], 0)
-    return np.concatenate([head, high, *(nibbles(pair) for pair in code.reshape(4, 64))])
+    high = np.bitwise_or.reduce((code >> 4) << np.arange(8, dtype=np.uint8)[:, None], 1)
+    return np.concatenate([head, high, nibbles(code.reshape(-1, 4, 64)).reshape(-1, 128)], -1)
 
 
 def decode_q5_k(block: Bytes) -> Floats:
@@ -166,16 +175,15 @@ def decode_q5_k(block: Bytes) -> Floats:
 
 
 def encode_q6_k(x: Floats) -> Bytes:
-    groups = x.reshape(16, 16)
-    scale = np.array([largest(group) / -32 for group in groups])
-    d = f16(np.abs(scale).max() / 127)
-    sc = np.rint(scale / max(float(d), 1e-12)).clip(-128, 127).astype(np.int8)
-    exact = f32(d) * sc
-    code = np.stack([codes(g, float(s), 32, 63) for g, s in zip(groups, exact, strict=True)]).reshape(2, 128)
-    low = [nibbles(part) for part in code]
-    quarters = code.reshape(2, 4, 32) >> 4
-    high = np.bitwise_or.reduce(quarters << np.arange(0, 8, 2, dtype=np.uint8)[:, None], 1)
-    return np.concatenate([*low, *high, sc.view(np.uint8), of_half(d)])
+    groups = x.reshape(-1, 16, 16)
+    scale = largest(groups)[..., 0].astype(np.float64) / -32
+    d = (np.abs(scale).max(-1, keepdims=True) / 127).astype(f16)
+    sc = np.rint(scale / of_unit(d)).clip(-128, 127).astype(np.int8)
+    code = codes(groups, (d.astype(f32) * sc)[..., None], 32, 63)
+    quarters = code.reshape(-1, 2, 4, 32) >> 4
+    high = np.bitwise_or.reduce(quarters << np.arange(0, 8, 2, dtype=np.uint8)[:, None], 2)
+    low = nibbles(code.reshape(-1, 2, 128))
+    return np.concatenate([low.reshape(-1, 128), high.reshape(-1, 64), sc.view(np.uint8), of_half(d)], -1)
 
 
 def decode_q6_k(block: Bytes) -> Floats:
@@ -206,8 +214,7 @@ FORMATS = {
 def encode(name: str, x_NK: Floats) -> Bytes:
     """Blocks of a weight, [N, bytes of a row]."""
     form = FORMATS[name]
-    blocks = np.stack([form.encode(block) for block in x_NK.astype(f32).reshape(-1, form.inputs)])
-    return blocks.reshape(len(x_NK), -1)
+    return form.encode(x_NK.astype(f32).reshape(-1, form.inputs)).reshape(len(x_NK), -1)
 
 
 def decode(name: str, byte_NY: Bytes) -> Floats:

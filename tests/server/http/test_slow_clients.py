@@ -17,8 +17,9 @@ from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.server.http import connection, process
 from headwater.server.http.process import ListeningSocket, most_connections
+from tests.forked import address, listening
 from tests.server.http.test_draining import BODY, FOREVER, PATIENCE, started
-from tests.test_serve import address, serving
+from tests.test_serve import started as serve
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 HEAD = POST + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -357,7 +358,7 @@ def test_two_thousand_slow_clients_hold_nothing_up(files):
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors(files)  # which the server's process inherits
     try:
-        with serving("--port", "0", "--body-timeout", "12") as (server, said):
+        with listening(serve("--port", "0", "--body-timeout", "12")) as (server, said):
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
             log = []
             reader = threading.Thread(target=lambda: log.append(server.stderr.read()))

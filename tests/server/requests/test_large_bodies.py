@@ -19,10 +19,11 @@ from headwater.server.prompt import encoding, segments
 from headwater.server.prompt.encoding import check_length, longest_token
 from headwater.server.requests import body as bodies
 from headwater.server.requests.scan import LEAST_CONTAINERS, LEAST_VALUES, MAX_BYTES, MAX_DEPTH, BodyLimits, BodyScan
+from tests.forked import address, listening
 from tests.server.client import error, send
 from tests.server.fake_engine import byte_tokenizer
 from tests.server.http.test_slow_clients import running  # noqa: F401  a fixture
-from tests.test_serve import address, serving
+from tests.test_serve import started
 
 MIB = 2**20
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -222,7 +223,7 @@ def test_large_bodies_take_little_memory_and_time():
     """60 MB of lists and objects and 16 MB of words, each and all at once, against a process."""
     large = [body(b"[" + b"[]," * 20 * MIB + b"[]]"), body(b'"a", "x": [' + b"{}," * 20 * MIB + b"{}]")]
     words = body(b'"' + b"a " * 8 * MIB + b'"')
-    with serving("--port", "0") as (server, said):
+    with listening(started("--port", "0")) as (server, said):
         port = int(re.search(r":(\d+)/v1", address(said))[1])
         url = f"http://127.0.0.1:{port}"
         before = peak_memory(server.pid)
