@@ -9,6 +9,7 @@ import ast
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@cache
 def imports(source: Path = SOURCE) -> Arrows:
     """Return the rooms that each room of the package imports from, by parsing all of its files."""
     arrows: Arrows = {}

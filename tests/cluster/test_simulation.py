@@ -61,20 +61,22 @@ def same(result: Result) -> Result:
 
 
 @pytest.mark.parametrize(
-    "setup",
+    ("setup", "requests"),
     [
-        SETUP,
-        replace(SETUP, memory=2 * 10**9),
-        replace(SETUP, eviction="none"),
-        replace(SETUP, tier=TierLaw.read("100GB@2GB/s")),
-        replace(SETUP, tier=TierLaw.read("100GB@0.05GB/s/always")),
-        replace(SETUP, speculation=Law.read("4@0.7"), running=8),
+        (SETUP, 150),
+        (replace(SETUP, memory=2 * 10**9), 150),
+        (replace(SETUP, eviction="none"), 150),
+        (replace(SETUP, tier=TierLaw.read("100GB@2GB/s")), 150),
+        (replace(SETUP, tier=TierLaw.read("100GB@0.05GB/s/always")), 60),  # all that wait are asked about at each step
+        (replace(SETUP, speculation=Law.read("4@0.7"), running=8), 80),
     ],
     ids=["usual", "short of memory", "without a cache", "with a tier", "with a slow tier", "with drafts"],
 )
-def test_one_worker_is_one_server(setup: Setup) -> None:
-    alone = replay(traffic(), setup, make_arrivals(traffic(), FAST), ENGINE)
-    assert same(run(Cluster(1, "least_cost"), setup=setup)) == same(alone)
+def test_one_worker_is_one_server(setup: Setup, requests: int) -> None:
+    trace = traffic(requests=requests)
+    alone = replay(trace, setup, make_arrivals(trace, FAST), ENGINE)
+    assert (alone.row.loaded_tokens > 10_000) == (setup.tier is not None)
+    assert same(run(Cluster(1, "least_cost"), setup=setup, trace=trace)) == same(alone)
 
 
 def test_the_queue_is_averaged_over_the_time_of_the_whole_run() -> None:

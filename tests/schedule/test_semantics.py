@@ -166,7 +166,7 @@ def test_an_arena_of_the_smallest_legal_size_serves_any_request_that_fits_one_af
     it = lab(n_pages=smallest, checkpoint_pages=checkpoint_pages, tokens_per_step=256)
     rng = random.Random(0)
     prompts = [words(rng.randrange(1, 900), i) for i in range(12)]
-    for i in range(150 if FULL else 60):
+    for i in range(150 if FULL else 25):
         prompt = rng.choice(prompts)[: rng.randrange(1, 900)] + words(rng.randrange(0, 60), i)
         seq = it.ask(prompt, max_tokens=rng.randrange(1, longest - len(prompt) + 1))
         assert seq.preemptions == 0

@@ -12,13 +12,20 @@ from fastapi.testclient import TestClient
 from headwater.config import ServeConfig
 from headwater.schedule.tier_load import TierStats
 from headwater.server.app import create_app
+from headwater.server.observe import overview
 from tests.browser import chromium
 from tests.server.fake_engine import FakeEngine
 from tests.server.observe.test_overview import remember
 from tests.server.routes.test_serving import Server
 
 PATIENCE = 20  # seconds after which something that must happen has not
+SOONER = "const wait = setTimeout; window.setTimeout = (then, ms) => wait(then, ms / 10)"  # the page asks each second
 EVIL = "<img src=x onerror=document.title='broken'>"
+
+
+@pytest.fixture(autouse=True)
+def samples_come_sooner(monkeypatch):
+    monkeypatch.setattr(overview, "INTERVAL", 0.1)
 
 
 @pytest.fixture
@@ -44,6 +51,7 @@ def url(engine, listener):
 @pytest.fixture(scope="module")
 def chrome(tmp_path_factory):
     with chromium(tmp_path_factory.mktemp("profile"), "--window-size=1280,800") as driver:
+        driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": SOONER})
         yield driver
 
 
