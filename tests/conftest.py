@@ -2,10 +2,10 @@
 
 Triton's kernels run in its interpreter, which must be chosen before anything imports Triton. Worker threads sleep
 while they wait: test processes that share cores would otherwise take them from each other. Proofs of exactness are
-kept in a folder of this process and of those that it starts, so that none is taken over from elsewhere. Kernels are
-compiled once for all of them. hypothesis counts no seconds: none of an example, and none of drawing one. Objects that
-live as long as the process, of imported modules and collected tests, are not visited by the garbage collector, and it
-runs less often: numba makes and keeps some hundred thousand objects of what it compiles.
+kept in a folder of this run and of the processes that it starts: none is taken over from elsewhere, and each is made
+once. Kernels are compiled once for all of them. hypothesis counts no seconds: none of an example, and none of drawing
+one. Objects that live as long as the process, of imported modules and collected tests, are not visited by the garbage
+collector, and it runs less often: numba makes and keeps some hundred thousand objects of what it compiles.
 """
 
 import os
@@ -28,18 +28,21 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import headwater.cli.common  # noqa: F401  # its console is made before a test sets COLUMNS
+from headwater.engine import verdict
 from headwater.mixers import gpu, numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from tests import checkpoints, covering, interpreter, processors
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # 0: `make test-card`
-os.environ["HEADWATER_CACHE_DIR"] = tempfile.mkdtemp(prefix="headwater-tests-")
+if "PYTEST_XDIST_WORKER" not in os.environ:  # its folder is that of the process that distributes the tests
+    os.environ["HEADWATER_CACHE_DIR"] = tempfile.mkdtemp(prefix="headwater-tests-")
+    atexit.register(shutil.rmtree, os.environ["HEADWATER_CACHE_DIR"], ignore_errors=True)
+verdict.KEPT = 1000  # the models of a run are more than a user's
 prepare_process(3)  # the most that a test uses: numba starts no more later
 prepare_process(2)
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 gc.set_threshold(50000, 20, 100)
-atexit.register(shutil.rmtree, os.environ["HEADWATER_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

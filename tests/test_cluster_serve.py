@@ -177,17 +177,18 @@ def test_workers_hold_the_weights_once(running: Running) -> None:
 
 def test_an_answer_goes_on_when_its_worker_is_killed(running: Running) -> None:
     """Killed after the first token and later, and another worker is started each time."""
-    whole = running.story(LONG)
-    assert len(whole) == LONG
+    tokens = 800
+    whole = running.story(tokens)
+    assert len(whole) == tokens
     before = running.counts()
-    for after in (1, 300):
+    for after in (1, 100):
 
         def kill(count: int, after: int = after) -> None:
             if count == after:
                 (busy,) = (one for one in running.workers().values() if one["requests"])
                 os.kill(busy["process"], signal.SIGKILL)
 
-        assert running.story(LONG, kill) == whole
+        assert running.story(tokens, kill) == whole
         until(lambda: len(running.ups()) == 2)
     counts = running.counts()
     assert counts["routed"] - before["routed"] == counts["answered"] - before["answered"] == 2

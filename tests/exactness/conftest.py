@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.engine.selfcheck import SelfCheck, self_check
+from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.verdict import verdict
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model, read_spec
@@ -40,7 +41,7 @@ def loading(root: Path, device: str = "cpu") -> Iterator[Load]:
         key = (recipe, dtype, threads, form)
         if key not in loaded:
             path, weights = stored(root, recipe, form)
-            check = self_check(read_spec(path, dtype, device, weights=weights), device)
+            check = verdict(read_spec(path, dtype, device, weights=weights), device)  # once in a run
             numerics.use(Numerics(check.mode))
             loaded[key] = load_model(path, dtype, device, weights=weights), check
         return loaded[key]
