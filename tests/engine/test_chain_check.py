@@ -12,7 +12,8 @@ import torch
 pytest.importorskip("numba", reason="numba is not installed")
 
 from headwater import kernels
-from headwater.engine.chain_check import ACCEPTED, SEQUENCES, broken_chains, kept_layers
+from headwater.draft.drafter import MOST_DRAFTS
+from headwater.engine.chain_check import ACCEPTED, ROWS, SEQUENCES, SPLIT, broken_chains, kept_layers
 from headwater.engine.selfcheck import self_check
 from headwater.kernels import attention as attention_kernels
 from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
@@ -25,8 +26,9 @@ from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
-from headwater.mixers import numerics
-from headwater.mixers.batch import StepBatch
+from headwater.memory.arena import Arena
+from headwater.mixers import attention, numerics, softmax
+from headwater.mixers.batch import StepBatch, WithAccepted
 from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
 from headwater.mixers.linear import guarded_modes
 from tests.engine.test_selfcheck import spec
@@ -49,7 +51,8 @@ LAYERS = {
     "latents, odd": LatentAttention(WIDE, heads=5, latent=20, nope_dim=12, rope_dim=6, v_dim=10),
 }
 AT_ONCE = f"at {SEQUENCES[0]} rows of a sequence"
-DRAFTED = [f"at {SEQUENCES[0] - 1} drafts of a sequence, of which {most} are accepted" for most in ACCEPTED]
+DRAFTED = [f"at {MOST_DRAFTS} drafts of a sequence, of which {most} are accepted" for most in ACCEPTED]
+WITH_DRAFTS = len(ROWS) - 2  # rows of the step that has drafts: all but the last ones of two sequences
 
 
 def found(layer: Layer, dtype: str = "float32") -> list[str]:
@@ -123,6 +126,84 @@ def test_a_row_that_sees_later_keys_of_its_sequence_is_named(name: str, monkeypa
         StepBatch, "decode_lengths", property(lambda batch: [n + (batch.n_decode > 1 < n % 64) for n in lengths(batch)])
     )
     assert AT_ONCE in found(LAYERS[name])
+
+
+@pytest.mark.parametrize("name", ["attention", "attention, odd", "latents", "latents, odd"])
+def test_a_row_that_does_not_see_the_first_key_of_a_split_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row whose own key begins a split does not see it, if it is computed with others."""
+    attend, batches = attention_kernels.attend, attention.paged_batches
+    assert SPLIT % attention_kernels.SPLIT == SPLIT % softmax.KEYS == 0
+
+    def without_it(q: Any, keys: Any, values: Any, tables: Any, positions: Any, *others: Any) -> None:
+        unseen = (len(positions) > 1) & (positions % attention_kernels.SPLIT == 0)
+        attend(q, keys, values, tables, positions - unseen, *others)
+
+    def shortened(lengths: list[int], *others: Any) -> Any:
+        return batches([n - (len(lengths) > 1 == n % softmax.KEYS) for n in lengths], *others)
+
+    monkeypatch.setattr(attention_kernels, "attend", without_it)
+    monkeypatch.setattr(attention, "paged_batches", shortened)
+    assert AT_ONCE in found(LAYERS[name])
+
+
+@pytest.mark.parametrize("name", ["gated delta net", "lightning"])
+def test_a_rejected_draft_that_is_replayed_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no draft is accepted, the next step takes the first draft's inputs in place of its own."""
+    copies = WithAccepted.copies.func
+
+    def of_drafts(whole: WithAccepted) -> tuple[Any, Any]:
+        sources, keeps = copies(whole)
+        own, slots = whole.own_B.tolist(), whole.batch.decode_slot_B.tolist()
+        for row in own if not len(whole.drafts.row_A) else ():
+            if row == 0 or slots[row] != slots[row - 1]:
+                sources[row] = -1 - slots[row] * MOST_DRAFTS
+        return sources, keeps
+
+    monkeypatch.setattr(WithAccepted, "copies", property(of_drafts))
+    assert found(LAYERS[name]) == DRAFTED[:1]
+
+
+@pytest.mark.parametrize("name", ["attention, odd", "latents", "latents, odd"])
+def test_keys_of_rejected_drafts_that_are_not_overwritten_are_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, of_drafts = Arena.write, set[tuple[int, int]]()
+
+    def once(self: Arena, layer: int, page_W: torch.Tensor, offset_W: torch.Tensor, *rows_WX: torch.Tensor) -> None:
+        places = list(zip(page_W.tolist(), offset_W.tolist(), strict=True))
+        if len(places) == WITH_DRAFTS:
+            of_drafts.update(places)
+        elif 1 < len(places) < WITH_DRAFTS:
+            new_W = torch.tensor([place not in of_drafts for place in places])
+            page_W, offset_W, *rows_WX = (x_W[new_W] for x_W in (page_W, offset_W, *rows_WX))
+        write(self, layer, page_W, offset_W, *rows_WX)
+
+    monkeypatch.setattr(Arena, "write", once)
+    assert found(LAYERS[name]) == DRAFTED[:-1]
+
+
+def test_the_last_of_all_drafts_that_is_not_kept_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before it is replayed in its place: the other counts of accepted drafts do not show it."""
+    copies = WithAccepted.copies.func
+
+    def without_last(whole: WithAccepted) -> tuple[Any, Any]:
+        sources, keeps = copies(whole)
+        last = sources == -MOST_DRAFTS  # of the first slot
+        return sources + last, keeps
+
+    monkeypatch.setattr(WithAccepted, "copies", property(without_last))
+    assert found(LAYERS["gated delta net"]) == DRAFTED[-1:]
+
+
+def test_layers_of_equal_shapes_and_other_heads_are_all_checked() -> None:
+    layers: list[Layer] = [
+        GroupedAttention(WIDE, 4, 2, 16),
+        GroupedAttention(WIDE, 2, 1, 32),
+        GroupedAttention(WIDE, 4, 2, 16, rotary=Rotary(8)),
+        GroupedAttention(WIDE, 4, 2, 16, rotary=Rotary(8, neighbours=True)),
+        Mamba2(WIDE, heads=4, head_dim=16, state=24, groups=2, conv=4),
+        Mamba2(WIDE, heads=4, head_dim=16, state=24, groups=2, conv=4, norm_first=True),
+    ]
+    assert layers[0].tensors() == layers[1].tensors()
+    assert set(kept_layers(layers)) == set(layers)
 
 
 def test_layers_that_differ_in_decays_alone_are_checked_once() -> None:

@@ -10,7 +10,7 @@ B rows of a step, C model width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from headwater.draft.drafter import MOST_DRAFTS
 from headwater.layers.attention import WindowAttention
 from headwater.layers.layer import Layer
+from headwater.layers.lightning import Lightning
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
@@ -30,21 +31,22 @@ from headwater.models.hybrid import Step
 from headwater.spec import Architecture, Block, ModelSpec, Part
 
 NARROW = 64  # model width
-SEQUENCES = (1 + MOST_DRAFTS, 1, 3)  # rows of each
+SEQUENCES = (2 + MOST_DRAFTS, 1, 3)  # rows of each: its next token, drafts, and the token after them
 ROWS = [(sequence, number) for sequence, n in enumerate(SEQUENCES) for number in range(n)]
-ACCEPTED = (0, 1, MOST_DRAFTS - 1)  # drafts of each sequence, at most
+ACCEPTED = (0, MOST_DRAFTS // 2, MOST_DRAFTS)  # drafts of each sequence, at most
 LONGEST_RING = 512  # tokens of a window that is checked: longer ones are read in more of the same parts
-FIRST, BEFORE_END = 5, 3  # position of a sequence's first row, at least; rows before the end of a page or ring
+SPLIT = 256  # keys: attention splits keys at multiples of it, or of a divisor of it
+FIRST, BEFORE_END = 5, 3  # position of a sequence's first row, at least; rows before an end
 
 Random = Callable[..., Tensor]
-Rows = list[tuple[int, int]]  # numbers of sequences, and of rows within each
+Rows = Sequence[tuple[int, int]]  # numbers of sequences, and of rows within each
 Counts = tuple[int, ...]  # of each sequence
 
 
 def kept_layers(layers: Iterable[Layer]) -> list[Layer]:
-    """Return the layers that keep states, or keys and values, one of those that differ in numbers like decays alone."""
+    """Return the layers that keep states, or keys and values, one of those that differ in fixed decays alone."""
     kept = (layer for layer in sorted(layers, key=repr) if layer.states or layer.kv_widths)
-    return [*{(layer.kind, repr(layer.tensors()), layer.states): layer for layer in kept}.values()]
+    return [*{replace(layer, slopes=()) if isinstance(layer, Lightning) else layer: layer for layer in kept}.values()]
 
 
 def broken_chains(layer: Layer, spec: ModelSpec, random: Random, device: str, mode: str) -> Iterator[str]:
@@ -59,8 +61,18 @@ def broken_chains(layer: Layer, spec: ModelSpec, random: Random, device: str, mo
 
 
 @dataclass(frozen=True)
+class RowsOfStep:
+    """Rows that one step computes."""
+
+    rows: Rows
+    drafted: Counts = ()  # of each sequence: its last rows that are drafts
+    accepted: Counts = ()  # of each: drafts of its step before that were accepted
+    rejected: Rows = ()  # drafts of other tokens than the sequence has
+
+
+@dataclass(frozen=True)
 class Found:
-    """Outputs of rows, and all bytes of states and pages after them."""
+    """Outputs of rows, without those of rejected drafts, and all bytes of states and pages after them."""
 
     rows: list[int]  # numbers among ROWS, in the order of the outputs
     out_BC: Tensor
@@ -81,6 +93,8 @@ class Chains:
         if isinstance(narrow, WindowAttention):
             end = min(narrow.window, LONGEST_RING)
             narrow = replace(narrow, window=end)
+        elif layer.kv_widths:
+            end = -(-SPLIT // spec.page_size) * spec.page_size
         self.layer, self.device, self.dtype = narrow, device, random(1).dtype
         block = Block("norm.weight", (Part(self.layer, "layer"),))
         architecture = Architecture(layer.kind, NARROW, NARROW, (block,), spec.max_length, spec.norm_eps)
@@ -88,62 +102,70 @@ class Chains:
         tensors = {name: random(*shape).float() * NARROW**-0.5 for name, shape in self.layer.tensors().items()}
         with numerics.using(Numerics(mode)):
             self.function = layer_function(0, self.layer, Weights(tensors, self.dtype, device))
-        self.firsts = max(FIRST, end - BEFORE_END), end + FIRST, FIRST
-        pages = (max(self.firsts) + max(SEQUENCES)) // spec.page_size + 1  # of a sequence
-        self.page_size, self.tables = spec.page_size, torch.arange(3 * pages, device=device).view(3, pages)
-        self.arena = Arena(own, 3 * pages if layer.kv_widths else 1, device)
+        self.firsts = max(FIRST, end - BEFORE_END), FIRST, SPLIT - 2 if end >= SPLIT else FIRST
+        pages = [(first + n - 1) // spec.page_size + 1 for first, n in zip(self.firsts, SEQUENCES, strict=True)]
+        self.page_size, self.tables = spec.page_size, torch.arange(sum(pages), device=device).split(pages)
+        self.arena = Arena(own, sum(pages) if layer.kv_widths else 1, device)
         self.states = StateMemory(own.state, len(SEQUENCES), own.state.bytes, device)
         kept = [self.states.view(0, name) for name, _ in self.layer.states]
         for part in (*kept, *(self.arena.pages_of(0) if layer.kv_widths else ())):
             part.copy_(random(*part.shape))
         self.before = self.states.bytes_RB.clone(), self.arena.pages.clone()
-        self.x_BC = random(len(ROWS), NARROW)
+        self.x_BC = random(2 * len(ROWS), NARROW)  # of ROWS, then of the drafts in their places that are rejected
 
     def in_turn(self) -> Found:
         """Compute each row in a step of its own."""
-        return self._run(*(([row], (), ()) for row in ROWS))
+        return self._run(*(RowsOfStep([row]) for row in ROWS))
 
     def at_once(self) -> Found:
         """Compute all rows in one step."""
-        return self._run((ROWS, (), ()))
+        return self._run(RowsOfStep(ROWS))
 
     def drafted(self, most: int) -> Found:
-        """Compute all rows, all but the first of a sequence as drafts; accept `most` of each, but not its last one.
+        """Compute all rows of a sequence but its last one, all but the first as drafts; accept `most` of each.
 
         The next step computes the rows that were not accepted.
         """
-        drafts = tuple(n - 1 for n in SEQUENCES)
-        accepted = tuple(min(most, max(0, n - 1)) for n in drafts)
+        rows = [(sequence, number) for sequence, number in ROWS if number < max(1, SEQUENCES[sequence] - 1)]
+        drafts = tuple(max(0, n - 2) for n in SEQUENCES)
+        accepted = tuple(min(most, n) for n in drafts)
+        rejected = [(sequence, number) for sequence, number in rows if number > accepted[sequence]]
         left = [(sequence, number) for sequence, number in ROWS if number > accepted[sequence]]
         of_left = tuple(accepted[sequence] for sequence in sorted({sequence for sequence, _ in left}))
-        return self._run((ROWS, drafts, ()), (left, (), of_left))
+        return self._run(RowsOfStep(rows, drafts, rejected=rejected), RowsOfStep(left, accepted=of_left))
 
-    def _run(self, *steps: tuple[Rows, Counts, Counts]) -> Found:
-        """Compute steps of rows, drafts among them, and accepted drafts of the step before."""
+    def _run(self, *steps: RowsOfStep) -> Found:
+        """Compute steps one after the other."""
         for part, before in zip((self.states.bytes_RB, self.arena.pages), self.before, strict=True):
             part.copy_(before)
         self.states.kept.clear()
-        outputs = [self._step(*step) for step in steps]
-        rows = [ROWS.index(row) for step_rows, _, _ in steps for row in step_rows]
+        outputs, rows = list[Tensor](), list[int]()
+        for step in steps:
+            true = [row not in step.rejected for row in step.rows]
+            outputs.append(self._step(step)[torch.tensor(true, device=self.device)])
+            rows += [ROWS.index(row) for row, is_true in zip(step.rows, true, strict=True) if is_true]
         return Found(rows, torch.cat(outputs), self.states.bytes_RB.clone(), self.arena.pages.clone())
 
-    def _step(self, rows: Rows, drafted: Counts, accepted: Counts) -> Tensor:
+    def _step(self, step: RowsOfStep) -> Tensor:
+        rows = step.rows
         positions = [self.firsts[sequence] + number for sequence, number in rows]
         position_B, slot_B = (torch.tensor(x, device=self.device) for x in (positions, [s for s, _ in rows]))
-        tables = zip(self.tables[slot_B], positions, strict=True)
         before = [None, *(sequence for sequence, _ in rows)]
         batch = StepBatch(
             token_N=position_B,
             position_N=position_B,
             slices=(),
             decode_slot_B=slot_B,
-            decode_tables=tuple(table_P[: position // self.page_size + 1] for table_P, position in tables),
+            decode_tables=tuple(
+                self.tables[sequence][: position // self.page_size + 1]
+                for (sequence, _), position in zip(rows, positions, strict=True)
+            ),
             logits_row_R=position_B[:0],
             parents=tuple(i - 1 if sequence == before[i] else STATE for i, (sequence, _) in enumerate(rows)),
-            drafted=drafted,
-            accepted=accepted,
+            drafted=step.drafted,
+            accepted=step.accepted,
         )
         of_device = layer_classes(self.device).attention_step
         attention = of_device.of(batch, self.arena, self.dtype) if self.layer.kv_widths else None
-        x_BC = self.x_BC[[ROWS.index(row) for row in rows]]
+        x_BC = self.x_BC[[ROWS.index(row) + len(ROWS) * (row in step.rejected) for row in rows]]
         return self.function(x_BC, Step(batch, attention, self.states, self.dtype, (), None))
