@@ -148,7 +148,7 @@ def test_a_row_that_does_not_see_the_first_key_of_a_split_is_named(name: str, mo
 
 @pytest.mark.parametrize("name", ["gated delta net", "lightning"])
 def test_a_rejected_draft_that_is_replayed_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no draft is accepted, the next step takes the first draft's inputs in place of its own."""
+    """The step after one without accepted drafts takes the first draft's inputs in place of its own."""
     copies = WithAccepted.copies.func
 
     def of_drafts(whole: WithAccepted) -> tuple[Any, Any]:

@@ -11,13 +11,17 @@ import numpy as np
 from headwater.kernels.compiling import part, serial_kernel
 from headwater.kernels.convolution import Convolution
 from headwater.kernels.recording import IDLE
+from headwater.kernels.vectors import LANES, LINE, copy_line, load, store
 
 
 @part
 def copied(states, at, n):
-    """Return a copy of `n` elements from `at` on."""
+    """Return a copy of `n` elements of float32 from `at` on."""
     copy = np.empty(n, states.dtype)
-    for i in range(n):
+    whole = n // LANES * LANES
+    for i in range(0, whole, LANES):
+        store(copy, i, load(states, at + i))
+    for i in range(whole, n):
         copy[i] = states[at + i]
     return copy
 
@@ -36,6 +40,16 @@ def copied_inputs(convolution, at_stored, ranges):
     return Convolution(taps, copy, channels, before)
 
 
+@part
+def _copy_row(out, to, array, at, width):
+    """Copy `width` bytes: numba copies slices byte by byte."""
+    whole = width // LINE * LINE
+    for i in range(0, whole, LINE):
+        copy_line(out, to + i, array, at + i)
+    for i in range(whole, width):
+        out[to + i] = array[at + i]
+
+
 @serial_kernel
 def gather_into(out, rows, row, kept, sources, keeps, width):
     """Write rows of `width` bytes one after the other; then keep some. `sources` and `keeps` are int64.
@@ -46,11 +60,9 @@ def gather_into(out, rows, row, kept, sources, keeps, width):
     for i in range(len(sources)):
         source = sources[i]
         if source >= 0:
-            out[i * width : (i + 1) * width] = rows[source * row : source * row + width]
+            _copy_row(out, i * width, rows, source * row, width)
         elif source != IDLE:
-            at = (-1 - source) * width
-            out[i * width : (i + 1) * width] = kept[at : at + width]
+            _copy_row(out, i * width, kept, (-1 - source) * width, width)
     for i in range(len(keeps)):
         if keeps[i] >= 0:
-            at = keeps[i] * width
-            kept[at : at + width] = rows[i * row : i * row + width]
+            _copy_row(kept, keeps[i] * width, rows, i * row, width)

@@ -16,7 +16,7 @@ from headwater.kernels import amx
 from headwater.kernels.compiling import kernel, part
 from headwater.kernels.float8 import add_float8, elements
 from headwater.kernels.integers import add_panel, round_row, span_of
-from headwater.kernels.product import _some_rows, _some_widened, _widen, finish
+from headwater.kernels.product import _some_widened, _widen, finish, some_rows_of_many
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 
 AT_ONCE = 128  # rows of an expert, at most, that a thread keeps sums of
@@ -44,7 +44,7 @@ def _add_as_held(x, x_at, x_row, x_step, weights, panel, steps, rows, scratch, t
         n, w_at = min(BLOCK, steps - step), (panel * steps + step) * PANEL
         for r in range(0, rows, ROWS):
             some, at, sums = min(ROWS, rows - r), x_at + r * x_row + step * x_step, total_at + r * PANEL
-            _some_rows(some, x, at, x_row, x_step, weights[0], w_at, n, scratch, sums, step == 0)
+            some_rows_of_many(some, r, x, at, x_row, x_step, weights[0], w_at, n, scratch, sums, step == 0)
 
 
 @part

@@ -42,6 +42,13 @@ def called(builder: ir.IRBuilder, name: str, of: ir.Type, *arguments: ir.Value) 
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
+def prefetch_line(builder: ir.IRBuilder, pointer: ir.Value) -> None:
+    """Ask for the cache line of an address, which need not be one of the process."""
+    pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+    into_second_level = [ir.Constant(ir.IntType(32), n) for n in (0, 2, 1)]  # read, locality, data
+    called(builder, "llvm.prefetch.p0i8", ir.VoidType(), pointer, *into_second_level)
+
+
 def multiply_added(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     """Return a · b + c, rounded once."""
     return called(builder, "llvm.fma.v16f32", FLOATS, a, b, c)

@@ -21,13 +21,14 @@ from headwater.kernels import amx
 from headwater.kernels.compiling import kernel, lean_part
 from headwater.kernels.float8 import add_float8, elements, round_float8, widen_float8
 from headwater.kernels.functions import sigmoid, silu
-from headwater.kernels.tile import BLOCK, HEIGHTS, PANEL, ROWS, VECTORS, tile_of
+from headwater.kernels.tile import BLOCK, HEIGHTS, LINES, PANEL, ROWS, VECTORS, fetching_tile_of, tile_of
 from headwater.kernels.vectors import LANES, load, lower_half, store, upper_half
 
 LINEAR, SILU, SIGMOID = range(3)  # activations
 AT_ONCE = 256  # rows that AMX multiplies by one panel after the other: they and their sums fit in a level-2 cache
 
 tile_1, tile_2, tile_4, tile_6 = map(tile_of, HEIGHTS)
+fetching_tile_6 = fetching_tile_of(ROWS)
 widened_1, widened_2, widened_4, widened_6 = (tile_of(rows, True) for rows in HEIGHTS)
 
 
@@ -45,6 +46,21 @@ def _some_rows(rows, x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fr
         r += 2
     if rows & 1:
         tile_1(x, x_at + r * x_row, x_row, x_step, w, w_at, steps, total, total_at + r * PANEL, fresh)
+
+
+@lean_part
+def some_rows_of_many(rows, before, x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh):
+    """Add the products of 1 to 6 rows, which `before` others preceded, to their sums; for arguments see `tile_of`.
+
+    Weights are read from memory for the first 6 rows of a block. Tiles of the next ones, which compute with weights in
+    the cache, ask for the next block meanwhile: each for other cache lines of its weights.
+    """
+    line = (before // ROWS - 1) * LINES
+    if rows == 6 and 0 <= line < VECTORS:
+        ahead = steps * PANEL + line * LANES
+        fetching_tile_6(x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh, ahead)
+    else:
+        _some_rows(rows, x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh)
 
 
 @lean_part
@@ -126,7 +142,7 @@ def multiply(x, x_row, x_step, weights, steps, bias, then, factor, factor_row, y
             for r in range(0, rows, ROWS):
                 x_at, w_at = r * x_row + step * x_step, (p * steps + step) * PANEL
                 some, sums = min(ROWS, rows - r), total_at + r * PANEL
-                _some_rows(some, x, x_at, x_row, x_step, weights[0], w_at, n, scratch, sums, step == 0)
+                some_rows_of_many(some, r, x, x_at, x_row, x_step, weights[0], w_at, n, scratch, sums, step == 0)
         finish(scratch, total_at, rows, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)
 
 

@@ -23,11 +23,13 @@ from headwater.kernels.instructions import (
     halves_of,
     intrinsic,
     multiply_added,
+    prefetch_line,
 )
 
 PANEL = 64  # outputs
 VECTORS = PANEL // LANES
 BLOCK = 128  # inputs that are widened at a time: 32 KB of float32, a level-1 cache
+LINES = 2  # cache lines that a step of a tile asks for: half of a step's weights
 HEIGHTS = (1, 2, 4, 6)  # rows of a tile: 3 and 5 rows are two tiles, which saves their compilation
 ROWS = max(HEIGHTS)
 WIDE = machine.cpu().avx512  # 32 registers of 16 floats; otherwise 16 of 8
@@ -124,6 +126,21 @@ def kind_of(x: Any, w: Any) -> Any:
     return Float32
 
 
+def fetching_tile_of(rows: int) -> Any:
+    """Return the tile that also asks for LINES cache lines of 64 bytes a step, for a later tile.
+
+    One more argument: the elements from a step's weights to the first of these lines.
+    """
+
+    @intrinsic
+    def tile(_, x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh, ahead):
+        index = types.intp
+        signature = types.none(x, index, index, index, w, index, index, total, index, types.boolean, index)
+        return signature, lowered(kind_of(x, w), rows, fetches=True)
+
+    return tile
+
+
 def tile_of(rows: int, widened: bool = False) -> Any:
     """Return the tile of so many rows: it adds the products of `steps` steps to its sums.
 
@@ -141,12 +158,17 @@ def tile_of(rows: int, widened: bool = False) -> Any:
     return tile
 
 
-def lowered(kind: Any, rows: int) -> Any:
-    """Return what emits a tile of a kind of product; two more arguments are scales of its outputs, and their index."""
+def lowered(kind: Any, rows: int, fetches: bool = False) -> Any:
+    """Return what emits a tile of a kind of product.
+
+    Two more arguments are scales of its outputs, and their index; or one, if it fetches (`fetching_tile_of`).
+    """
 
     def lower(context, builder, signature, arguments):
-        x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh, *scale = arguments
+        x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh, *more = arguments
         of_x, of_w, of_total, of_scale = (signature.args[at] for at in (0, 4, 7, -2))
+        scale = [] if fetches else more
+        later = address(context, builder, of_w, w, builder.add(w_at, *more)) if fetches else None
         first_w = builder.bitcast(address(context, builder, of_w, w, w_at), kind.unit.as_pointer())
         sums = builder.bitcast(address(context, builder, of_total, total, total_at), FLOATS.as_pointer())
         row_starts = [builder.add(x_at, builder.mul(x_row, INDEX(r))) for r in range(rows)]
@@ -156,7 +178,8 @@ def lowered(kind: Any, rows: int) -> Any:
             if scale:
                 of_outputs = builder.bitcast(address(context, builder, of_scale, *scale), FLOATS.as_pointer())
                 scales = [builder.load(builder.gep(of_outputs, [INDEX(v)]), align=4) for v in some]
-            _multiply(builder, kind, (first_xs, x_step), (first_w, scales), steps, (sums, fresh), some)
+            fetched = later if first == 0 else None
+            _multiply(builder, kind, (first_xs, x_step), (first_w, scales, fetched), steps, (sums, fresh), some)
         return context.get_dummy_value()
 
     return lower
@@ -164,7 +187,7 @@ def lowered(kind: Any, rows: int) -> Any:
 
 def _multiply(builder, kind, inputs, weights_scales, steps, sums_fresh, vectors) -> None:
     """Emit the loop over steps for some vectors of the panel and all rows."""
-    (first_xs, x_step), (first_w, scales), (sums, fresh) = inputs, weights_scales, sums_fresh
+    (first_xs, x_step), (first_w, scales, fetched), (sums, fresh) = inputs, weights_scales, sums_fresh
     zero = ir.Constant(FLOATS, [0.0] * LANES)
     totals = {}
     for r in range(len(first_xs)):
@@ -178,6 +201,9 @@ def _multiply(builder, kind, inputs, weights_scales, steps, sums_fresh, vectors)
         weights = [kind.weights(builder, builder.gep(first_w, [at])) for at in at_vectors]
         if scales:
             weights = [kind.scaled(builder, *pair) for pair in zip(weights, scales, strict=True)]
+        for line in range(LINES) if fetched else ():
+            lines = builder.bitcast(fetched, FLOATS.as_pointer())
+            prefetch_line(builder, builder.gep(lines, [builder.add(at_w, INDEX(line))]))
         at_x = builder.mul(loop.index, x_step)
         for r, first_x in enumerate(first_xs):
             xs = kind.inputs(builder, builder.gep(first_x, [at_x]))

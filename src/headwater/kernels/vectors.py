@@ -16,7 +16,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.core.extending import lower_builtin, models, register_model, type_callable
 
 from headwater.kernels.compiling import part
@@ -35,12 +34,15 @@ from headwater.kernels.instructions import (
     intrinsic,
     loaded,
     multiply_added,
+    prefetch_line,
     rounded,
     widened,
 )
 from headwater.kernels.instructions import (
     LANES as LANES,
 )
+
+LINE = 64  # bytes of a cache line
 
 
 class Vector(types.Type):
@@ -152,14 +154,25 @@ def prefetch(_, array, index):
     """Ask for the cache line of an element, which need not exist."""
 
     def lower(context, builder, _signature, arguments):
-        pointer = builder.bitcast(address(context, builder, array, *arguments), ir.IntType(8).as_pointer())
-        into_second_level = [ir.Constant(ir.IntType(32), n) for n in (0, 2, 1)]  # read, locality, data
-        kind = ir.FunctionType(ir.VoidType(), [of.type for of in (pointer, *into_second_level)])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [pointer, *into_second_level])
+        prefetch_line(builder, address(context, builder, array, *arguments))
         return context.get_dummy_value()
 
     return types.none(array, types.intp), lower
+
+
+@intrinsic
+def copy_line(_, out, to, array, at):
+    """Copy LINE bytes from one array of bytes to another, from `at` on to `to` on."""
+
+    def lower(context, builder, signature, arguments):
+        of_out, _, of_array, _ = signature.args
+        value, to, source, at = arguments
+        line = loaded(builder, address(context, builder, of_array, source, at), ir.VectorType(ir.IntType(8), LINE))
+        pointer = address(context, builder, of_out, value, to)
+        builder.store(line, builder.bitcast(pointer, line.type.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.none(out, types.intp, array, types.intp), lower
 
 
 @intrinsic

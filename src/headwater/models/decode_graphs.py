@@ -160,7 +160,7 @@ class AcceptedRows(RecordedRows):
 
     def whole(self) -> WithAccepted:
         """Return these rows as they are in this memory."""
-        none = torch.zeros(0, dtype=torch.int64)
+        none = self.position_W[:0]  # no new tensor: a recorded step would make it again
         rows = RecordedBatch(
             token_N=none,
             position_N=self.position_W,
