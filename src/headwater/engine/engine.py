@@ -294,9 +294,11 @@ class Engine(Answering):
             seq.peers, seq.follows = tuple(peers), follows
             scores = PromptScores.wanted(generation.prompt, params)
             self.scheduler.tiers.arrived(seq)
-            reuses = not (generation.segments or seq.scores_prompt)
-            cached = self.scheduler.planner.match(seq).checkpoint_tokens if reuses else None
-            self._live[seq.id] = Live(seq, on_event, text, sampling, now, cached, scores=scores)
+            live = self._live[seq.id] = Live(seq, on_event, text, sampling, now, scores=scores)
+            try:
+                live.cached = self.scheduler.cached_of(seq)
+            except Exception as error:  # of this prompt alone
+                self.scheduler.give_up(seq, error)
             if generation.deadline is not None:
                 self._deadlines.add(now + generation.deadline, seq.id)
                 if len(self._deadlines) > 2 * len(self._live) + 1000:

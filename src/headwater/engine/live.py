@@ -31,8 +31,8 @@ class Live:
     text: TextStream
     sampling: Sampling
     submitted: float  # seconds of a monotonic clock
-    cached: int | None  # leading tokens of the prompt that were cached then; None: it has segments, or is scored
     started: float | None = None  # when its first leg ran
+    cached: int | None = None  # leading tokens of the prompt that were cached then; None: segments, or scored
     scores: PromptScores | None = None  # until they are sent
     drafted: int = 0  # tokens of the drafts that steps verified
     accepted: int = 0

@@ -73,6 +73,10 @@ class Scheduler(Preemption):
         self.shares.join(seq.namespace)
         self._full = False
 
+    def cached_of(self, seq: Request) -> int | None:
+        """Return how many tokens of a waiting prompt's beginning are cached. None: it has segments, or is scored."""
+        return None if seq.generation.segments or seq.scores_prompt else self.planner.match(seq).checkpoint_tokens
+
     def check_fits(self, tokens: int) -> None:
         """Raise RequestTooLarge if a prompt and its output, `tokens` together, could never be served."""
         self.limits.check_fits(tokens, self.layout)
