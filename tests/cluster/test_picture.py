@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -292,3 +292,21 @@ def test_a_picture_may_change_while_it_is_read() -> None:
     assert expected.cached
     picture.held[KV] = Growing(picture.held[KV], picture)
     assert picture.find(blocks, tokens) == expected
+
+
+class Late(set[int]):
+    """A set of digests to which the missing ones are added once it was asked whether it has all."""
+
+    def issuperset(self, digests: Iterable[object]) -> bool:
+        digests = list(digests)
+        found = super().issuperset(digests)
+        self.update(digests)
+        return found
+
+
+def test_a_missing_block_may_come_while_it_is_looked_for() -> None:
+    """A follower's thread adds it between two looks: it counts, and nothing is raised."""
+    picture = Picture()
+    picture.next, picture.block_size, picture.groups = 1, PAGE, {KV: "full_attention"}
+    picture.held[KV] = Late({11})
+    assert picture.find([11, 12, 13], 3 * PAGE + 1) == Found(3 * PAGE, 3 * PAGE)

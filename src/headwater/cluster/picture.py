@@ -124,7 +124,7 @@ class Picture:
                 if end and blocks[0] not in held:
                     end = 0
                 elif not held.issuperset(blocks[:end]):
-                    end = next(at for at, block in enumerate(blocks) if block not in held)
+                    end = next((at for at, block in enumerate(blocks[:end]) if block not in held), end)
             elif group != SEGMENTS:
                 states.append(held)
         if not end:
