@@ -5,11 +5,16 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from headwater.cluster.hosting import worker_config
+from headwater.cluster.curve import RouterKeys
+from headwater.cluster.hosting import Host, refuse_inexact, worker_config
 from headwater.config import ServeConfig
+from headwater.engine.engine import Engine
+from headwater.engine.selfcheck import SelfCheck
+from headwater.errors import ConfigError
 
 KEY = "a key of clients"
 
@@ -30,3 +35,14 @@ def test_workers_get_no_secrets_or_files_of_the_http_server(in_a_file: bool, tmp
     folder.rmdir()
     there = replace(pickle.loads(sent), kv_events=True)
     assert (there.memory, there.threads, there.kv_events) == (10**9, 2, True)
+
+
+def test_a_worker_whose_self_check_says_no_does_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    no, config = "rows of one product", ServeConfig()
+    loaded = SimpleNamespace(check=SelfCheck(False, no, "plain"))
+    monkeypatch.setattr(Engine, "load", lambda config, share_weights: loaded)
+    monkeypatch.setattr("headwater.cluster.hosting.configure_logging", lambda form: None)
+    with pytest.raises(ConfigError, match="the self-check of a worker's kernels says no: rows of one product"):
+        Host(config, RouterKeys.new().for_workers, lambda: "127.0.0.1", share_weights=False)
+    refuse_inexact(no, replace(config, reproducible=False))
+    refuse_inexact(None, config)

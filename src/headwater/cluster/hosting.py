@@ -18,6 +18,7 @@ from headwater.cluster.sockets import Contact
 from headwater.cluster.wire import NO_CONTACT, WorkerInfo
 from headwater.cluster.worker import ALONE, Pool, Prepares, Worker
 from headwater.config import ServeConfig
+from headwater.errors import ConfigError
 from headwater.server.observe.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -84,6 +85,16 @@ def worker_config(config: ServeConfig, workers: int, threads: int) -> ServeConfi
     )
 
 
+def refuse_inexact(broken_by: str | None, config: ServeConfig) -> None:
+    """Raise ConfigError if answers may depend on the worker that computes them, and the settings do not allow that.
+
+    `broken_by`: the kernel that the self-check found, if any.
+    """
+    if config.reproducible and broken_by is not None:
+        others = "with --no-reproducible workers are taken whose answers may differ in their last bits"
+        raise ConfigError(f"the self-check of a worker's kernels says no: {broken_by}; {others}")
+
+
 class Host:
     """A worker with an engine of its own, from its settings to its end."""
 
@@ -98,7 +109,8 @@ class Host:
     ) -> None:
         """Load the model and listen on any ports of this host's own address.
 
-        `share_weights`: with other workers of this host. Raises CheckpointError, ConfigError or ZMQError.
+        `share_weights`: with other workers of this host. Raises CheckpointError, ConfigError (also if the self-check
+        says no) or ZMQError.
         """
         from headwater.engine.engine import Engine  # needs torch, which no other part of a cluster does
         from headwater.engine.fingerprint import fingerprint, probe
@@ -111,6 +123,7 @@ class Host:
         server = CurveServer(KeyPair.new(), [keys.router])
         self._publishing = Publishing(config, keys.digests, server) if config.cache else None
         self._engine = engine = Engine.load(config, share_weights=share_weights)
+        refuse_inexact(engine.check.broken_by, config)
         probed = probe(engine.loaded)
         own = fingerprint(engine.loaded, engine.loaded.path, engine.check.mode, probed)
         incarnation = uuid.uuid4().bytes
