@@ -175,6 +175,20 @@ def test_workers_hold_the_weights_once(running: Running) -> None:
     assert first == second != set(), "loading at once, each may have laid out weights that both hold"
 
 
+def test_threads_and_environment_are_set_before_a_worker_starts(running: Running) -> None:
+    """A process's first environment is that before it imports anything. Ray's store is small, its monitor off."""
+    for one in running.workers().values():
+        assert {"OMP_NUM_THREADS=1", "RAY_memory_monitor_refresh_ms=0"} <= started_with(one["process"], "environ")
+    (raylet,) = (one.number for one in running.processes() if one.name.endswith("/raylet"))
+    assert "RAY_memory_monitor_refresh_ms=0" in started_with(raylet, "environ")
+    assert "--object_store_memory=100000000" in started_with(raylet, "cmdline")
+
+
+def started_with(process: int, what: str) -> set[str]:
+    """Return the variables or the arguments that a process was started with."""
+    return set(Path(f"/proc/{process}/{what}").read_text(errors="replace").split("\0"))
+
+
 def test_an_answer_goes_on_when_its_worker_is_killed(running: Running) -> None:
     """Killed after the first token and later, and another worker is started each time."""
     tokens = 800
@@ -228,6 +242,7 @@ def test_metrics_and_figures_are_the_sums_of_all_workers(running: Running) -> No
     until(lambda: httpx.get(f"{base}/cache").json()["memory"]["pages"]["total"] > 0)
     metrics = httpx.get(f"{base}/metrics").text
     assert re.search(r'headwater_computed_tokens_total\{kind="decode"\} [1-9]', metrics)
+    assert re.search(r'headwater_routed_requests_total\{outcome="cached_as_predicted"\} [1-9]', metrics)
     assert httpx.get(base).status_code == 200
     assert httpx.post(f"{base}/cache/segments", json={"texts": ["a b c"]}).status_code == 501
 

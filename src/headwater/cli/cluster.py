@@ -284,9 +284,9 @@ class OneRouter:
 
     def serve(self, sock: socket.socket) -> bool:
         """Serve until a signal comes; return whether a second SIGINT has come."""
-        from headwater.server.app import create_app
+        from headwater.cli.router_process import app_of
 
-        server = make_server(create_app(self.members, self._config), self.members, self._config)
+        server = make_server(app_of(self.members, self._config), self.members, self._config)
         server.run(sockets=[sock])
         return server.interrupted
 

@@ -6,10 +6,13 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from headwater.cluster.curve import CurveClient, RouterKeys
 from headwater.cluster.rivals import CHOICES
@@ -39,6 +42,32 @@ def routed_model(config: ServeConfig) -> RoutedModel:
 def router_of(config: ServeConfig, keys: RouterKeys, rule: str) -> Router:
     """Return a router of a cluster with these keys."""
     return Router(routed_model(config), keys.digests, CHOICES[rule](), client=CurveClient(keys.pair))
+
+
+class RequestsCollector:
+    """Collector of what became of a router's requests, and of its predictions."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: outcomes are named when they are first seen."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family; a label is an outcome as /health names it."""
+        text = "Requests of this router, by what became of them; one may count in several"
+        found = CounterMetricFamily("headwater_routed_requests", text, labels=["outcome"])
+        for outcome, number in sorted(dict(self._router.counts).items()):
+            found.add_metric([outcome], number)
+        yield found
+
+
+def app_of(router: Router, config: ServeConfig) -> FastAPI:
+    """Return a server's app over a router; /metrics has its requests, too."""
+    app = create_app(router, config)
+    app.state.metrics.registry.register(RequestsCollector(router))
+    return app
 
 
 def run_router(given: Given, pipe: Connection) -> None:
@@ -73,7 +102,7 @@ def run_router(given: Given, pipe: Connection) -> None:
         threading.Thread(target=work, name=f"headwater-{work.__name__}", daemon=True).start()
     try:
         router.wait_for(1, FIRST_WORKER)
-        app = create_app(router, config)
+        app = app_of(router, config)
         server = DrainingServer(protocol_settings(app, config), app.state.in_flight, router, config.drain)
         server.run(sockets=[ListeningSocket(given.family, socket.SOCK_STREAM, fileno=given.listening)])
     finally:
