@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -64,9 +63,9 @@ class Whole(Received):
 class RealWorker:
     """An engine of its own over a shared model, and its worker."""
 
-    def __init__(self, model, fingerprint: str = "one", role: Role = Role.BOTH) -> None:
+    def __init__(self, model, fingerprint: str = "one", role: Role = Role.BOTH, pages: int = 600) -> None:
         loaded, check = model
-        config = replace(EVENTS, memory=600 * loaded.spec.page_bytes)
+        config = replace(EVENTS, memory=pages * loaded.spec.page_bytes)
         self.engine = Engine.over(loaded, check, config)
         self.publishing = Publishing(config, KEY)
         self.engine.stepped = self.publishing.start(self.engine.scheduler.cache)
@@ -93,16 +92,18 @@ class RealWorker:
 
 
 @contextmanager
-def cluster(model, **kinds: str | Role) -> Iterator[tuple[Router, dict[str, RealWorker]]]:
+def cluster(model, pages: int = 600, **kinds: str | Role) -> Iterator[tuple[Router, dict[str, RealWorker]]]:
     """Yield a router, and workers by name: each of a fingerprint, or of one fingerprint and a role."""
     with ExitStack() as stack:
-        texts = RoutedModel("real", SimpleNamespace(), None, {}, {}, model[0].spec)
+        loaded = model[0]
+        texts = loaded.tokenizer, loaded.chat_template, loaded.special_tokens, loaded.generation
+        texts = RoutedModel("real", *texts, loaded.spec)
         router = Router(texts, KEY, patience=5.0, heartbeat_timeout=LONG)
         router.start()
         stack.callback(router.stop)
         workers = {}
         for name, kind in kinds.items():
-            workers[name] = RealWorker(model, *(("one", kind) if isinstance(kind, Role) else (kind,)))
+            workers[name] = RealWorker(model, *(("one", kind) if isinstance(kind, Role) else (kind, Role.BOTH)), pages)
             stack.callback(workers[name].close)
             router.join(name, workers[name].worker.contact)
         until(lambda: len(router._links.infos) == len(kinds))
