@@ -4,8 +4,8 @@
 
 No model runs. A step is one prefill of 1,024 tokens with two checkpoints in a full memory, so it evicts as much. Its
 requests run on a cache with a log of changes and on one without, in turns; what the publisher's thread does with these
-changes is timed apart. The picture is that of a worker with as many blocks in prefixes of 500. Times are CPU
-time of one thread.
+changes, and a reader with their messages, is timed apart. The picture is that of a worker with as many blocks in
+prefixes of 500. Times are CPU time of one thread.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 import time
+import tracemalloc
 from array import array
 from collections.abc import Callable, Iterator
 
@@ -22,6 +23,7 @@ from headwater.cache.changes import IGNORED, NONE, Change, ChangeLog, Changes, K
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cluster.digests import Digests
 from headwater.cluster.ledger import Ledger, Tokens
+from headwater.cluster.messages import Message
 from headwater.cluster.picture import Picture
 from headwater.cluster.stream import EventStream
 from headwater.plan import CacheLayout, Draft
@@ -82,9 +84,10 @@ def step_rows(steps: int, repeats: int, seed: int) -> list[Row]:
         one.run(100)  # memory is full
     for log in logs:
         log.take()
-    stream = stream_of(LAYOUT)
-    stream.begin(published.cache.contents())
-    sizes: list[int] = []
+    stream, picture = stream_of(LAYOUT), Picture()
+    assert picture.apply(stream.begin(published.cache.contents()))
+    sent: list[Message] = []
+    reading: list[float] = []  # seconds
 
     def unlogged() -> None:
         for _ in range(steps):
@@ -102,8 +105,11 @@ def step_rows(steps: int, repeats: int, seed: int) -> list[Row]:
             published.run(1)
             changes = logs[1].take()
             begun = time.thread_time()
-            sizes.append(len(stream.step(changes).payload))
+            sent.append(stream.step(changes))
             seconds += time.thread_time() - begun
+        begun = time.thread_time()
+        assert all(picture.apply(message) for message in sent[-steps:])
+        reading.append(time.thread_time() - begun)
         return seconds
 
     work = {"off": cpu_timed(unlogged), "on": cpu_timed(logged), "publish": publish}
@@ -113,7 +119,8 @@ def step_rows(steps: int, repeats: int, seed: int) -> list[Row]:
         Row("a step's planning and commit, no log", "us", [s * micro for s in figures["off"]]),
         Row("the same with a log of changes / without", "x", measure.ratios(figures["on"], figures["off"])),
         Row("digests and encoding of a step, other thread", "us", [s * micro for s in figures["publish"]]),
-        Row("bytes of a step's message", "bytes", [sum(sizes) / len(sizes)]),
+        Row("a reader takes a step's message", "us", [s * micro for s in reading[-repeats:]]),
+        Row("bytes of a step's message", "bytes", [sum(len(message.payload) for message in sent) / len(sent)]),
     ]
 
 
@@ -128,12 +135,25 @@ def picture_rows(blocks: int, repeats: int) -> list[Row]:
 
     figures = measure.in_turns({"write": cpu_timed(lambda: list(stream.snapshot())), "load": cpu_timed(load)}, repeats)
     million = 1e6 / blocks
+    write, read = ([s * million for s in figures[name]] for name in ("write", "load"))
     size = sum(len(message.payload) for message in messages) * million
     return [
-        Row("snapshot of a million blocks, worker", "s", [s * million for s in figures["write"]]),
-        Row("snapshot of a million blocks, reader", "s", [s * million for s in figures["load"]], "<= 1"),
+        Row("snapshot of a million blocks, worker", "s", write),
+        Row("snapshot of a million blocks, reader", "s", read),
+        Row("the two one after the other", "s", [sum(both) for both in zip(write, read, strict=True)], "<= 1"),
         Row("bytes of a million blocks", "MB", [size / 1e6]),
+        Row("memory of a picture of a million blocks", "MB", [memory_of(messages) * million / 1e6]),
     ]
+
+
+def memory_of(messages: list[Message]) -> int:
+    """Return the bytes of a picture that has taken these messages."""
+    tracemalloc.start()
+    picture = Picture()
+    assert picture.load(messages)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return size
 
 
 def main() -> None:
