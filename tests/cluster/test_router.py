@@ -13,7 +13,17 @@ from headwater.cluster.routed import Routed
 from headwater.cluster.router import HEARTBEAT_TIMEOUT
 from headwater.cluster.sockets import Contact
 from headwater.cluster.unassigned import NoWorker
-from headwater.cluster.wire import Batch, FailedMessage, Submit, WireError, answer_of, encode, for_worker, from_worker
+from headwater.cluster.wire import (
+    Batch,
+    FailedMessage,
+    Submit,
+    TokenMessage,
+    WireError,
+    answer_of,
+    encode,
+    for_worker,
+    from_worker,
+)
 from headwater.cluster.worker import ROUTER_TIMEOUT
 from headwater.errors import (
     ConstraintError,
@@ -24,7 +34,7 @@ from headwater.errors import (
     QueueFull,
     RequestTooLarge,
 )
-from headwater.events import FailedEvent
+from headwater.events import FailedEvent, TokenEvent
 from headwater.request import Boundaries, Constraint, Drafting, Fidelity, Generation, SamplingParams, Span
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import key_of
@@ -140,6 +150,25 @@ def test_a_silent_worker_is_lost() -> None:
         (a if a.engine.seen else b).kill()
         assert received.wait().tokens == formula(range(9), 300)
         assert router.counts["resumed"] >= 1
+
+
+def test_what_is_said_late_or_by_another_incarnation_is_left_out() -> None:
+    """An attempt that was given up, and a process that was there before."""
+    workers = {name: FakeWorker(FormulaEngine(SLOW)) for name in "ab"}
+    with cluster(**workers) as router:
+        received = submit(router, asking(range(9), 200))
+        received.wait_for(5)
+        (home,) = (link for link in router._links.values() if link.open)
+        (request,) = home.open.values()
+        late = TokenMessage(request.id, request.attempt, TokenEvent(-1, "late"))
+        kill(router, home.name, workers[home.name])
+        until(lambda: len(request.sent) > 20)
+        (link,) = router._links.values()
+        router._do(lambda: router._take(link, late))
+        now = TokenMessage(request.id, request.attempt, TokenEvent(-1, "now"))
+        assert link._of(Batch(b"another", [now])) == []
+        assert link._of(Batch(link.incarnation, [now])) == [now]
+        assert received.wait().tokens == formula(range(9), 200)
 
 
 def test_an_answer_outlives_several_workers() -> None:
