@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import uuid
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from itertools import count
 import pytest
 import torch
 
+from headwater.cluster import publisher
 from headwater.cluster.choice import Role, RoundRobin
+from headwater.cluster.follower import Follower
 from headwater.cluster.hosting import info_of, prepares
 from headwater.cluster.publishing import Publishing
 from headwater.cluster.pulling import Pulling, own_security
@@ -203,6 +206,38 @@ def test_predictions_hold_for_the_moment_at_which_a_request_comes(model) -> None
         ask(router, generation("greedy", prompt, 4)).wait()
         counts = {name: router.counts[name] for name in ("cached_as_predicted", "gained_waiting", "lost_waiting")}
         assert counts == {"cached_as_predicted": 4, "gained_waiting": 1, "lost_waiting": 0}
+
+
+def test_lost_events_make_no_wrong_prediction_after_a_resync(model, monkeypatch) -> None:
+    """Half of all live messages are lost, and little memory is there, so that much is evicted."""
+    draw, receive, lost = random.Random(1), Follower._receive, []
+
+    def losing(follower: Follower) -> None:
+        if draw.random() < 0.5:
+            lost.append(follower._live.recv_multipart())
+        else:
+            receive(follower)
+
+    monkeypatch.setattr(publisher, "HEARTBEAT", 0.02)
+    monkeypatch.setattr(Follower, "_receive", losing)
+    with cluster(model, 30, a="one", b="one", c="one") as (router, workers):
+        followers = {name: router._links[name]._follower for name in workers}
+
+        def is_synced(name: str) -> bool:
+            picture, stream = followers[name].picture, workers[name].publishing._publisher._stream
+            return picture.is_whole and picture.next == stream.next
+
+        for _ in range(24):
+            answer = ask(router, generation("greedy", words(260, "lost", draw.randrange(10)), 8)).wait()
+            assert answer.error is None
+            for name, worker in workers.items():
+                worker.engine.drain(60)
+                until(lambda name=name: is_synced(name))
+        assert router.counts["cached_as_predicted"] == 24, router.counts
+        stats = [worker.engine.scheduler.cache.stats() for worker in workers.values()]
+        assert sum(one.evicted_checkpoints for one in stats) > 3
+        assert sum(one.resumes for one in stats) > 3
+        assert sum(one.replays + one.snapshots for one in followers.values()) > 10 < len(lost)
 
 
 def settle(router) -> None:
