@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.full
 
 HEAD, PORT, NETWORK = "10.77.0.1", 6399, "10.77.0"
 TOKENS, AT_ONCE = 300, 4
+EACH = 4  # requests of a client
 RAY = sys.executable, "-m", "ray.scripts.scripts", "start"
 
 
@@ -201,23 +203,30 @@ class Answers:
 
 
 def under_requests(running: Running, fault: Callable[[], None]) -> Answers:
-    """Answer requests while a fault happens."""
+    """Answer requests while a fault happens: clients ask without a pause until it is over, and at least EACH times."""
     whole = running.story(TOKENS)
     assert len(whole) == TOKENS
     pauses: list[float] = []
+    over = threading.Event()
 
-    def ask() -> bool:
-        times = [time.monotonic()]
-        said = running.story(TOKENS, lambda _: times.append(time.monotonic()))
-        pauses.append(max(later - earlier for earlier, later in pairwise(times)))
-        return said == whole
+    def ask() -> list[bool]:
+        undisturbed: list[bool] = []
+        while len(undisturbed) < EACH or not over.is_set():
+            times = [time.monotonic()]
+            said = running.story(TOKENS, lambda _, times=times: times.append(time.monotonic()))
+            pauses.append(max(later - earlier for earlier, later in pairwise(times)))
+            undisturbed.append(said == whole)
+        return undisturbed
 
     before = running.counts()
     with ThreadPoolExecutor(AT_ONCE) as clients:
-        asked = [clients.submit(ask) for _ in range(4 * AT_ONCE)]
-        until(lambda: sum(one.done() for one in asked) >= AT_ONCE)
-        fault()
-        undisturbed = [one.result(PATIENCE) for one in asked]
+        asked = [clients.submit(ask) for _ in range(AT_ONCE)]
+        try:
+            until(lambda: len(pauses) >= AT_ONCE)
+            fault()
+        finally:
+            over.set()
+        undisturbed = [right for one in asked for right in one.result(PATIENCE)]
     after = running.counts()
     counted = {name: after.get(name, 0) - before.get(name, 0) for name in ("routed", "answered", "failed", "diverged")}
     resumed = after.get("resumed", 0) - before.get("resumed", 0)
