@@ -107,8 +107,8 @@ class RoutedMake:
     def __call__(self, pages: int) -> Iterator[RoutedRig]:
         named = {f"{role.value}{n}": role for n, role in enumerate(self.roles)}
         with real_cluster(self.model, pages, **named) as (router, workers):
-            for name, role in named.items():
-                busy = Backlog(4 if role == DECODE else 0, 0, 0, SPEED, 1.0, pull=FAST if role == DECODE else None)
+            for name, role in named.items():  # one request waits: cold prompts are prefilled apart, next turns not
+                busy = Backlog(1 if role == DECODE else 0, 0, 0, SPEED, 1.0, pull=FAST if role == DECODE else None)
                 workers[name].engine.backlog = lambda busy=busy: busy
             until(lambda: all(link.backlog.prefill == SPEED for link in router._links.values()))
             yield RoutedRig(router, list(workers.values()))
