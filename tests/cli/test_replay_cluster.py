@@ -41,6 +41,19 @@ def test_numbers_of_workers_that_prefill_are_compared(tmp_path: Path, capfd: pyt
     assert "its p95" in printed
 
 
+def test_failures_are_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.json"
+    options = ("--serve", "h100", "--workers", "3", "--failures", "off,5s/2s", "--json", str(out))
+    assert run([*TRAFFIC, *options]) == 0
+    whole, failing = (row["cluster"] for row in json.loads(out.read_text())["rows"])
+    assert (whole["failures"], failing["failures"]) == ("off", "5s/2s")
+    assert whole["failed"] == 0 < failing["failed"]
+    assert failing["resumed"] + failing["moved"] > 0
+    assert len(failing["workers"]) == 3 + failing["replaced"]
+    printed = " ".join(capfd.readouterr().out.split())
+    assert f"failed {failing['failed']:,}, resumed {failing['resumed']}, moved {failing['moved']}" in printed
+
+
 def test_rows_of_unlike_memory_are_told_apart_in_each_table(capfd: pytest.CaptureFixture[str]) -> None:
     options = ("--serve", "h100", "--workers", "2", "--eviction", "lru,headwater")
     assert run([*TRAFFIC, *options, "--memory", "3GB,4GB"]) == 0
@@ -58,6 +71,8 @@ def test_rows_of_unlike_memory_are_told_apart_in_each_table(capfd: pytest.Captur
         (("--serve", "h100", "--router", "least_cost"), "--router least_cost needs --workers"),
         (("--serve", "h100", "--event-delay", "0"), "--event-delay 0 needs --workers"),
         (("--serve", "h100", "--prefill", "1"), "--prefill 1 needs --workers"),
+        (("--serve", "h100", "--failures", "60s"), "--failures 60s needs --workers"),
+        (("--serve", "h100", "--workers", "2", "--failures", "60"), "failures are '60', must be off or EVERY"),
         (("--serve", "h100", "--workers", "2", "--prefill", "few"), "--prefill has 'few', must have numbers"),
         (("--serve", "h100", "--workers", "2", "--prefill", "1"), "prefill is 1 of 2 workers with pulls off"),
         (("--serve", "h100", "--workers", "0"), "'--workers': Input should be"),

@@ -29,7 +29,7 @@ from headwater.lab.replay import replay as one_server
 from headwater.lab.report import write_report
 from headwater.lab.row import Result
 from headwater.lab.serving import Engine, check_clock
-from headwater.lab.setup import NETWORK_SPELLING, OFF, Cluster, Network, Setup, system
+from headwater.lab.setup import FAILURES_SPELLING, NETWORK_SPELLING, OFF, Cluster, Failures, Network, Setup, system
 from headwater.lab.speculation import OFF as OFF_DRAFTS
 from headwater.lab.speculation import OFF as OFF_PULLS
 from headwater.lab.speculation import Law
@@ -103,6 +103,10 @@ def replay(
         str | None,
         Option(help="With --workers and --pulls: workers that only prefill, of all; with commas. [default: 0]"),
     ] = None,
+    failures: Annotated[
+        str | None,
+        Option(help=f"With --workers: each fails after so long on average: off, or {FAILURES_SPELLING}; with commas."),
+    ] = None,
     arrival: common.Arrival = None,
     limit: common.Limit = None,
     data: common.Data = None,
@@ -135,7 +139,7 @@ def replay(
     laws = common.choices(speculation, Law.read)
     tiers = common.choices(tier, TierLaw.read)
     given = common.choices(hints, Hints.read)
-    clusters = _clusters(workers, router, event_delay, pulls, prefill)
+    clusters = _clusters(workers, router, event_delay, pulls, prefill, failures)
     if serve is None and any(tiers):
         raise ConfigError(f"--tier {tier} needs --serve: without a clock nothing is read")
     if serve is None and any(laws):
@@ -189,18 +193,23 @@ def _run(
 
 
 def _clusters(
-    workers: int | None, router: str | None, event_delay: float | None, pulls: str | None, prefill: str | None
+    workers: int | None,
+    router: str | None,
+    event_delay: float | None,
+    pulls: str | None,
+    prefill: str | None,
+    failures: str | None,
 ) -> list[Cluster | None]:
-    """Return a cluster for each rule of the router, network and number that prefill; [None] without workers.
+    """Return a cluster for each rule of the router, network, number that prefill and failures; [None] without workers.
 
-    Raises ConfigError for an unknown rule, a network that is none, or workers that cannot prefill for others.
+    Raises ConfigError for an unknown rule, values that are none, or workers that cannot prefill for others.
     """
     if workers is None:
-        options = ("--router", router), ("--event-delay", event_delay), ("--pulls", pulls), ("--prefill", prefill)
-        for option, given in options:
+        options = ("router", router), ("event-delay", event_delay), ("pulls", pulls), ("prefill", prefill)
+        for option, given in (*options, ("failures", failures)):
             if given is not None:
                 shown = f"{given:g}" if isinstance(given, float) else given
-                raise ConfigError(f"{option} {shown} needs --workers: one server has no router")
+                raise ConfigError(f"--{option} {shown} needs --workers: one server has no router")
         return [None]
     try:
         from headwater.cluster.rivals import make_choice
@@ -211,8 +220,9 @@ def _clusters(
     for rule in rules:
         make_choice(rule)
     numbers = common.choices(prefill or "0", _number)
-    places = product(rules, networks, numbers)
-    clusters = [Cluster(workers, rule, event_delay or 0.0, network, number) for rule, network, number in places]
+    places = product(rules, networks, numbers, common.choices(failures or OFF_PULLS, Failures.read))
+    delay = event_delay or 0.0
+    clusters = [Cluster(workers, rule, delay, network, number, fails) for rule, network, number, fails in places]
     for cluster in clusters:
         roles(cluster)
     return [*clusters]

@@ -9,6 +9,7 @@ from headwater.cli import common
 from headwater.lab.hints import OFF as OFF_HINTS
 from headwater.lab.row import Result, Routing, Row
 from headwater.lab.speculation import OFF as OFF_DRAFTS
+from headwater.lab.speculation import OFF as OFF_FAILURES
 from headwater.lab.speculation import OFF as OFF_PULLS
 from headwater.lab.tiers import OFF as OFF_TIER
 from headwater.models.profiles import Profile
@@ -28,7 +29,8 @@ def cluster_tables(results: Sequence[Result]) -> list[Table]:
     rows = [result.row for result in results if result.row.cluster is not None]
     if not rows:
         return []
-    title = f"{len(_cluster(rows[0]).workers)} simulated workers, and requests by the prediction of what is cached"
+    first = _cluster(rows[0])
+    title = f"{len(first.workers) - first.replaced} simulated workers, and requests by the prediction of what is cached"
     return [_table(title, rows, ROUTED)]
 
 
@@ -99,6 +101,10 @@ def _prefill(rows: Sequence[Row]) -> bool:
     return any(row.cluster is not None and row.cluster.prefill for row in rows)
 
 
+def _failures(rows: Sequence[Row]) -> bool:
+    return any(row.cluster is not None and row.cluster.failures != OFF_FAILURES for row in rows)
+
+
 def _of_tokens(rows: Sequence[Row]) -> bool:
     return _prefill(rows) or any(row.speculation != OFF_DRAFTS for row in rows)
 
@@ -114,6 +120,7 @@ LABELS = (
     Column("router", lambda row: row.cluster.router if row.cluster else "", lambda rows: rows[0].cluster is not None),
     Column("pulls", lambda row: row.cluster.network if row.cluster else "", _pulls),
     Column("prefill", lambda row: f"{_cluster(row).prefill}", _prefill),
+    Column("failures", lambda row: _cluster(row).failures, _failures),
 )
 FIGURES = (
     Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
@@ -148,6 +155,10 @@ ROUTED = (
     Column("hits a worker", lambda row: _range(row, "token_hit_rate", ".1%")),
     Column("pulled", lambda row: f"{_cluster(row).pulled:,}", _pulls),
     Column("handed over", lambda row: f"{_cluster(row).handed_over:,}", _prefill),
+    Column("failed", lambda row: f"{_cluster(row).failed:,}", _failures),
+    Column("resumed", lambda row: f"{_cluster(row).resumed:,}", _failures),
+    Column("moved", lambda row: f"{_cluster(row).moved:,}", _failures),
+    Column("given up", lambda row: f"{_cluster(row).given_up:,}", _failures),
     Column("as predicted", lambda row: f"{as_predicted(_cluster(row)):.2%}"),
     Column("more", lambda row: f"{_cluster(row).more:,}"),
     Column("less", lambda row: f"{_cluster(row).less:,}"),

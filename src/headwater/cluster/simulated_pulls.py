@@ -53,6 +53,7 @@ class SimulatedPulls(LabLoads):
         self._link = Line(network.bandwidth, network.latency)
         self.number, self._wake = number, wake
         self.pulled = self.followed = self.failed = 0  # prefixes
+        self.is_lost = False  # the worker has failed: what is being read from it still comes
         self._sends_until = 0.0
         self._named: dict[int, Sequence[SimulatedPulls]] = {}  # by the identity of the trace's request
         self._peers: dict[int, SimulatedPulls] = {}  # by the number of their tier, those that were named
@@ -97,6 +98,8 @@ class SimulatedPulls(LabLoads):
         yield from super()._offers(seq)
         unit = self._sizes.layout.unit_tokens
         for peer in self._named.pop(id(seq.request), ()):
+            if peer.is_lost:
+                continue
             end = peer._scheduler.cache.match(seq.key, seq.n_prompt, seq.namespace).checkpoint_tokens
             if end:
                 runs = runs_of(end // unit, self.run_tokens // unit)
@@ -128,8 +131,8 @@ class SimulatedPulls(LabLoads):
     def begin_segment(self, load: SegmentLoad) -> None:
         sender = self._senders[load.key]
         stored = sender._scheduler.cache.segments.find(load.key)
-        if stored is None or not stored.ready:
-            load.failed = TierOutcome.FAILED  # it was evicted since
+        if stored is None or not stored.ready or sender.is_lost:
+            load.failed = TierOutcome.FAILED  # it was evicted since, or the worker has failed
         else:
             sender._scheduler.cache.segments.pin(stored)
         size = self._size_of(load.key)
@@ -208,6 +211,10 @@ class SimulatedPulls(LabLoads):
             self.look()
         return number
 
+    def unfollow(self, number: int) -> None:
+        """Give up to follow a prefill. Unknown numbers are ignored."""
+        self._follows.cancel(number)
+
     @property
     def follows_any(self) -> bool:
         """True if a prefill is followed of which parts are still to come."""
@@ -233,7 +240,7 @@ class SimulatedPulls(LabLoads):
             load.tiers = PEER
             self._at(one.until, partial(self._finish, load))
             return True
-        if not (follow.has_ended or follow.is_given_up):
+        if not (follow.has_ended or follow.is_given_up or one.sender.is_lost):
             return False
         if load is not None:
             load.failed, load.tiers = TierOutcome.FAILED, PEER

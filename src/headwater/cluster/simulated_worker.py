@@ -15,7 +15,7 @@ from headwater.cluster.picture import Picture
 from headwater.cluster.stream import EventStream
 from headwater.engine.meter import PROBED, Meter
 from headwater.lab.row import Share
-from headwater.lab.serving import Engine, OneStep, Serving
+from headwater.lab.serving import Engine, Lost, OneStep, Serving
 from headwater.lab.setup import Setup, as_reused
 from headwater.lab.tally import Ideal, Outcome, Tally
 from headwater.traces.request import Request, Trace
@@ -74,6 +74,7 @@ class SimulatedWorker:
         self.outstanding = OpenRequests()
         self.outcomes: list[Outcome] = []
         self.wakes: float | None = None  # when it looks for its next work
+        self.has_failed = False
 
     def watch(self, inbox: Inbox, tally: Tally, ideal: Ideal) -> None:
         """Take requests from `inbox`, and count them in `tally`."""
@@ -101,6 +102,11 @@ class SimulatedWorker:
         return max(cache.match(key, tokens, reused.namespace).checkpoint_tokens for key in keys)
 
     # -- work
+
+    def fail(self) -> dict[int, Lost]:
+        """End at once; return what it had of requests, by their identity."""
+        self.has_failed, self.wakes = True, None
+        return {id(lost.request): lost for lost in self.serving.fail()}
 
     def receive(self, request: Request, sent: Sent, now: float) -> None:
         """Take a request, which came to the router at `sent.at`."""

@@ -2,11 +2,15 @@
 
 Messages between router and workers take no time, except events by the given delay. A worker's report of its queue is
 that of now. Rows are those of the lab.
+
+A worker that fails computes nothing more. The router notices that as late as the real one, and gives its requests to
+others: an answer goes on after the tokens that were sent. Another worker, with an empty cache, takes its place.
 """
 
 from __future__ import annotations
 
 import heapq
+import random
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -21,6 +25,7 @@ from headwater.cluster.disaggregation import Prefilled
 from headwater.cluster.preparing import Preparing
 from headwater.cluster.rivals import make_choice
 from headwater.cluster.routed import Routed
+from headwater.cluster.router import HEARTBEAT_TIMEOUT, MOST_ATTEMPTS
 from headwater.cluster.selection import Selection
 from headwater.cluster.simulated_link import SimulatedLink
 from headwater.cluster.simulated_pulls import SimulatedPulls
@@ -29,17 +34,17 @@ from headwater.errors import ConfigError
 from headwater.events import TokenEvent
 from headwater.lab.replay import result_of, timed
 from headwater.lab.row import Result, Routing
-from headwater.lab.serving import Engine
+from headwater.lab.serving import Engine, Lost
 from headwater.lab.setup import Cluster, Setup, as_reused
 from headwater.lab.speculation import OFF
-from headwater.lab.tally import Ideal, SegmentWork, Tally
+from headwater.lab.tally import WORKERS_LOST, Ideal, SegmentWork, Tally
 from headwater.request import Generation, SamplingParams, Span
 from headwater.schedule.sequence import tokens_of
 from headwater.traces.arrivals import Arrivals
 from headwater.traces.request import Request, Trace
 
 KEY = b"simulated"
-END, ARRIVAL, BEGIN = range(3)  # kinds of events, in their order at one time
+END, ARRIVAL, BEGIN, FAILURE, LOSS, JOIN = range(6)  # kinds of events, in their order at one time
 
 
 def simulate(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None = None, workers: int = 0) -> Result:
@@ -72,7 +77,9 @@ class Visit:
     prompt: Prompt
     routed: Routed
     followed: int | None = None  # number of its prefill, where it is followed
-    first_token: float = 0.0  # seconds: when a worker that only prefills had it
+    first_token: float | None = None  # seconds: when a worker had it
+    lost: Lost | None = None  # what a worker that failed had of it
+    failures: int = 0  # of its workers
 
     @property
     def sent(self) -> Request:
@@ -105,58 +112,134 @@ class Simulation:
         self._digests, self._block_tokens = Digests(KEY, layout.unit_bytes), layout.unit_tokens
         self._turns = Counter(request.session for request in trace.requests)
         self._counts: Counter[str] = Counter()
+        self._lost: dict[int, dict[int, Lost]] = {}  # requests of workers that have failed, until the router knows it
         self._now = 0.0
-        self._events: list[tuple[float, int, int]] = []  # (time, END or BEGIN, worker)
+        self._events: list[tuple[float, int, int]] = []  # (time, kind, worker)
         self._ids = count(1)
         self._visits: dict[int, Visit] = {}  # by the router's numbers, those of composed requests that wait
         self._open: dict[int, Visit] = {}  # by the identity of what its worker was sent
-        self.workers = [
-            SimulatedWorker(f"w{n}", role, trace, setup, engine, self._digests, cluster.event_delay)
-            for n, role in enumerate(roles(cluster))
-        ]
-        self._pulls: list[SimulatedPulls] = []
-        if cluster.network is not None:
-            self._pulls = [
-                SimulatedPulls(n, cluster.network, one.serving, lambda: self._now, partial(self._may_evict, n))
-                for n, one in enumerate(self.workers)
-            ]
-        self._links = self._linked()
+        self._engine, self._random = engine, random.Random(f"failures {engine.seed}")
+        self.workers: list[SimulatedWorker] = []  # those that have failed, too
+        self._links: list[SimulatedLink] = []  # of all these
+        self._taking: list[SimulatedLink] = []  # of those that the router takes to serve
+        self._named: dict[bytes, SimulatedPulls] = {}  # memories of workers, by their names
+        self._homeless: list[Visit] = []  # requests that no worker can take now
         self._preparing = Preparing(self._ids, lambda routed: self._place(self._visits.pop(routed.id)), self._counts)
         rule, states = make_choice(cluster.router), setup.profile.state
         self._selection = Selection(KEY, rule, states, self._preparing, self._counts)
-        ideal = Ideal(trace, layout.unit_tokens)
+        self._ideal = Ideal(trace, layout.unit_tokens)
         self._total = Tally(layout.flops, len(arrivals), SegmentWork(layout.flops))
-        for worker in self.workers:
-            tally = Tally(
-                layout.flops,
-                len(arrivals),
-                worker.serving.segment_work,
-                outcomes=self._total.outcomes,
-                token_seconds=self._total.token_seconds,
-                added=partial(self._begun, worker),
-                goes_on=partial(self._goes_on, worker),
-            )
-            worker.watch(Inbox(arrivals.due, partial(self._answered, worker)), tally, ideal)
+        for role in roles(cluster):
+            self._join(role)
 
     def run(self) -> Tally:
+        happened = {
+            END: self._end,
+            BEGIN: self._begin,
+            FAILURE: self._fail,
+            LOSS: self._lose,
+            JOIN: self._replace,
+        }
         while True:
             due, event = self._arrivals.due(), self._events[0] if self._events else None
             if due is not None and (event is None or (due, ARRIVAL) < event[:2]):
                 self._route(self._arrivals.take(), due)
             elif event is not None:
                 at, kind, n = heapq.heappop(self._events)
-                (self._end if kind == END else self._begin)(at, n)
+                happened[kind](at, n)
             else:
                 return self._summed()
 
-    def _linked(self) -> list[SimulatedLink]:
-        """Return the workers as the router sees them."""
-        pulls: list[SimulatedPulls | None] = [*self._pulls] or [None for _ in self.workers]
-        named = {one.name.encode(): pull for one, pull in zip(self.workers, pulls, strict=True) if pull is not None}
-        return [
-            SimulatedLink(worker, pull, lambda: self._now, partial(self._ordered, n), named)
-            for n, (worker, pull) in enumerate(zip(self.workers, pulls, strict=True))
-        ]
+    def _join(self, role: Role) -> None:
+        """Let a worker with an empty cache serve from now on."""
+        n, cluster, arrivals = len(self.workers), self._cluster, self._arrivals
+        given = self._trace, self._setup, self._engine, self._digests, cluster.event_delay
+        worker = SimulatedWorker(f"w{n}", role, *given)
+        worker.serving.now = self._now
+        tally = Tally(
+            worker.layout.flops,
+            len(arrivals),
+            worker.serving.segment_work,
+            outcomes=self._total.outcomes,
+            token_seconds=self._total.token_seconds,
+            added=partial(self._begun, worker),
+            goes_on=partial(self._goes_on, worker),
+        )
+        worker.watch(Inbox(arrivals.due, partial(self._answered, worker)), tally, self._ideal)
+        pulls = None
+        if cluster.network is not None:
+            evicts = partial(self._may_evict, n)
+            pulls = SimulatedPulls(n, cluster.network, worker.serving, lambda: self._now, evicts)
+            self._named[worker.name.encode()] = pulls
+        link = SimulatedLink(worker, pulls, lambda: self._now, partial(self._ordered, n), self._named)
+        self.workers.append(worker)
+        self._links.append(link)
+        self._taking.append(link)
+        if cluster.failures is not None:
+            fails = self._now + self._random.expovariate(1 / cluster.failures.every)
+            heapq.heappush(self._events, (fails, FAILURE, n))
+
+    # -- workers that fail
+
+    def _fail(self, at: float, n: int) -> None:
+        """Let a worker end, unless nothing is left to do."""
+        if not (len(self._arrivals) or self._open or self._visits or self._homeless):
+            return
+        self._now, worker, link = at, self.workers[n], self._links[n]
+        assert self._cluster.failures is not None, "workers fail only then"
+        self._counts["failed"] += 1
+        self._lost[n] = worker.fail()
+        if link.pulls is not None:
+            link.pulls.is_lost = True
+        heapq.heappush(self._events, (at + HEARTBEAT_TIMEOUT, LOSS, n))
+        heapq.heappush(self._events, (at + self._cluster.failures.absent, JOIN, n))
+
+    def _lose(self, at: float, n: int) -> None:
+        """Give the requests of a worker that has failed to others: the router has noticed it."""
+        self._now, link, lost = at, self._links[n], self._lost.pop(n)
+        self._taking.remove(link)
+        for one in self._links:
+            if one.pulls is not None and one.pulls.follows_any:
+                one.pulls.look()
+        self._preparing.lost(link)
+        moved = [(request, self._open.pop(request)) for request in link.worker.open]
+        for _, visit in moved:
+            if not visit.routed.prefills:
+                self._selection.choice.ended(visit.prompt, link.name)
+        self._selection.choice.left(link.name)
+        for request, visit in moved:
+            visit.lost, visit.failures = lost.get(request, visit.lost), visit.failures + 1
+            self._forget_follower(visit)
+            if visit.failures >= MOST_ATTEMPTS:
+                self._give_up(visit)
+                continue
+            self._counts["resumed" if visit.first_token is not None else "moved"] += 1
+            self._place(visit)
+
+    def _give_up(self, visit: Visit) -> None:
+        """End a request, so many of whose workers have failed that it gets an error."""
+        self._counts["given_up"] += 1
+        if visit.first_token is None:
+            ideal = 0 if visit.lost is None else visit.lost.ideal
+            self._total.add(visit.request, None, ideal, visit.routed.began, error=WORKERS_LOST)
+        self._arrivals.answered(visit.request, self._now)
+
+    def _forget_follower(self, visit: Visit) -> None:
+        """Let the worker that reads a request's prefix from another one give that up."""
+        follower, visit.routed.follower = visit.routed.follower, None
+        if visit.followed is not None and isinstance(follower, SimulatedLink) and follower.pulls is not None:
+            follower.pulls.unfollow(visit.followed)
+        visit.followed = None
+
+    def _replace(self, at: float, n: int) -> None:
+        """Let another worker serve in the place of one that has failed."""
+        self._now = at
+        self._join(self.workers[n].role)
+        homeless, self._homeless = self._homeless, []
+        for visit in homeless:
+            self._place(visit)
+
+    # -- requests and work
 
     def _ordered(self, n: int) -> None:
         """Let a worker see an order now, or when its step ends."""
@@ -188,8 +271,11 @@ class Simulation:
     def _place(self, visit: Visit) -> None:
         """Send a request to a worker: a new one, one that was prefilled, or one whose segments are prepared."""
         now, routed = self._now, visit.routed
+        if not self._taking:
+            self._homeless.append(visit)
+            return
         self._visits[routed.id] = visit
-        selected = self._selection.select(routed, visit.prompt, self._links)
+        selected = self._selection.select(routed, visit.prompt, self._taking)
         if selected is None:  # its segments are prepared first
             return
         del self._visits[routed.id]
@@ -200,7 +286,9 @@ class Simulation:
         self._counts["as_predicted" if matched == predicted else "less" if matched < predicted else "more"] += 1
         if link.pulls is not None:
             link.pulls.name(request, [one.pulls for one in selected.holders if one.pulls is not None], visit.followed)
-        came = now if routed.prefilled is not None else routed.began
+        came = now if visit.first_token is not None else routed.began
+        if visit.lost is not None:
+            worker.serving.resume(request, visit.lost)
         worker.receive(request, Sent(selected.outstanding, came, predicted, matched), now)
         n = self._links.index(link)
         if worker.serving.work is not None:
@@ -221,7 +309,8 @@ class Simulation:
 
     def _wake_for_reads(self, n: int) -> None:
         """Let an idle worker go on once the next parts are there that it reads."""
-        worker, due = self.workers[n], self._pulls[n].due()
+        worker, pulls = self.workers[n], self._links[n].pulls
+        due = None if pulls is None else pulls.due()
         if due is not None and worker.serving.work is None and (worker.wakes is None or worker.wakes > due):
             self._wake(worker, n, max(self._now, due))
 
@@ -245,7 +334,7 @@ class Simulation:
 
     def _begin(self, at: float, n: int) -> None:
         worker = self.workers[n]
-        if worker.wakes != at:
+        if worker.wakes != at or worker.has_failed:
             return  # it was woken sooner
         worker.wakes, self._now = None, at
         self._begin_work(at, n)
@@ -268,9 +357,9 @@ class Simulation:
         """Take what has become of a worker's orders, and let others read what it has computed for them."""
         for message in self._links[n].take_ended():
             self._preparing.prepared(message)
-        for at, pulls in enumerate(self._pulls):
-            if pulls.follows_any:
-                pulls.look()
+        for at, link in enumerate(self._links):
+            if link.pulls is not None and link.pulls.follows_any:
+                link.pulls.look()
                 self._wake_for_reads(at)
 
     # -- what becomes of requests
@@ -281,6 +370,7 @@ class Simulation:
         if prefills:
             self._total.outcomes[-1] = replace(self._total.outcomes[-1], output_tokens=visit.request.output_tokens)
         sent = worker.first_token(request)
+        visit.first_token = self._now
         if not prefills:  # else the rule has not chosen its worker
             self._selection.choice.begun(visit.prompt, worker.name)
         resumed = 0 if account is None else account.resumed_at
@@ -288,9 +378,9 @@ class Simulation:
             self._counts["lost_waiting" if resumed < sent.matched else "gained_waiting"] += 1
 
     def _goes_on(self, worker: SimulatedWorker, request: Request) -> bool:
-        """Return whether another worker has prefilled a request, which was counted there."""
+        """Return whether a request was counted at another worker, which has prefilled it, or failed after that."""
         visit = self._open[id(request)]
-        if visit.routed.prefilled is None:
+        if visit.first_token is None:
             return False
         self._selection.choice.begun(visit.prompt, worker.name)
         return True
@@ -301,12 +391,13 @@ class Simulation:
         routed = visit.routed
         if routed.prefills:
             self._counts["handed_over"] += 1
-            self._now, visit.first_token = now, now
+            self._now = now
             account = CacheAccount(request.prompt_tokens, 0, 0, 0, Reason.COLD)  # of no account here
             routed.prefilled, routed.sent = Prefilled(worker.name, account, None), [TokenEvent(0, "")]
             self._place(visit)
             return
-        if routed.prefilled is not None:  # the hand-over is a part of the time of the tokens after the first
+        if (routed.prefilled is not None or visit.lost is not None) and request.output_tokens > 1:
+            assert visit.first_token is not None, "it is answered"  # by two workers: the time between them counts
             self._total.token_seconds[-1] = (now - visit.first_token) / (request.output_tokens - 1)
         self._selection.choice.ended(visit.prompt, worker.name)
         self._arrivals.answered(request, now)
@@ -325,17 +416,24 @@ class Simulation:
     def routing(self) -> Routing:
         """Requests by worker, and by what became of predictions."""
         names = ("as_predicted", "more", "less", "lost_waiting", "gained_waiting")
+        pulls = [link.pulls for link in self._links if link.pulls is not None]
         return Routing(
             router=self._cluster.router,
             event_delay=self._cluster.event_delay,
             network=OFF if self._cluster.network is None else str(self._cluster.network),
-            pulled=sum(one.pulled for one in self._pulls),
-            followed=sum(one.followed for one in self._pulls),
-            pulls_failed=sum(one.failed for one in self._pulls),
+            pulled=sum(one.pulled for one in pulls),
+            followed=sum(one.followed for one in pulls),
+            pulls_failed=sum(one.failed for one in pulls),
             prefill=self._cluster.prefill,
             handed_over=self._counts["handed_over"],
             combined=self._counts["combined"],
             segments_apart=self._counts["segments_apart"],
+            failures=OFF if self._cluster.failures is None else str(self._cluster.failures),
+            failed=self._counts["failed"],
+            replaced=len(self.workers) - self._cluster.workers,
+            given_up=self._counts["given_up"],
+            resumed=self._counts["resumed"],
+            moved=self._counts["moved"],
             workers=tuple(worker.share for worker in self.workers),
             **{name: self._counts[name] for name in names},
         )

@@ -83,6 +83,12 @@ class Routing:
     handed_over: int = 0
     combined: int = 0  # requests whose segments workers prepared for another one
     segments_apart: int = 0  # of their cold segments, those that other workers than the combining one computed
+    failures: str = OFF  # how often workers fail, as it was asked for
+    failed: int = 0  # workers
+    replaced: int = 0  # of these, those in whose place another one serves, which is in `workers`, too
+    given_up: int = 0  # requests that got an error, since as many of their workers failed as are tried
+    resumed: int = 0  # answers that went on elsewhere after a failure
+    moved: int = 0  # requests without a first token, which went elsewhere after a failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,15 @@ class Engine:
     seed: int = 0  # of the drafts that are right
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Part of a request that a worker had computed when it failed."""
+
+    request: Request
+    ideal: int
+    output: int  # tokens of the answer that were sent
+
+
 @dataclass(slots=True)
 class _Visit:
     request: Request
@@ -78,6 +87,7 @@ class Serving:
     work: OneStep | DecodeSteps | None = None  # in progress
     _visits: dict[int, _Visit] = field(default_factory=dict)
     _came: int = 0  # requests
+    _resumed: dict[int, Lost] = field(default_factory=dict)  # requests that are to arrive, by their identity
 
     def __post_init__(self) -> None:
         self.layout = self.setup.layout(self.trace)
@@ -156,6 +166,18 @@ class Serving:
             assert isinstance(seq.tokens, Counted), "the lab's requests count their tokens"
             seq.tokens.grow(work.steps)
 
+    def fail(self) -> list[Lost]:
+        """End all work at once; return the requests that had arrived and have no complete answer."""
+        self.work = None
+        scheduler = self.scheduler
+        output = {seq.id: seq.n_output for seq in scheduler.running.values() if isinstance(seq, Answered)}
+        output |= {seq.id: seq.n_output for seq in scheduler.waiting}  # preempted ones have tokens
+        return [Lost(visit.request, visit.ideal, output[id]) for id, visit in self._visits.items()]
+
+    def resume(self, request: Request, lost: Lost) -> None:
+        """Let a request that is to arrive go on after what another worker had sent of its answer."""
+        self._resumed[id(request)] = lost
+
     def shorten(self, due: float) -> None:
         """Let steps in progress that only decode end with the one in which a request arrives, at `due`."""
         if isinstance(self.work, DecodeSteps):
@@ -171,8 +193,13 @@ class Serving:
         while len(arrivals) and (due := arrivals.due()) is not None and due <= self.now:
             request = arrivals.take()
             seq = Replayed(self.scheduler.new_id(), self.trace, as_reused(request, self.setup.reuse))
-            visit = _Visit(request, self._came, due, self.ideal.hit(request))
+            lost = self._resumed.pop(id(request), None)
+            ideal = self.ideal.hit(request) if lost is None else lost.ideal
+            visit = _Visit(request, self._came, due, ideal)
             self._came += 1
+            if lost is not None:
+                assert isinstance(seq.tokens, Counted), "the lab's requests count their tokens"
+                seq.tokens.grow(lost.output)  # computed by decode rows, as after a preemption
             try:
                 self.scheduler.enqueue(seq)
             except RequestTooLarge:

@@ -71,6 +71,10 @@ OFF = "none"  # in the place of an eviction policy: no cache at all
 NETWORK = re.compile(r"([\d.]+\w+)/s(?:@([\d.]+)ms)?")
 NETWORK_SPELLING = "BANDWIDTH/s, or BANDWIDTH/s@LATENCY, like 12.5GB/s@1ms"
 
+FAILURES = re.compile(r"(\d+(?:\.\d+)?)s(?:/(\d+(?:\.\d+)?)s)?")
+FAILURES_SPELLING = "EVERY, or EVERY/ABSENT, like 600s/30s"
+ABSENT = 17.0  # seconds from a worker's end until another one serves: measured with Ray (docs/cluster.md)
+
 
 @dataclass(frozen=True, slots=True)
 class Network:
@@ -95,6 +99,27 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
+class Failures:
+    """Times at which workers fail: each after an exponentially distributed time, and another one takes its place."""
+
+    every: float  # seconds on average until a worker fails
+    absent: float = ABSENT  # seconds until another one serves
+
+    @classmethod
+    def read(cls, text: str) -> Failures | None:
+        """Read off or FAILURES_SPELLING. Raises ConfigError for all else."""
+        if text == OFF_PULLS:
+            return None
+        found = FAILURES.fullmatch(text)
+        if found is None or not float(found[1]):
+            raise ConfigError(f"failures are {text!r}, must be off or {FAILURES_SPELLING}, and more than 0")
+        return cls(float(found[1]), ABSENT if found[2] is None else float(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.every:g}s" + ("" if self.absent == ABSENT else f"/{self.absent:g}s")
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """Simulated workers behind a router."""
 
@@ -103,6 +128,7 @@ class Cluster:
     event_delay: float = 0.0  # seconds until the router knows of a change of a cache
     network: Network | None = None  # by which workers pull prefixes; None: they do not
     prefill: int = 0  # of the workers, those that only prefill
+    failures: Failures | None = None  # None: no worker fails
 
 
 @dataclass(frozen=True, slots=True)

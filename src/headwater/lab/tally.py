@@ -66,6 +66,7 @@ class SegmentWork:
 SAMPLES = 240  # samples of the memory's contents over a run
 NOTHING = Saved()
 TOO_LARGE = "too_large"  # in the place of a reason: the whole memory is too small for the request
+WORKERS_LOST = "workers_lost"  # likewise: as many of its workers failed as are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +160,9 @@ class Tally:
         at: float,
         ttft: float | None = None,
         saved: Saved = NOTHING,
+        error: str = TOO_LARGE,
     ) -> None:
-        """Count a request whose prompt was computed, or that was refused if it has no account."""
+        """Count a request whose prompt was computed, or that got an error if it has no account."""
         if self.goes_on(request):
             return
         composed = 0 if account is None else account.composed_tokens
@@ -171,7 +173,7 @@ class Tally:
             output_tokens=request.output_tokens,
             resumed_at=0 if account is None else account.resumed_at,
             stranded_tokens=0 if account is None else account.stranded_tokens,
-            reason=TOO_LARGE if account is None else str(account.reason),
+            reason=error if account is None else str(account.reason),
             ideal=ideal,
             ttft=ttft,
             at=at,

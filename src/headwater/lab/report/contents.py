@@ -10,7 +10,7 @@ from headwater.account import Reason
 from headwater.chart import Axis, Chart, Group, Shape, area, linear, place, rect, round_steps
 from headwater.lab.report.lines import Lines, count, percent, short, size
 from headwater.lab.row import Result
-from headwater.lab.tally import TOO_LARGE, Held
+from headwater.lab.tally import TOO_LARGE, WORKERS_LOST, Held
 
 SAMPLES = 120  # most samples that are drawn
 BANDS = 40  # most samples that have a tooltip
@@ -140,6 +140,7 @@ MEANING: dict[str, str] = {
     Reason.TOO_SHORT: "the prompt has no full page before its last token",
     Reason.CACHE_OFF: "there is no cache",
     TOO_LARGE: "no memory could have held the request: it was refused",
+    WORKERS_LOST: "several workers failed, one after the other, that the request was sent to: it got an error",
 }
 
 
