@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +21,12 @@ from headwater.engine.selfcheck import SelfCheck
 from headwater.models import mtp
 from headwater.models.load import load_model, read_spec
 from headwater.models.mtp_graphs import MtpGraphs
-from headwater.request import Drafting, Span
+from headwater.request import Drafting, Generation, SamplingParams, Span
 from headwater.schedule.speculation import Speculator
 from tests import checkpoints
 from tests.checkpoints.mtp import FILE, add_head, copied
 from tests.checkpoints.ring import Memory, RingModel
-from tests.exactness.rig import Make, Rig, verify_every_draft, words
+from tests.exactness.rig import Answer, Make, Rig, verify_every_draft, words
 
 FAMILIES = ("qwen3_5", "qwen3_next", "qwen3_5_moe", "nemotron_h", "ling", "ring")
 PAGES = 400
@@ -270,6 +271,80 @@ def test_right_drafts_are_taken(make, monkeypatch) -> None:
         assert speculation.rejected == 0
         assert speculation.accepted == 4 * 7  # of steps that did not end the answer
         assert rig.engine.stats().steps - before == 1 + 8  # of 5 tokens each, the last one of fewer
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_first_tokens_are_sent_before_entries_are_written_which_are_the_same(make, monkeypatch, tokens) -> None:
+    """Tokens that were sent when each leg's entries are written; an answer may end at its first token."""
+    made, entries, sent = make("qwen3_5"), list[torch.Tensor](), list[list[int]]()
+    store, take = MtpRunner._store, MtpRunner.take
+
+    def at_once(self, step, batch, hidden_NC):
+        take(self, step, batch, hidden_NC)
+        self.write()
+
+    for patched in ({"take": at_once}, {}):
+        with made(PAGES, speculation="mtp", max_tokens_per_step=128) as rig, monkeypatch.context() as of_head:
+            answer, told = Answer([], 0), list[int]()
+
+            def noted(self, entries, answer=answer, told=told):
+                told.extend(len(answer.tokens) for _ in entries)
+                store(self, entries)
+
+            for name, method in ({"_store": noted} | patched).items():
+                of_head.setattr(MtpRunner, name, method)
+            params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+            asked = Generation(tuple(words(300, "first")), params, keep_output=False)
+            rig.engine.submit(asked, rig._listener(answer))
+            rig.wait(answer)
+            rig.settle()
+            mtp = rig.engine.runner.mtp
+            entries.append(mtp.arena.pages[torch.from_numpy(mtp.complete_P)].clone())
+            sent.append(told[:3])
+    assert sent == [[0, 0, 0], [0, 0, 1]]
+    assert len(entries[0]) == 4  # whole pages
+    assert torch.equal(*entries)
+
+
+def test_who_copies_a_prefix_waits_for_its_entries(make) -> None:
+    """They are asked for while the first token is chosen, and written, too, if the answer is given up then."""
+    made, told = make("qwen3_5"), list[bool]()
+
+    def failing(event: object) -> None:
+        raise ValueError(event)
+
+    with made(PAGES, speculation="mtp") as rig:
+        mtp, waiting = rig.engine.runner.mtp, list[threading.Thread]()
+
+        def asks(request: int, logits_V: torch.Tensor) -> None:
+            pages = rig.engine.scheduler.running[request].table[:2]
+            assert not mtp.complete_P[pages].any()
+            waiting.append(threading.Thread(target=lambda: told.append(mtp.complete(pages))))
+            waiting[-1].start()
+
+        rig.engine.logits_tap = asks
+        params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+        rig.engine.submit(Generation(tuple(words(130, "given up")), params), failing)
+        rig.settle()
+        rig.ask(words(130, "kept"), 1)
+        for thread in waiting:
+            thread.join()
+    assert told == [True, True]
+
+
+def test_entries_that_cannot_be_written_cost_no_answer(make, monkeypatch) -> None:
+    made, prompt = make("qwen3_5"), words(130, "broken")
+    with made(PAGES, speculation="mtp") as rig:
+        mtp = rig.engine.runner.mtp
+        mtp.arena.pages.fill_(1)
+        monkeypatch.setattr(MtpRunner, "_store", lambda self, entries: 1 / len([]) if entries else None)
+        first = rig.ask(prompt, 1, keep_output=False)
+        monkeypatch.undo()
+        assert not mtp.complete_P.any()
+        assert (mtp.arena.pages == 0).all(1).sum() == 3, "another sequence's entries are not read"
+        again = rig.ask(prompt, 1, keep_output=False)
+        assert again.account.cached_tokens == 128
+        assert again.same_bits(first)
 
 
 def test_a_checkpoint_without_a_head_is_refused(checkpoint, tmp_path) -> None:

@@ -103,6 +103,7 @@ class Answering:
         if not (step.legs or self.runner.was_new):
             rows, right = sum(decode.rows for decode in step.decodes), sum(one.right for one in judged)
             speculation.note_step(rows, drafts, right, seconds)
+        self.runner.write_entries()
 
     def _judge(self, logits_RV: torch.Tensor, judged: list[Judged]) -> None:
         """Sample each request's rows one after the other: the next row if the token is the draft that it stands after.
@@ -116,9 +117,8 @@ class Answering:
                 logits = logits or StepLogits.of(logits_RV)
                 choices = self._sample(logits, [one.first + number for one in reached], reached)
             except Exception as error:
-                with self._changed:
-                    for one in reached:
-                        self.scheduler.cancel(one.live.seq)
+                for one in reached:
+                    self._cancel(one.live.seq)
                 self._fail([one.live.seq for one in reached], error)
                 break
             for one, choice in zip(reached, choices, strict=True):
@@ -165,8 +165,7 @@ class Answering:
 
     def _fail_alone(self, live: Live, error: Exception) -> None:
         log.error("request %d failed: %s: %s", live.seq.id, type(error).__name__, error)
-        with self._changed:
-            self.scheduler.cancel(live.seq)
+        self._cancel(live.seq)
         self._close(live, FailedEvent(error))
 
     def _take(self, live: Live, choice: Choice) -> None:
@@ -200,12 +199,17 @@ class Answering:
             self._finish(live, "length", None)
 
     def _give_up(self, live: Live) -> None:
-        with self._changed:
-            self.scheduler.cancel(live.seq)
+        self._cancel(live.seq)
         self._forget(live)
+
+    def _cancel(self, seq: Sequence) -> None:
+        self.runner.write_entries()  # its pages are its own until it is cancelled
+        with self._changed:
+            self.scheduler.cancel(seq)
 
     def _finish(self, live: Live, reason: str, stop: str | int | None) -> None:
         seq = live.seq
+        self.runner.write_entries()  # its pages are its own until it is finished
         with self._changed:
             self.scheduler.finish(seq)
             self.observer.completed(seq)

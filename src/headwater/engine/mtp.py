@@ -3,12 +3,15 @@
 Entries stand in an arena of the head's own, by the page ids of the model's arena; only those of true tokens are kept,
 and made of the model's hidden states. Beside each page stands the hidden state of its last token, from which a sequence
 goes on that resumes there. Entries that are missing, as of composed segments, cost drafts that are wrong, and no bit.
+The last leg of a prompt has its entries written once the first token is sent, which does not wait for them.
 
 N rows of a step, M tokens of a sequence, C model width, P pages, S sequences.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,14 +30,18 @@ from headwater.models.mtp import MtpModule
 from headwater.models.mtp_graphs import MtpGraphs
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.limits import REPLAYED
+from headwater.schedule.sequence import Phase
 from headwater.schedule.sequence import Sequence as AnySequence
 from headwater.schedule.step import Decode, Leg, Step
 
 MOST_WAITING = 32  # entries of a sequence that wait until it drafts
 ROOM = MOST_WAITING + REPLAYED
+LATEST = 10.0  # seconds: entries that are late are written within a step
 FORGETS = 0.9  # weight of earlier passes with each new one
 
 T = TypeVar("T")
+
+log = logging.getLogger("headwater.engine")
 
 
 @dataclass(slots=True)
@@ -60,6 +67,7 @@ class Entries:
     hidden_MC: Tensor  # before each token
     table_P: Tensor
     write_from: int = 0  # earlier pages of the table have theirs
+    completes: Sequence[int] = ()  # pages that have all entries with these
 
 
 def drafts(seq: AnySequence) -> bool:
@@ -103,6 +111,9 @@ class MtpRunner:
         memory = LazyBytes(n_pages * spec.hidden_size * spec.element_bytes, device).tensor
         self.last_PC = memory.view(dtype).view(n_pages, spec.hidden_size)  # the hidden state of each page's last token
         self.complete_P = np.zeros(n_pages, np.bool_)  # cached pages, all of whose entries are written
+        self.written = threading.Event()  # no entries are late
+        self.written.set()
+        self._late: list[tuple[AnySequence, Entries]] = []  # to be written by `write`
         self._seconds = PassSeconds()
         self._waiting = [Waiting() for _ in range(slots)]
         self._hidden_WC = self.hidden(slots * ROOM)  # before the entries that wait, ROOM rows of each slot
@@ -118,9 +129,14 @@ class MtpRunner:
     # -- after a step ------------------------------------------------------------
 
     def take(self, step: Step, batch: StepBatch, hidden_NC: Tensor) -> None:
-        """Keep the entries of a step's tokens; `hidden_NC` are the model's hidden states of its rows."""
+        """Keep the entries of a step's tokens; `hidden_NC` are the model's hidden states of its rows.
+
+        Of legs after which a token is sent, `write` writes them.
+        """
         legs = [leg for leg in step.legs if leg.plan.build is None]  # a segment's pages are no prefix of a sequence
-        self._store([entries for leg in legs for entries in self._of_leg(leg, batch, hidden_NC)])
+        of_legs = [(leg, entries) for leg in legs for entries in self._of_leg(leg, batch, hidden_NC)]
+        self._store([entries for leg, entries in of_legs if not leg.wants_token])
+        late = [(leg.seq, entries) for leg, entries in of_legs if leg.wants_token]
         row, rows, places = batch.n_prefill, list[int](), list[int]()
         decodes = [(decode, drafts(decode.seq)) for decode in step.decodes]
         self._write_waiting([decode.seq for decode, is_drafting in decodes if is_drafting])
@@ -132,6 +148,31 @@ class MtpRunner:
         if rows:
             row_M, place_M = torch.from_numpy(np.array((rows, places))).to(self.device)
             self._hidden_WC.index_copy_(0, place_M, hidden_NC.index_select(0, row_M))
+        if late:
+            self._late = late
+            self.written.clear()
+
+    @torch.inference_mode()
+    def write(self) -> None:
+        """Write the entries that are late, but those of sequences that have ended: their pages may be others' now.
+
+        If that fails, the pages have none.
+        """
+        late, self._late = self._late, []
+        try:
+            self._store([entries for seq, entries in late if seq.phase is not Phase.DONE])
+        except Exception:  # no request needs drafts
+            log.exception("entries of the head cannot be written")
+            for _, entries in late:
+                self.clear(entries.table_P[entries.write_from :].tolist())
+        self.written.set()
+
+    def complete(self, pages: Sequence[int]) -> bool:
+        """Return whether all entries of pages are there; wait for those that are late. For any thread."""
+        of_pages = list(pages)
+        return bool(self.complete_P[of_pages].all()) or (
+            self.written.wait(LATEST) and bool(self.complete_P[of_pages].all())
+        )
 
     def _of_leg(self, leg: Leg, batch: StepBatch, hidden_NC: Tensor) -> Iterator[Entries]:
         """Yield the entries of a leg's tokens, and note its last hidden state, and those at the ends of pages."""
@@ -146,12 +187,14 @@ class MtpRunner:
             else:
                 first, hidden_MC = s.start, torch.cat((before_1C, rows[:-1]))
             self._keep_last(s, rows)
-            self._note_complete(leg, s)
+            completes = self._completed(leg, s)
             self._waiting[leg.slot] = Waiting(leg.seq.id, s.end, 1)
             self._hidden_WC[leg.slot * ROOM] = rows[-1]
             if len(hidden_MC):
                 tokens = batch.token_N[s.first + first - s.start : s.first + s.length]
-                yield Entries(first, tokens, hidden_MC, s.table_P, s.write_from)
+                yield Entries(first, tokens, hidden_MC, s.table_P, s.write_from, completes)
+            else:
+                self.complete_P[list(completes)] = True
 
     def _before(self, leg: Leg, s: Slice) -> Tensor | None:
         """Return the hidden state before a slice, if it is known: of the leg before, or of the page before."""
@@ -176,15 +219,18 @@ class MtpRunner:
             )
             self.last_PC[s.table_P[page_P]] = rows_MC[at_P - 1 - s.start]
 
-    def _note_complete(self, leg: Leg, s: Slice) -> None:
-        """Note which of the pages that a slice writes have all entries: each is computed with the token before it."""
+    def _completed(self, leg: Leg, s: Slice) -> Sequence[int]:
+        """Return which of the pages that a slice writes have all entries then: each is made with the token before it.
+
+        Until then none of the pages is complete.
+        """
         begin, table = s.start // self.page_size, leg.plan.table
         first = max(s.write_from, begin)
         self.complete_P[list(table[first : -(-s.end // self.page_size)])] = False
         is_known = s.start == 0 or self._waits_at(leg, s.start) or self.complete_P[table[begin - 1]]
         if first == begin and (s.start % self.page_size or not is_known):
             first += 1
-        self.complete_P[list(table[first : s.end // self.page_size])] = True
+        return table[first : s.end // self.page_size]
 
     def clear(self, pages: Sequence[int]) -> None:
         """Set entries of pages to zeros: they may be another sequence's, and some will not be written."""
@@ -231,6 +277,7 @@ class MtpRunner:
         tokens = torch.cat([one.tokens for one in entries])
         batch = StepBatch(tokens, torch.cat(positions), tuple(slices), none_B, (), none_B)
         self.module.store(batch, self.arena, torch.cat([one.hidden_MC for one in entries]))
+        self.complete_P[[page for one in entries for page in one.completes]] = True
 
     def forget(self, request: int) -> None:
         """Do nothing: entries of a request are its slot's, and its pages'."""

@@ -114,19 +114,24 @@ class Runner:
             self.segments.after(step.legs)
         else:
             logits_RV = self.graphs.forward(batch)
-        if self.mtp is not None and hidden_NC is not None:
-            self.mtp.take(step, batch, hidden_NC)
         for leg, rows in zip(step.legs, rows_of_saves, strict=True):
             for save, row in zip(leg.plan.saves, rows, strict=True):
                 self.states.save(row, self.arena.pages, save.pages)
         for decode in step.decodes:
             for save in decode.plan.saves if decode.plan else ():
                 self.states.save(decode.slot, self.arena.pages, save.pages)
+        if self.mtp is not None and hidden_NC is not None:
+            self.mtp.take(step, batch, hidden_NC)
         if not has_kernels(self.device):
             return logits_RV.cpu()
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         return logits_RV
+
+    def write_entries(self) -> None:
+        """Write the entries of the MTP head that the step's tokens did not wait for; call it once they are sent."""
+        if self.mtp is not None:
+            self.mtp.write()
 
     def forget(self, request: int) -> None:
         """Drop the page table of a request that has ended."""

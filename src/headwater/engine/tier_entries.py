@@ -39,7 +39,7 @@ class HeadEntries(PageEntries):
         self.page_bytes = sum(part.shape[1] for part in self._parts)
 
     def complete(self, pages: Sequence[int]) -> bool:
-        return bool(self._head.complete_P[list(pages)].all())
+        return self._head.complete(pages)
 
     def views(self, pages: Sequence[int]) -> list[memoryview]:
         return [memoryview(part[page]) for page in pages for part in self._parts]
