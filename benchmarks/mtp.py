@@ -6,8 +6,8 @@ Answers are the embedded model's own, to held-out questions about documents, and
 window is a number of drafts that every step verifies, whether they pay or not; `mtp` and `auto` take as many as pay.
 Tokens a step have the step's own among them. The turns of all ways are interleaved.
 
-Cold prompts are of `--model`, or of a random model, with a random head: the time to the first token with the head's
-entries written, and without a head.
+Cold prompts are of `--model`, or of a random model, with a random head: the time to the first token with the head,
+which writes entries of the prompt's last step after that token, and without one.
 """
 
 from __future__ import annotations

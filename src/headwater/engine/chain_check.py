@@ -1,9 +1,9 @@
 """Start-up self-check of steps with several rows of one sequence: tokens that are known, and drafts.
 
 Each layer that keeps something of a sequence is built in a narrow model, at its own heads and widths, and computes what
-a step of the server asks of it. A sequence with as many rows as drafts may give it, across the end of a page or of a
-ring, stands beside two others. Its rows must have the bits of steps of their own and leave what those leave, with none
-of its drafts accepted, one of them, or all but one.
+a step of the server asks of it. A sequence with as many rows as drafts may give it, across the end of a page, of a
+ring or of a split of keys, stands beside two others. Its rows must have the bits of steps of their own and leave what
+those leave, with none of its drafts accepted, half of them, or all.
 
 B rows of a step, C model width.
 """
