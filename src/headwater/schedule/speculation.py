@@ -354,8 +354,8 @@ class Speculation:
         many are taken as make the expected tokens of a second most; none if such drafts gave less than was expected.
         """
         self._expected_gain = 0.0
-        if not drafts:
-            return []
+        if not any(most for _, most in drafts):
+            return [0] * len(drafts)
         least = LIKELY if self.tries else self.seconds.least_chance(rows)
         chances = list[tuple[float, int]]()
         for number, (one, most) in enumerate(drafts):
