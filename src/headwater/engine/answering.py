@@ -103,7 +103,6 @@ class Answering:
         if not (step.legs or self.runner.was_new):
             rows, right = sum(decode.rows for decode in step.decodes), sum(one.right for one in judged)
             speculation.note_step(rows, drafts, right, seconds)
-        self.runner.write_entries()
 
     def _judge(self, logits_RV: torch.Tensor, judged: list[Judged]) -> None:
         """Sample each request's rows one after the other: the next row if the token is the draft that it stands after.

@@ -429,7 +429,10 @@ class Engine(Answering):
                 self._changed.wait(TIERS_ARE_LATE)
         self._report_failures()
         if step:
-            self._run(step, planning)
+            try:
+                self._run(step, planning)
+            finally:  # threads may wait for them
+                self.runner.write_entries()
         with self._changed:
             self.stepped()
         return True
