@@ -57,7 +57,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def state_seconds(one: Simulation) -> float:
-    return one._pulls[0]._sizes.bytes(True, 0) / LINK.bandwidth
+    return one.pulls[0]._sizes.bytes(True, 0) / LINK.bandwidth
 
 
 def test_a_prefill_is_read_while_it_is_computed(apart: None) -> None:
@@ -75,7 +75,7 @@ def test_a_link_that_is_slower_than_the_prefill_is_never_idle(apart: None) -> No
     slow = Network(round(RUN / 2.0), latency=0.01)
     one = simulated([asked("a")], [0.0], Cluster(2, "least_cost", network=slow, prefill=1))
     tally = one.run()
-    state = one._pulls[0]._sizes.bytes(True, 0) / slow.bandwidth
+    state = one.pulls[0]._sizes.bytes(True, 0) / slow.bandwidth
     ends = 1.024 + 3 * slow.latency + 2.0 * END / RUN_TOKENS + state  # a run, a run, and what is left
     assert tally.token_seconds == [pytest.approx((ends - 3.0 + REST + 0.02) / 2)]
     assert one.routing.followed == 1

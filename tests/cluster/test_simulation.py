@@ -198,8 +198,8 @@ def test_pulls_end_with_all_pages_given_back() -> None:
     setup = replace(SETUP, memory=2 * 10**9, cluster=Cluster(3, "least_loaded", network=FAST_NETWORK))
     simulation = Simulation(traffic(), setup, setup.cluster, make_arrivals(traffic(), FAST), ENGINE)
     simulation.run()
-    assert sum(one.pulled for one in simulation._pulls) > 5
-    for worker, pulls in zip(simulation.workers, simulation._pulls, strict=True):
+    assert sum(one.pulled for one in simulation.pulls) > 5
+    for worker, pulls in zip(simulation.workers, simulation.pulls, strict=True):
         assert not worker.serving.cache._leases
         assert not pulls._pulling
         worker.serving.cache.check()
@@ -285,7 +285,7 @@ def test_segments_are_prepared_beside_other_work_and_all_pages_come_back() -> No
     assert simulation.routing.combined > 5
     assert sum(worker.share.requests for worker in simulation.workers) == len(trace.requests)
     assert not simulation._preparing._orders
-    for worker, pulls in zip(simulation.workers, simulation._pulls, strict=True):
+    for worker, pulls in zip(simulation.workers, simulation.pulls, strict=True):
         assert pulls.loaded_segments
         assert worker.outstanding.number == 0
         assert not any(stored.pins for stored in worker.serving.cache.segments)

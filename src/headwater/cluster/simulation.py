@@ -413,17 +413,21 @@ class Simulation:
         return total
 
     @property
+    def pulls(self) -> list[SimulatedPulls]:
+        """Pulls of all workers, if they pull."""
+        return [link.pulls for link in self._links if link.pulls is not None]
+
+    @property
     def routing(self) -> Routing:
         """Requests by worker, and by what became of predictions."""
         names = ("as_predicted", "more", "less", "lost_waiting", "gained_waiting")
-        pulls = [link.pulls for link in self._links if link.pulls is not None]
         return Routing(
             router=self._cluster.router,
             event_delay=self._cluster.event_delay,
             network=OFF if self._cluster.network is None else str(self._cluster.network),
-            pulled=sum(one.pulled for one in pulls),
-            followed=sum(one.followed for one in pulls),
-            pulls_failed=sum(one.failed for one in pulls),
+            pulled=sum(one.pulled for one in self.pulls),
+            followed=sum(one.followed for one in self.pulls),
+            pulls_failed=sum(one.failed for one in self.pulls),
             prefill=self._cluster.prefill,
             handed_over=self._counts["handed_over"],
             combined=self._counts["combined"],
