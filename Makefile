@@ -72,19 +72,19 @@ test-full: $(VENV)/.dev
 quick-tests all-tests: export PYTHONDONTWRITEBYTECODE =
 
 quick-tests: $(VENV)/.dev
-	$(BIN)/pytest -m "not full and not clients" -n 2 --dist worksteal
+	$(BIN)/pytest -m "not full and not clients and not peers" -n 2 --dist worksteal
 
 all-tests: $(VENV)/.dev
-	HEADWATER_TEST_FULL=1 $(BIN)/pytest -m "not clients" -n 2 --dist worksteal
+	HEADWATER_TEST_FULL=1 $(BIN)/pytest -m "not clients and not peers" -n 2 --dist worksteal
 
 # a cluster's longer checks, with hosts that are network namespaces (they need root): killed, cut off, stalled
 test-cluster: $(VENV)/.dev
-	HEADWATER_TEST_FULL=1 $(BIN)/pytest -s tests/cluster tests/test_cluster_serve.py tests/test_cluster_roles.py tests/test_cluster_faults.py \
+	HEADWATER_TEST_FULL=1 $(BIN)/pytest -m "not peers" -s tests/cluster tests/test_cluster_serve.py tests/test_cluster_roles.py tests/test_cluster_faults.py \
 		tests/test_cluster_head.py tests/test_cluster_disk.py
 
 # KV events through the structures of vLLM itself, in an environment that has it: make test-peers VENV_VLLM=FOLDER
 test-peers: $(VENV)/.dev
-	$(if $(VENV_VLLM),,$(error VENV_VLLM names no environment with vLLM))VENV_VLLM=$(VENV_VLLM) $(BIN)/pytest tests/cluster/test_vllm_decoder.py
+	$(if $(VENV_VLLM),,$(error VENV_VLLM names no environment with vLLM))VENV_VLLM=$(VENV_VLLM) $(BIN)/pytest -m peers tests/cluster
 
 # on a card: kernels, graphs and drafts of every family, with and without the cache: GPU=1 make test-card
 test-card: $(VENV)/.dev

@@ -258,7 +258,7 @@ def table(found: dict[str, Any]) -> Table:
     """Return a row for each rule of a cell."""
     title = (
         f"{found['workers']} {found['computing']} workers, {found['traffic']}, {found['load']:.0%} of "
-        f"{found['sustained_by_least_loaded']:.1f} sessions a second, {found['memory_each'] / 1e9:.1f} GB each"
+        f"{found['sustained_by_least_loaded']:.1f} sessions a second, {found['memory_each'] / 1e6:,.0f} MB each"
     )
     columns = "hits, %", "mean, ms", "p50, ms", "p95, ms", "predicted, %", "evicted unused, %", "pulled"
     shown = Table(title, ("rule",), columns)

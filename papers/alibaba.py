@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.lab.setup import OFF, Setup
+from headwater.lab.setup import NO_CACHE, Setup
 from headwater.models.profiles import load_profile
 from headwater.traces.arrivals import Poisson
 from papers.figure import Found, Line, Shape
@@ -17,12 +17,12 @@ def ttft(lab: Lab) -> Found:
     profile = load_profile(MODEL)
     setups = {
         eviction: Setup(profile, MEMORY, "branch", eviction, pool="elastic", decode_reuse="raw")
-        for eviction in ("lru", OFF)
+        for eviction in ("lru", NO_CACHE)
     }
     lines, shares = [], []
     for name, (count, rate) in LOADS.items():
         rows = lab.rows(lab.trace(name, sessions=count), setups, Poisson(rate, 5.0), roofline(MODEL, "h200"))
-        shares.append(100 * mean_ttft(rows["lru"]) / mean_ttft(rows[OFF]))
+        shares.append(100 * mean_ttft(rows["lru"]) / mean_ttft(rows[NO_CACHE]))
         lines.append(Line(f"{name}: mean TTFT with matching, relative to none", 57.63, shares[-1], "%"))
         lines.append(Line(f"{name}: hit rate", None, rows["lru"].token_hit_rate))
     return Found(lines, Shape("matching takes less time on every trace", max(shares) < 100))

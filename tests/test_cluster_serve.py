@@ -230,9 +230,9 @@ def test_under_requests_workers_are_drained_added_and_taken_away(running: Runnin
 
 def test_status_shows_workers_and_what_became_of_requests(running: Running) -> None:
     running.story(3)
-    until(lambda: len(running.ups()) == 1)
-    ((name, worker),) = running.workers().items()
-    row = rf"│ {name} +│ up +│ [0-9a-f]{{12}} │ +{worker['process']} │"
+    until(running.ups)
+    name = running.ups()[0]
+    row = rf"│ {name} +│ up +│ [0-9a-f]{{12}} │ +{running.workers()[name]['process']} │"
     until(lambda: re.search(row, running.cluster("status").stdout))  # it joins again if it was not heard for 0.8 s
     shown = running.cluster("status").stdout
     assert re.search(r"│ answered +│ +\d+ │", shown)

@@ -15,6 +15,7 @@ UNITS = {"": 1, "B": 1}
 UNITS |= {f"{prefix}B": 1000 ** (i + 1) for i, prefix in enumerate("KMGT")}
 UNITS |= {f"{prefix}iB": 1024 ** (i + 1) for i, prefix in enumerate("KMGT")}
 SWITCH_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+OFF = "off"  # an option that is not used
 MASK = "***"  # shown in place of a secret
 
 

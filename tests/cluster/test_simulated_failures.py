@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from headwater.cluster import selection
+from headwater.cluster.choice import Candidate, Prompt, Role
 from headwater.cluster.router import HEARTBEAT_TIMEOUT, MOST_ATTEMPTS
+from headwater.cluster.simulated_pulls import SimulatedPulls
 from headwater.cluster.simulation import FAILURE, Simulation
 from headwater.errors import ConfigError
 from headwater.lab.setup import Cluster, Failures, Network
@@ -41,6 +45,32 @@ def test_each_request_is_counted_once_and_answered(cluster: Cluster) -> None:
     assert failing.row.token_hit_rate < whole.row.token_hit_rate - 0.03  # caches are lost
     assert failing.row.ideal_hit_rate == whole.row.ideal_hit_rate
     assert failing.row.ttft_ms.mean > whole.row.ttft_ms.mean
+
+
+def test_a_prefill_is_followed_by_the_worker_that_is_going_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, named = set[tuple[int, int]](), list[tuple[int, int]]()
+    follow, name = SimulatedPulls.follow_prefill, SimulatedPulls.name
+
+    def following(self, *prompt) -> int:
+        number = follow(self, *prompt)
+        begun.add((self.number, number))
+        return number
+
+    def naming(self, request, peers, followed) -> None:
+        if followed is not None:
+            named.append((self.number, followed))
+        name(self, request, peers, followed)
+
+    def prefiller(prompt: Prompt, candidates: Sequence[Candidate]) -> int | None:
+        roles = [one.role for one in candidates]
+        return roles.index(Role.PREFILL) if {Role.PREFILL, Role.DECODE} <= {*roles} else None
+
+    monkeypatch.setattr(SimulatedPulls, "follow_prefill", following)
+    monkeypatch.setattr(SimulatedPulls, "name", naming)
+    monkeypatch.setattr(selection, "prefiller", prefiller)
+    run(Cluster(4, "least_cost", 0.0, NETWORK, 1, Failures(4.0, 1.0)))
+    assert len(named) > 20
+    assert set(named) <= begun
 
 
 def test_segments_are_prepared_by_the_workers_that_are_left() -> None:

@@ -33,6 +33,7 @@ print(msgspec.msgpack.encode(KVEventBatch(ts=1.0, events=events, data_parallel_r
 """
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(not PLACE, reason="VENV_VLLM names no environment with vLLM")
 def test_vllm_decodes_what_is_published_and_its_own_events_are_read() -> None:
     sent = payloads()

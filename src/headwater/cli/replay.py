@@ -21,7 +21,6 @@ from headwater.cli.replay_tables import cluster_tables, results_table
 from headwater.errors import ConfigError
 from headwater.journal import Journal
 from headwater.lab.cost import StepCost, load_device
-from headwater.lab.hints import OFF as OFF_HINTS
 from headwater.lab.hints import SPELLING as HINTS_SPELLED
 from headwater.lab.hints import Hints
 from headwater.lab.replay import NewArrivals, Run, run_grid
@@ -29,16 +28,13 @@ from headwater.lab.replay import replay as one_server
 from headwater.lab.report import write_report
 from headwater.lab.row import Result
 from headwater.lab.serving import Engine, check_clock
-from headwater.lab.setup import FAILURES_SPELLING, NETWORK_SPELLING, OFF, Cluster, Failures, Network, Setup, system
-from headwater.lab.speculation import OFF as OFF_DRAFTS
-from headwater.lab.speculation import OFF as OFF_PULLS
+from headwater.lab.setup import FAILURES_SPELLING, NETWORK_SPELLING, NO_CACHE, Cluster, Failures, Network, Setup, system
 from headwater.lab.speculation import Law
-from headwater.lab.tiers import OFF as OFF_TIER
 from headwater.lab.tiers import SPELLING as TIER_SPELLED
 from headwater.lab.tiers import TierLaw
 from headwater.models.profiles import Profile
 from headwater.request import SegmentEviction
-from headwater.setting import parse_bytes
+from headwater.setting import OFF, parse_bytes
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import served_by
 from headwater.traces.request import Trace
@@ -82,9 +78,9 @@ def replay(
     tokens_per_step: Annotated[int, Option(min=1, help="Tokens of prefill a step.")] = 8192,
     speculation: Annotated[
         str, Option(help="With --serve: off, or DRAFTS@CHANCE, like 4@0.7, 4@0.7/slots or 4@0.7/mtp; with commas.")
-    ] = OFF_DRAFTS,
-    tier: Annotated[str, Option(help=f"With --serve: off, or {TIER_SPELLED}; with commas.")] = OFF_TIER,
-    hints: Annotated[str, Option(help=f"Hints that requests carry: off, {HINTS_SPELLED}; with commas.")] = OFF_HINTS,
+    ] = OFF,
+    tier: Annotated[str, Option(help=f"With --serve: off, or {TIER_SPELLED}; with commas.")] = OFF,
+    hints: Annotated[str, Option(help=f"Hints that requests carry: off, {HINTS_SPELLED}; with commas.")] = OFF,
     workers: Annotated[
         int | None, Option(min=1, help="With --serve: simulated workers behind a router, each with --memory.")
     ] = None,
@@ -105,7 +101,10 @@ def replay(
     ] = None,
     failures: Annotated[
         str | None,
-        Option(help=f"With --workers: each fails after so long on average: off, or {FAILURES_SPELLING}; with commas."),
+        Option(
+            help="With --workers: seconds after which one fails on average, and until another one serves in its place: "
+            f"off, or {FAILURES_SPELLING}; with commas. [default: off]"
+        ),
     ] = None,
     arrival: common.Arrival = None,
     limit: common.Limit = None,
@@ -216,11 +215,11 @@ def _clusters(
         from headwater.cluster.simulation import roles
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'headwater[cluster]'") from error
-    rules, networks = common.choices(router or ROUTER, str), common.choices(pulls or OFF_PULLS, Network.read)
+    rules, networks = common.choices(router or ROUTER, str), common.choices(pulls or OFF, Network.read)
     for rule in rules:
         make_choice(rule)
     numbers = common.choices(prefill or "0", _number)
-    places = product(rules, networks, numbers, common.choices(failures or OFF_PULLS, Failures.read))
+    places = product(rules, networks, numbers, common.choices(failures or OFF, Failures.read))
     delay = event_delay or 0.0
     clusters = [Cluster(workers, rule, delay, network, number, fails) for rule, network, number, fails in places]
     for cluster in clusters:
@@ -276,7 +275,7 @@ def _check(setups: list[Setup], under_clock: bool) -> None:
         layout = setup.layout(tokens)
         if setup.reuse == "segments" and not setup.profile.composes:
             raise ConfigError(f"{setup.profile.name} has layers that segments cannot be composed in")
-        if setup.eviction != OFF:
+        if setup.eviction != NO_CACHE:
             policy = make_eviction(setup.eviction, layout)
             make_placement(setup.placement)
             if under_clock:

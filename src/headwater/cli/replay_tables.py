@@ -6,13 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headwater.cli import common
-from headwater.lab.hints import OFF as OFF_HINTS
 from headwater.lab.row import Result, Routing, Row
-from headwater.lab.speculation import OFF as OFF_DRAFTS
-from headwater.lab.speculation import OFF as OFF_FAILURES
-from headwater.lab.speculation import OFF as OFF_PULLS
-from headwater.lab.tiers import OFF as OFF_TIER
 from headwater.models.profiles import Profile
+from headwater.setting import OFF
 from headwater.table import Table
 from headwater.traces.request import Trace
 
@@ -94,7 +90,7 @@ def _share(name: str) -> Column:
 
 
 def _pulls(rows: Sequence[Row]) -> bool:
-    return any(row.cluster is not None and row.cluster.network != OFF_PULLS for row in rows)
+    return any(row.cluster is not None and row.cluster.network != OFF for row in rows)
 
 
 def _prefill(rows: Sequence[Row]) -> bool:
@@ -102,11 +98,11 @@ def _prefill(rows: Sequence[Row]) -> bool:
 
 
 def _failures(rows: Sequence[Row]) -> bool:
-    return any(row.cluster is not None and row.cluster.failures != OFF_FAILURES for row in rows)
+    return any(row.cluster is not None and row.cluster.failures != OFF for row in rows)
 
 
 def _of_tokens(rows: Sequence[Row]) -> bool:
-    return _prefill(rows) or any(row.speculation != OFF_DRAFTS for row in rows)
+    return _prefill(rows) or any(row.speculation != OFF for row in rows)
 
 
 LABELS = (
@@ -114,9 +110,9 @@ LABELS = (
     Column("pool", lambda row: row.pool, lambda rows: any(row.pool != "unified" for row in rows)),
     Column("policy", _policy),
     Column("reuse", lambda row: row.reuse, _of_segments),
-    Column("tier", lambda row: row.tier, lambda rows: any(row.tier != OFF_TIER for row in rows)),
-    Column("hints", lambda row: row.hints, lambda rows: any(row.hints != OFF_HINTS for row in rows)),
-    Column("drafts", lambda row: row.speculation, lambda rows: any(row.speculation != OFF_DRAFTS for row in rows)),
+    Column("tier", lambda row: row.tier, lambda rows: any(row.tier != OFF for row in rows)),
+    Column("hints", lambda row: row.hints, lambda rows: any(row.hints != OFF for row in rows)),
+    Column("drafts", lambda row: row.speculation, lambda rows: any(row.speculation != OFF for row in rows)),
     Column("router", lambda row: row.cluster.router if row.cluster else "", lambda rows: rows[0].cluster is not None),
     Column("pulls", lambda row: row.cluster.network if row.cluster else "", _pulls),
     Column("prefill", lambda row: f"{_cluster(row).prefill}", _prefill),
@@ -132,7 +128,7 @@ FIGURES = (
     Column(
         "loaded",
         lambda row: f"{row.loaded_tokens / max(1, row.prompt_tokens):.1%}",
-        lambda rows: any(row.tier != OFF_TIER for row in rows) or _pulls(rows),
+        lambda rows: any(row.tier != OFF for row in rows) or _pulls(rows),
     ),
     Column("of ideal", _of_ideal, lambda rows: not _of_segments(rows)),
     *map(_share, ("prefix", "composed", "seam", "made")),

@@ -24,8 +24,8 @@ from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
 from headwater.lab.size import Forecast, Sampling, Size, Sizing, advice, curve
 from headwater.lab.tiered_size import TieredSize, TierGrid, tiered_advice
-from headwater.lab.tiers import OFF, SPELLING, TierLaw
-from headwater.setting import parse_bytes
+from headwater.lab.tiers import SPELLING, TierLaw
+from headwater.setting import OFF, parse_bytes
 from headwater.table import Table
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import served_by

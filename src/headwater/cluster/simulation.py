@@ -36,10 +36,10 @@ from headwater.lab.replay import result_of, timed
 from headwater.lab.row import Result, Routing
 from headwater.lab.serving import Engine, Lost
 from headwater.lab.setup import Cluster, Setup, as_reused
-from headwater.lab.speculation import OFF
 from headwater.lab.tally import WORKERS_LOST, Ideal, SegmentWork, Tally
 from headwater.request import Generation, SamplingParams, Span
 from headwater.schedule.sequence import tokens_of
+from headwater.setting import OFF
 from headwater.traces.arrivals import Arrivals
 from headwater.traces.request import Request, Trace
 
@@ -202,6 +202,9 @@ class Simulation:
             if one.pulls is not None and one.pulls.follows_any:
                 one.pulls.look()
         self._preparing.lost(link)
+        for visit in self._open.values():
+            if visit.routed.follower is link:
+                self._forget_follower(visit)
         moved = [(request, self._open.pop(request)) for request in link.worker.open]
         for _, visit in moved:
             if not visit.routed.prefills:
@@ -335,7 +338,7 @@ class Simulation:
     def _begin(self, at: float, n: int) -> None:
         worker = self.workers[n]
         if worker.wakes != at or worker.has_failed:
-            return  # it was woken sooner
+            return  # it was woken sooner, or has failed
         worker.wakes, self._now = None, at
         self._begin_work(at, n)
         self._look(n)

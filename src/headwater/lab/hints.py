@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from headwater.errors import ConfigError
 from headwater.plan import Retention
 from headwater.request import PRIORITIES, TIMES_TO_LIVE
+from headwater.setting import OFF
 from headwater.traces.request import Request, Trace
 
-OFF = "off"
 ENDED, HIGH = "ended", "high"
 SPELLING = "ended, high, 5m, 1h, or several kinds as ended+5m"
 PREFERRED = 4  # of so many sessions the first one has high priority

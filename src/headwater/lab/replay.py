@@ -21,11 +21,11 @@ from headwater.lab.replayed import OneByOne, Replayed
 from headwater.lab.row import Result, Row, Segments, Spread
 from headwater.lab.serving import Engine, Serving
 from headwater.lab.setup import Setup, as_reused
-from headwater.lab.speculation import OFF
 from headwater.lab.tally import Ideal, SegmentWork, Tally
 from headwater.lab.tuner import TraceTuning
 from headwater.machine import peak_memory, usable_cores
 from headwater.schedule.limits import Limits
+from headwater.setting import OFF
 from headwater.traces.arrivals import Arrivals, in_order
 from headwater.traces.request import Request, Trace
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from headwater.lab.speculation import OFF
 from headwater.lab.tally import Held, Outcome
 from headwater.percentile import percentile
+from headwater.setting import OFF
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from headwater.cache.changes import IGNORED, Changes
 from headwater.cache.placement import make_placement
 from headwater.errors import ConfigError
 from headwater.lab.hints import Hints
-from headwater.lab.speculation import OFF as OFF_PULLS
 from headwater.lab.speculation import Law
 from headwater.lab.tiers import LATENCY, TierLaw
 from headwater.models.profiles import Profile
@@ -22,7 +21,7 @@ from headwater.schedule.kinds.segment import Composer
 from headwater.schedule.limits import Limits
 from headwater.schedule.planner import DecodeReuse, Planner
 from headwater.schedule.scheduler import Scheduler
-from headwater.setting import parse_bytes, show_bytes
+from headwater.setting import OFF, parse_bytes, show_bytes
 from headwater.traces.request import Request, Trace
 
 
@@ -65,7 +64,7 @@ SYSTEMS = {
     "seglen": System("branch", "seglen"),
     "headwater": System("structural", "headwater"),
 }
-OFF = "none"  # in the place of an eviction policy: no cache at all
+NO_CACHE = "none"  # in the place of an eviction policy: no cache at all
 
 
 NETWORK = re.compile(r"([\d.]+\w+)/s(?:@([\d.]+)ms)?")
@@ -73,7 +72,7 @@ NETWORK_SPELLING = "BANDWIDTH/s, or BANDWIDTH/s@LATENCY, like 12.5GB/s@1ms"
 
 FAILURES = re.compile(r"(\d+(?:\.\d+)?)s(?:/(\d+(?:\.\d+)?)s)?")
 FAILURES_SPELLING = "EVERY, or EVERY/ABSENT, like 600s/30s"
-ABSENT = 17.0  # seconds from a worker's end until another one serves: measured with Ray (docs/cluster.md)
+ABSENT = 17.0  # seconds from a worker's end until another one serves: 16 to 17 were measured with Ray (docs/cluster.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class Network:
     @classmethod
     def read(cls, text: str) -> Network | None:
         """Read off or NETWORK_SPELLING. Raises ConfigError for all else."""
-        if text == OFF_PULLS:
+        if text == OFF:
             return None
         found = NETWORK.fullmatch(text)
         if found is None or not parse_bytes(found[1]):
@@ -108,11 +107,11 @@ class Failures:
     @classmethod
     def read(cls, text: str) -> Failures | None:
         """Read off or FAILURES_SPELLING. Raises ConfigError for all else."""
-        if text == OFF_PULLS:
+        if text == OFF:
             return None
         found = FAILURES.fullmatch(text)
         if found is None or not float(found[1]):
-            raise ConfigError(f"failures are {text!r}, must be off or {FAILURES_SPELLING}, and more than 0")
+            raise ConfigError(f"failures are {text!r}, must be off or {FAILURES_SPELLING}, EVERY more than 0")
         return cls(float(found[1]), ABSENT if found[2] is None else float(found[2]))
 
     def __str__(self) -> str:
@@ -175,19 +174,19 @@ class Setup:
         self, layout: CacheLayout, changes: Changes = IGNORED, clock: Callable[[], float] | None = None
     ) -> PrefixCache:
         """Return an empty cache, whose content is reported to `changes` and whose retentions lapse by `clock`."""
-        if self.eviction == OFF:
+        if self.eviction == NO_CACHE:
             return NoCache(layout)
         kind = LeadingParts if self.reuse == "segments" else PrefixCache
         share, eviction = self.segment_share, self.segment_eviction
         return kind(layout, self.eviction, None, share, eviction, changes, clock)
 
     def planner(self, cache: PrefixCache) -> Planner:
-        placement = make_placement("none" if self.eviction == OFF else self.placement)
+        placement = make_placement("none" if self.eviction == NO_CACHE else self.placement)
         return Planner(cache, placement, self.keeps_answers)
 
     def scheduler(self, cache: PrefixCache, limits: Limits) -> Scheduler:
         """Return the server's scheduler. It composes segments if there is a cache, `reuse` and the model permit."""
-        off, composes = self.eviction == OFF, self.composes
+        off, composes = self.eviction == NO_CACHE, self.composes
         return Scheduler(
             cache,
             make_placement("none" if off else self.placement),
@@ -200,11 +199,11 @@ class Setup:
     @property
     def composes(self) -> bool:
         """True if prompts are composed of stored segments."""
-        return self.profile.composes and self.eviction != OFF and self.reuse != "prefix"
+        return self.profile.composes and self.eviction != NO_CACHE and self.reuse != "prefix"
 
     @property
     def keeps_answers(self) -> bool:
-        return self.decode_reuse != "none" and self.eviction != OFF
+        return self.decode_reuse != "none" and self.eviction != NO_CACHE
 
 
 def as_reused(request: Request, reuse: Reuse) -> Request:

@@ -16,10 +16,10 @@ from headwater.draft.runs import WIDTH
 from headwater.errors import ConfigError
 from headwater.models.profiles import Profile
 from headwater.schedule.speculation import Speculation
+from headwater.setting import OFF
 
 Kept = Literal["replay", "slots", "mtp"]
 SPELLED = re.compile(r"(\d+)@(\d*\.?\d+)(?:/(replay|slots|mtp))?")
-OFF = "off"
 _BITS = (1 << 64) - 1
 
 

@@ -14,7 +14,8 @@ from headwater.lab.row import Row
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
 from headwater.lab.size import LEVELS, spelled
-from headwater.lab.tiers import OFF, TierLaw
+from headwater.lab.tiers import TierLaw
+from headwater.setting import OFF
 from headwater.traces.request import Trace
 
 

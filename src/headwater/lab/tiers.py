@@ -19,13 +19,12 @@ from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.tier_load import Load, Offer
 from headwater.schedule.tiers import Loads, Tiers
-from headwater.setting import parse_bytes, show_bytes
+from headwater.setting import OFF, parse_bytes, show_bytes
 from headwater.tiers.catalog import Catalog, Entry
 from headwater.tiers.names import Names, run_name, runs_of, state_name
 
 SPELLED = re.compile(r"([\d.]+\w+)@([\d.]+\w+)/s(/always)?(/selective)?")
 SPELLING = "SIZE@BANDWIDTH/s, like 100GB@2GB/s, or with /always or /selective"
-OFF = "off"
 LATENCY = 1e-3  # seconds of a load beside its bytes
 RUN_TOKENS = 1024
 NAMES_KEY = b"lab"
