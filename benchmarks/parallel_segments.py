@@ -27,7 +27,7 @@ from headwater.cluster.choice import Candidate, Prompt
 from headwater.cluster.segment_dispatch import DISPATCH, Lane, Segment, dispatch, longest_first
 from headwater.schedule.limits import BUILT_TOGETHER
 from headwater.schedule.prefill_seconds import PrefillSpeed
-from headwater.schedule.tier_load import PullSpeed
+from headwater.schedule.tier_load import ReadSpeed
 from headwater.table import Table
 
 OUT = Path(__file__).resolve().parent / "results" / "parallel_segments.json"
@@ -76,9 +76,9 @@ class Costs:
         return self.combine + MORE_SEGMENTS * (segments - 11)
 
     @property
-    def pull_speed(self) -> PullSpeed:
+    def pull_speed(self) -> ReadSpeed:
         """As a worker reports it, in seconds: a quarter of a segment is a state, another one its transition."""
-        return PullSpeed(self.pull / 4 / MS, self.pull / 2 / TOKENS / MS)
+        return ReadSpeed(self.pull / 4 / MS, self.pull / 2 / TOKENS / MS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.prefill_seconds import PrefillSpeed
-from headwater.schedule.tier_load import PullSpeed
+from headwater.schedule.tier_load import ReadSpeed
 
 PATIENCE = 20.0  # seconds
 LONG = 15.0  # seconds of silence, so that a busy machine makes none
@@ -44,7 +44,7 @@ class Running:
 class FormulaEngine:
     """Says a token of each request every `pace` seconds; the formula has the seed, as sampling has."""
 
-    def __init__(self, pace: float = 0.002, other: int = 0, pull: PullSpeed | None = None) -> None:
+    def __init__(self, pace: float = 0.002, other: int = 0, pull: ReadSpeed | None = None) -> None:
         """`other`: added to each token, for an engine whose bits differ. `pull`: as it says of itself."""
         self.pace, self.other, self.pull = pace, other, pull
         self.finish_reason = "length"

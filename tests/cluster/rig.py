@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from headwater.cache.changes import ChangeLog
@@ -9,6 +10,7 @@ from headwater.cache.prefix_cache import PrefixCache
 from headwater.cluster.digests import Digests
 from headwater.cluster.ledger import Ledger, PlainTokens, Tokens
 from headwater.cluster.messages import KV, SEGMENTS, STATES, Message
+from headwater.cluster.store_ledger import StoreLedger
 from headwater.cluster.stream import EventStream
 from headwater.plan import CacheLayout
 from tests.cache.toy import LAYOUT, Toy
@@ -23,10 +25,12 @@ def logged(layout: CacheLayout = LAYOUT, eviction: str = "lru") -> Toy:
     return Toy(layout, eviction, ChangeLog())
 
 
-def stream_of(toy: Toy, lifetime: bytes = b"A" * 16, with_tokens: bool = False) -> EventStream:
+def stream_of(
+    toy: Toy, lifetime: bytes = b"A" * 16, with_tokens: bool = False, stores: Sequence[StoreLedger] = ()
+) -> EventStream:
     """Return a stream that has published nothing yet."""
     tokens = PlainTokens(toy.layout.unit_bytes) if with_tokens else Tokens()
-    return EventStream(Ledger(toy.layout, DIGESTS, tokens), lifetime, lambda: 1.5)
+    return EventStream(Ledger(toy.layout, DIGESTS, tokens), lifetime, lambda: 1.5, stores)
 
 
 def begun(toy: Toy, stream: EventStream) -> Message:

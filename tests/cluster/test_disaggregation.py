@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from headwater.cli.cluster import roles_of
-from headwater.cluster.choice import Candidate, Prompt, Role, price_pulls
+from headwater.cluster.choice import Candidate, Prompt, Role, price_reads
 from headwater.cluster.disaggregation import decoders, prefiller
 from headwater.cluster.sockets import Contact
 from headwater.cluster.wire import NO_CONTACT
@@ -20,7 +20,7 @@ from headwater.errors import ConfigError
 from headwater.request import Span
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import key_of
-from headwater.schedule.tier_load import PullSpeed
+from headwater.schedule.tier_load import ReadSpeed
 from tests.cluster.fake import FakeWorker, FormulaEngine, asking, cluster, formula, kill, until
 from tests.cluster.test_routed_answers import KINDS, Whole, ask, generation, lost_after, settle
 from tests.cluster.test_routed_answers import cluster as real_cluster
@@ -28,14 +28,14 @@ from tests.cluster.test_router import submit
 from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import words
 
-FAST, SLOW = PullSpeed(0.001, 1e-7), PullSpeed(0.001, 1e-2)
+FAST, SLOW = ReadSpeed(0.001, 1e-7), ReadSpeed(0.001, 1e-2)
 PROMPT = range(1000)
 LONG = Prompt(1000)  # with no digests
 
 # -- the rule
 
 
-def worker(role: Role, running: int = 0, pull: PullSpeed | None = FAST, **others: object) -> Candidate:
+def worker(role: Role, running: int = 0, pull: ReadSpeed | None = FAST, **others: object) -> Candidate:
     own = {
         "waiting": 0,
         "queued_tokens": 0,
@@ -65,7 +65,7 @@ PREFILLS = worker(Role.PREFILL)
 )
 def test_a_prompt_is_prefilled_apart_where_that_costs_less(decodes, prompt, chosen) -> None:
     workers = [decodes, replace(PREFILLS)]
-    price_pulls(workers)
+    price_reads(workers)
     assert prefiller(prompt, workers) == chosen
 
 

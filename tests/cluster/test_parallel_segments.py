@@ -19,14 +19,14 @@ from headwater.errors import RequestTooLarge
 from headwater.request import Fidelity, Generation, Span
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import key_of
-from headwater.schedule.tier_load import PullSpeed
+from headwater.schedule.tier_load import ReadSpeed
 from tests.cluster import test_routed_answers
 from tests.cluster.fake import kill, until
 from tests.cluster.test_routed_answers import KINDS, RealWorker, Whole, ask, cluster, generation, settle
 from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import words
 
-FAST = PullSpeed(0.001, 1e-7)
+FAST = ReadSpeed(0.001, 1e-7)
 LENGTHS = (200, 130, 90, 170)
 LEAD, QUESTION, SEAMS = 40, 30, 8
 

@@ -19,7 +19,7 @@ from headwater.cluster.routed import Routed
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.prefill_seconds import PrefillSpeed
-from headwater.schedule.tier_load import PullSpeed
+from headwater.schedule.tier_load import ReadSpeed
 
 LENGTH = 40
 
@@ -56,7 +56,7 @@ class Rig:
 
     def combine(self, needed: list[Needed]) -> tuple[Routed, int | None]:
         request = Routed(next(self._digests), Generation((), SamplingParams()), lambda event: None, 0.0, b"")
-        fast = PullSpeed(1e-4, 1e-7)
+        fast = ReadSpeed(1e-4, 1e-7)
         given = 0, 0, 0, PrefillSpeed(0.0, 1e-3), 1.0, 8, 0
         workers = [Candidate(*given, name=one.name, pool="one", pull=fast) for one in self.links]
         prompt = Prompt(len(needed) * LENGTH + 9)

@@ -16,10 +16,11 @@ from headwater.cluster.choice import (
     OpenRequests,
     Outstanding,
     Prompt,
+    Stored,
     expected_seconds,
     holders,
     preferred,
-    price_pulls,
+    price_reads,
 )
 from headwater.cluster.rivals import (
     Aibrix,
@@ -33,7 +34,7 @@ from headwater.cluster.rivals import (
 from headwater.engine.meter import Backlog
 from headwater.errors import ConfigError
 from headwater.schedule.prefill_seconds import PrefillSeconds, PrefillSpeed
-from headwater.schedule.tier_load import PullSpeed
+from headwater.schedule.tier_load import ReadSpeed
 
 BLOCK = 64
 SPEED = PrefillSpeed(0.0, 1e-4)
@@ -146,18 +147,18 @@ def test_shared_blocks(one: tuple[int, ...], other: tuple[int, ...], shared: int
 
 # -- pulls
 
-FAST, SLOW = PullSpeed(0.001, 1e-6), PullSpeed(0.001, 1e-3)
+FAST, SLOW = ReadSpeed(0.001, 1e-6), ReadSpeed(0.001, 1e-3)
 LONG = prompt(*range(100))
 
 
-def pulling(name: str, pull: PullSpeed | None = FAST, pool: str = "one", **others: float) -> Candidate:
+def pulling(name: str, pull: ReadSpeed | None = FAST, pool: str = "one", **others: float) -> Candidate:
     return replace(worker(name, **others), pull=pull, pool=pool)
 
 
 def with_pulls(given: list[Candidate]) -> list[Candidate]:
     """Return copies with what each would pull."""
     workers = [replace(one) for one in given]
-    price_pulls(workers)
+    price_reads(workers)
     return workers
 
 
@@ -165,10 +166,10 @@ def test_a_busy_holders_prefix_is_pulled_by_another_worker() -> None:
     holder = pulling("a", reusable=90 * BLOCK, cached=90 * BLOCK, queued_tokens=20_000)
     workers = with_pulls([holder, pulling("b")])
     assert workers[0] == holder
-    assert (workers[1].pulled, workers[1].pull_seconds) == (90 * BLOCK, 0.001 + 90 * BLOCK * 1e-6)
+    assert (workers[1].read, workers[1].read_seconds) == (90 * BLOCK, 0.001 + 90 * BLOCK * 1e-6)
     assert workers[1].uncached(LONG) == LONG.tokens - 90 * BLOCK
     assert expected_seconds(LONG, workers[1], SPEED) == pytest.approx(
-        workers[1].pull_seconds + (LONG.tokens - 90 * BLOCK + 0.5 * LONG.tokens) * 1e-4
+        workers[1].read_seconds + (LONG.tokens - 90 * BLOCK + 0.5 * LONG.tokens) * 1e-4
     )
     assert LeastCost().choose(LONG, workers) == 1
     assert holders(1, workers) == [0]
@@ -196,21 +197,72 @@ def test_a_prefix_is_not_pulled_where(other: Candidate, why: str) -> None:
 
 def test_a_composed_prefix_is_not_pulled() -> None:
     """Another worker pulls the 10 blocks that stand before 50 composed ones."""
-    workers = [worker("a", running=9, reusable=60 * BLOCK, unsent=50 * BLOCK), worker("b", pull=PullSpeed(0.0, 1e-9))]
-    price_pulls(workers)
-    assert (workers[0].pulled, workers[1].pulled) == (0, 10 * BLOCK)
+    workers = [worker("a", running=9, reusable=60 * BLOCK, unsent=50 * BLOCK), worker("b", pull=ReadSpeed(0.0, 1e-9))]
+    price_reads(workers)
+    assert (workers[0].read, workers[1].read) == (0, 10 * BLOCK)
     assert holders(1, workers) == [0]
-    workers = [worker("a", reusable=60 * BLOCK, unsent=60 * BLOCK), worker("b", pull=PullSpeed(0.0, 1e-9))]
-    price_pulls(workers)
-    assert workers[1].pulled == 0
+    workers = [worker("a", reusable=60 * BLOCK, unsent=60 * BLOCK), worker("b", pull=ReadSpeed(0.0, 1e-9))]
+    price_reads(workers)
+    assert workers[1].read == 0
 
 
 def test_only_kv_that_is_missing_is_pulled_and_the_deepest_holders_are_named() -> None:
     some = [pulling(name, reusable=n * BLOCK, running=n % 7) for name, n in (("a", 80), ("b", 90), ("c", 50), ("d", 0))]
     some[3] = replace(some[3], cached=60 * BLOCK)
     workers = with_pulls([*some, pulling("e", reusable=90 * BLOCK)])
-    assert workers[3].pull_seconds == FAST.seconds(30 * BLOCK)
+    assert workers[3].read_seconds == FAST.seconds(30 * BLOCK)
     assert holders(3, workers) == [4, 1], "the fewest requests first"
+
+
+# -- loads
+
+
+def storing(name: str, end: int, speed: ReadSpeed = FAST, **others: float) -> Candidate:
+    """Return a worker that has the first `end` blocks in a store of that speed."""
+    return replace(worker(name, **others), stored=(Stored("STORAGE", end * BLOCK),), loads={"STORAGE": speed})
+
+
+def test_what_a_workers_store_has_is_loaded_and_counts_as_its_seconds() -> None:
+    workers = with_pulls([worker("a"), storing("b", 90, queued_tokens=500)])
+    assert (workers[1].read, workers[1].is_loaded) == (90 * BLOCK, True)
+    assert workers[1].uncached(LONG) == LONG.tokens - 90 * BLOCK
+    assert workers[1].read_seconds == FAST.seconds(90 * BLOCK)
+    assert LeastCost().choose(LONG, workers) == 1
+    assert holders(1, workers) == [], "it asks no other worker"
+    assert LeastCost().choose(LONG, with_pulls([worker("a"), worker("b", queued_tokens=500)])) == 0
+
+
+def test_only_kv_that_memory_lacks_is_loaded() -> None:
+    (one,) = with_pulls([storing("a", 90, cached=50 * BLOCK)])
+    assert one.read_seconds == FAST.seconds(40 * BLOCK)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        storing("a", 90, SLOW),
+        storing("a", 90, underway=90 * BLOCK),
+        replace(storing("a", 90), loads={}),  # the store has failed a short time ago
+        replace(storing("a", 90), loads={"CPU": FAST}),
+    ],
+    ids=["computing is faster", "it is computing them", "not read now", "another store"],
+)
+def test_a_prefix_is_not_loaded_where(given: Candidate) -> None:
+    (one,) = with_pulls([given])
+    assert (one.read, one.is_loaded) == (0, False)
+
+
+def test_of_stores_and_peers_the_one_that_saves_most_is_read() -> None:
+    holder = pulling("a", reusable=95 * BLOCK)
+    loads = {"CPU": FAST, "STORAGE": ReadSpeed(0.001, 2e-6)}
+    stored = Stored("CPU", 60 * BLOCK), Stored("STORAGE", 90 * BLOCK)
+    both = replace(worker("b"), stored=stored, loads=loads, pool="one")
+    assert with_pulls([holder, both])[1].read == 90 * BLOCK, "it pulls nothing"
+    pulls = replace(both, pull=FAST)
+    pulled = with_pulls([holder, pulls])[1]
+    assert (pulled.read, pulled.is_loaded) == (95 * BLOCK, False)
+    loaded = with_pulls([replace(holder, reusable=50 * BLOCK), pulls])[1]
+    assert (loaded.read, loaded.is_loaded) == (90 * BLOCK, True)
 
 
 # -- others

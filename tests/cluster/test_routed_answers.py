@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from headwater.engine.meter import Backlog
 from headwater.events import FinishedEvent, TokenEvent
 from headwater.request import Constraint, Fidelity, Generation, SamplingParams, Span
 from headwater.schedule.prefill_seconds import PrefillSpeed
+from headwater.tiers.disk import DiskStore
 from headwater.tiers.fingerprint import Fingerprint
 from tests.cluster.fake import LONG, Received, kill, until
 from tests.exactness.conftest import load  # noqa: F401  a fixture
@@ -64,15 +66,24 @@ class Whole(Received):
 
 
 class RealWorker:
-    """An engine of its own over a shared model, and its worker."""
+    """An engine of its own over a shared model, and its worker; with a folder, it stores each checkpoint there."""
 
-    def __init__(self, model, fingerprint: str = "one", role: Role = Role.BOTH, pages: int = 600) -> None:
+    def __init__(
+        self,
+        model,
+        fingerprint: str = "one",
+        role: Role = Role.BOTH,
+        pages: int = 600,
+        folder: Path | None = None,
+    ) -> None:
         loaded, check = model
-        config = replace(EVENTS, memory=pages * loaded.spec.page_bytes)
+        config = replace(EVENTS, memory=pages * loaded.spec.page_bytes, tier_store="through")
         self.engine = Engine.over(loaded, check, config)
-        self.publishing = Publishing(config, KEY)
-        self.engine.stepped = self.publishing.start(self.engine.scheduler.cache)
         incarnation, own = uuid.uuid4().bytes, Fingerprint.of({"probe": fingerprint})
+        if folder is not None:
+            self.engine.use_tiers([DiskStore(folder, None)], KEY, own, config)
+        self.publishing = Publishing(config, KEY)
+        self.engine.stepped = self.publishing.start(self.engine.scheduler.cache, self.engine.own_tiers)
         self.pulling = Pulling(self.engine, KEY, own, config, incarnation, ANYWHERE, own_security())
         parts = self.pulling.contact
         info = info_of(self.engine, fingerprint, config.max_running, self.publishing.addresses, parts, role)
@@ -95,8 +106,13 @@ class RealWorker:
 
 
 @contextmanager
-def cluster(model, pages: int = 600, **kinds: str | Role) -> Iterator[tuple[Router, dict[str, RealWorker]]]:
-    """Yield a router, and workers by name: each of a fingerprint, or of one fingerprint and a role."""
+def cluster(
+    model, pages: int = 600, folder: Callable[[str], Path | None] = lambda name: None, **kinds: str | Role
+) -> Iterator[tuple[Router, dict[str, RealWorker]]]:
+    """Yield a router, and workers by name: each of a fingerprint, or of one fingerprint and a role.
+
+    `folder`: of each worker's tier.
+    """
     with ExitStack() as stack:
         loaded = model[0]
         texts = loaded.tokenizer, loaded.chat_template, loaded.special_tokens, loaded.generation
@@ -106,7 +122,8 @@ def cluster(model, pages: int = 600, **kinds: str | Role) -> Iterator[tuple[Rout
         stack.callback(router.stop)
         workers = {}
         for name, kind in kinds.items():
-            workers[name] = RealWorker(model, *(("one", kind) if isinstance(kind, Role) else (kind, Role.BOTH)), pages)
+            given = ("one", kind) if isinstance(kind, Role) else (kind, Role.BOTH)
+            workers[name] = RealWorker(model, *given, pages, folder(name))
             stack.callback(workers[name].close)
             router.join(name, workers[name].worker.contact)
         until(lambda: len(router._links.infos) == len(kinds))

@@ -22,9 +22,9 @@ from headwater.cluster.segment_dispatch import (
     soonest,
 )
 from headwater.schedule.prefill_seconds import PrefillSpeed
-from headwater.schedule.tier_load import PullSpeed
+from headwater.schedule.tier_load import ReadSpeed
 
-FAST, SLOW = PullSpeed(1e-4, 1e-7), PullSpeed(1e-3, 1e-2)
+FAST, SLOW = ReadSpeed(1e-4, 1e-7), ReadSpeed(1e-3, 1e-2)
 IDLE = Candidate(0, 0, 0, PrefillSpeed(0.0, 1e-3), 1.0, 8, 0, pool="one", pull=FAST)
 COLD = [Segment(100 + 500 * n, 500, 484, ()) for n in range(4)]
 PROMPT = Prompt(2200)
@@ -85,7 +85,7 @@ def test_queues_speeds_and_transfers_count() -> None:
 
 
 def test_segments_are_pulled_one_by_one_while_the_next_are_computed() -> None:
-    pull = PullSpeed(0.0, 1e-4)  # a tenth of computing
+    pull = ReadSpeed(0.0, 1e-4)  # a tenth of computing
     apart = [Lane(0.0, 1e-3, pull)]
     assert ready_at([1000, 1000, 1000], apart, [0, 0, 0]) == pytest.approx(3.1), "the last one alone is waited for"
     three = [Lane(0.0, 1e-3, pull)] * 3
@@ -141,7 +141,7 @@ def test_stored_segments_are_pulled_and_cold_ones_alone_are_computed() -> None:
 
 def test_the_worker_that_has_segments_combines_them() -> None:
     stored = [replace(one, holders=(1,)) for one in COLD]
-    found = dispatch(PROMPT, stored, [replace(IDLE, pull=PullSpeed(0.05, 1e-7)), IDLE], [0, 1])
+    found = dispatch(PROMPT, stored, [replace(IDLE, pull=ReadSpeed(0.05, 1e-7)), IDLE], [0, 1])
     assert (found.combiner, found.is_alone, found.builders) == (1, True, {})
 
 

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from headwater.cluster import selection
+from headwater.cluster import choice, selection
+from headwater.cluster.simulated_worker import SimulatedWorker
 from headwater.cluster.simulation import Simulation
 from headwater.lab.cost import Load
 from headwater.lab.serving import Engine
@@ -115,3 +116,32 @@ def test_each_worker_has_a_store_of_its_own_beside_the_network() -> None:
     assert [outcome.resumed_at for outcome in tally.outcomes] == [0, 0, END]
     assert loads.loaded_tokens == END
     assert tally.outcomes[2].ttft == pytest.approx(LATENCY + stored + REST)
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_a_prompt_goes_to_the_worker_whose_store_has_it(monkeypatch: pytest.MonkeyPatch, is_published: bool) -> None:
+    """The first worker has lost it in memory, and the rule prefers the second one if both cost as much."""
+    wishes = iter(("w0", "w0", "w1"))
+    monkeypatch.setattr(choice, "preferred", lambda names, key: next(wishes))
+    if not is_published:
+        monkeypatch.setattr(SimulatedWorker, "publish_store", lambda worker: None)
+    requests = [asked("a", output=1), asked("b", 6000, 1, 10**6), asked("c", output=1)]
+    states, tier = -(-PROFILE.checkpoint_bytes // PAGE), f"100GB@{round(RUN / STORE)}B/s"
+    one = simulated(requests, [0.0, 10.0, 20.0], Cluster(2, "least_cost"), 94 + 2 * states, tier)
+    tally, loads = one.run(), one.workers[0].serving.tiers
+    assert loads is not None
+    loading = LATENCY + loads._sizes.bytes(True, END) / (RUN / STORE)
+    assert tally.outcomes[2].ttft == pytest.approx(loading + REST if is_published else 3.0)
+    assert [share.requests for share in one.routing.workers] == ([3, 0] if is_published else [2, 1])
+    found = one.routing
+    assert (found.expected_loads, found.loaded, found.missed_loads) == (is_published, is_published, 0)
+    assert (found.as_predicted, found.gained_waiting, found.lost_waiting) == (3, 0, 0)
+
+
+def test_a_slow_store_is_not_counted() -> None:
+    """Reading a run takes two seconds, computing it one: the rule expects no load, and none comes."""
+    requests = [asked("a", output=1), asked("b", 6000, 1, 10**6), asked("c", output=1)]
+    states, tier = -(-PROFILE.checkpoint_bytes // PAGE), f"100GB@{round(RUN / 2.0)}B/s"
+    one = simulated(requests, [0.0, 10.0, 20.0], Cluster(1, "least_cost"), 94 + 2 * states, tier)
+    assert one.run().outcomes[2].ttft == pytest.approx(3.0)
+    assert (one.routing.expected_loads, one.routing.loaded) == (0, 0)

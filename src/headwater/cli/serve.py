@@ -222,7 +222,7 @@ def kv_events(config: ServeConfig) -> Iterator[Callable[[Engine], None]]:
         raise SettingError("kv_events", "on", must) from error
 
     def publish(engine: Engine) -> None:
-        engine.stepped = publishing.start(engine.scheduler.cache)
+        engine.stepped = publishing.start(engine.scheduler.cache, engine.own_tiers)
         say("KV events: {} (live), {} (replays and snapshots)".format(*publishing.addresses))
 
     publishing = Publishing(config)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
 from operator import attrgetter
@@ -20,7 +20,7 @@ from headwater.schedule.prefill_seconds import PrefillSpeed
 
 if TYPE_CHECKING:
     from headwater.engine.meter import Backlog
-    from headwater.schedule.tier_load import PullSpeed
+    from headwater.schedule.tier_load import ReadSpeed
 
 UNMEASURED = PrefillSpeed(0.0, 1e-3)  # until a worker has measured its speed
 TIE = 0.1  # of the least cost, within which other things decide
@@ -65,12 +65,20 @@ class Prompt:
         return low * self.block_tokens
 
 
+class Stored(NamedTuple):
+    """Leading tokens of a prompt that a worker would have after a load from one of its stores."""
+
+    medium: str
+    tokens: int
+
+
 class Found(NamedTuple):
     """Leading tokens of a prompt in a cache."""
 
     cached: int  # whose exact KV is there
     resumable: int  # those before the deepest position with all states
     unsent: int = 0  # of those, the ones of a composed prefix alone, which is sent to no other worker
+    stored: Sequence[Stored] = ()  # in stores that have more
 
 
 NOTHING = Found(0, 0)
@@ -78,7 +86,7 @@ NOTHING = Found(0, 0)
 
 @dataclass(slots=True)
 class Candidate:
-    """A worker, as a choice sees it, made for one route. `price_pulls` adds what it would pull."""
+    """A worker, as a choice sees it, made for one route. `price_reads` adds what it would read."""
 
     running: int  # requests that compute
     waiting: int
@@ -94,9 +102,12 @@ class Candidate:
     name: str = ""
     pool: str = ""  # fingerprint: workers of one pool compute equal bits
     role: Role = Role.BOTH
-    pull: PullSpeed | None = None  # from workers of its pool; None: it pulls nothing
-    pulled: int = 0  # leading tokens that it is going to pull, as far as it lacks them
-    pull_seconds: float = 0.0  # until it has them
+    pull: ReadSpeed | None = None  # from workers of its pool; None: it pulls nothing
+    stored: Sequence[Stored] = ()  # leading tokens that its own stores have
+    loads: Mapping[str, ReadSpeed] = field(default_factory=dict)  # from these stores, by medium
+    read: int = 0  # leading tokens that it is going to pull or to load, as far as it lacks them
+    read_seconds: float = 0.0  # until it has them
+    is_loaded: bool = False  # from its own store
     composed: int = 0  # tokens of segments that it does not compute with the prompt
 
     @property
@@ -116,11 +127,11 @@ class Candidate:
 
     def uncached(self, prompt: Prompt) -> int:
         """Return the tokens of a prompt that it has to compute."""
-        return prompt.tokens - max(self.reusable, self.underway, self.pulled) - self.composed
+        return prompt.tokens - max(self.reusable, self.underway, self.read) - self.composed
 
     def compose(self, prompt: Prompt, interiors: int) -> None:
         """Note that it has, or is going to have, that many tokens of a prompt's segments."""
-        self.composed = min(interiors, prompt.tokens - max(self.own, self.pulled))
+        self.composed = min(interiors, prompt.tokens - max(self.own, self.read))
 
 
 @dataclass(slots=True, eq=False)
@@ -205,29 +216,39 @@ class Known:
             pool=self.pool,
             role=self.role,
             pull=backlog.pull,
+            stored=found.stored,
+            loads=backlog.loads,
         )
 
 
-def price_pulls(candidates: Sequence[Candidate]) -> None:
-    """Note in each worker what it would pull of a prompt: all that its pool has, if that is faster than computing."""
-    if all(one.pull is None for one in candidates):
+def price_reads(candidates: Sequence[Candidate]) -> None:
+    """Note in each worker what it would read of a prompt, if that is faster than computing.
+
+    It loads what a store of its own has, or pulls all that its pool has in memory, whichever saves more seconds.
+    """
+    if all(one.pull is None and not one.stored for one in candidates):
         return
     deepest: dict[str, int] = {}
     for one in candidates:
         deepest[one.pool] = max(deepest.get(one.pool, 0), one.sendable)
     for one, speed in zip(candidates, prefill_speeds(candidates), strict=True):
-        end, own = deepest[one.pool], one.own
-        if one.pull is None or end <= own:
-            continue
-        seconds = one.pull.seconds(end - min(end, one.cached))
-        if seconds < speed.between(own, end):
-            one.pulled, one.pull_seconds = end, seconds
+        reads = [(end, one.loads[medium], True) for medium, end in one.stored if medium in one.loads]
+        if one.pull is not None:
+            reads.append((deepest[one.pool], one.pull, False))
+        most = 0.0
+        for end, reading, is_loaded in reads:
+            if end <= one.own:
+                continue
+            seconds = reading.seconds(end - min(end, one.cached))
+            saved = speed.between(one.own, end) - seconds
+            if saved > most:
+                most, one.read, one.read_seconds, one.is_loaded = saved, end, seconds, is_loaded
 
 
 def holders(chosen: int, candidates: Sequence[Candidate], most: int = MOST_HOLDERS) -> list[int]:
     """Return the workers from which the chosen one is to pull, the deepest first, at most `most`; none if it is not."""
     one = candidates[chosen]
-    if not one.pulled:
+    if not one.read or one.is_loaded:
         return []
     found = [i for i, other in enumerate(candidates) if other.pool == one.pool and other.sendable > one.own]
     return sorted(found, key=lambda i: (-candidates[i].sendable, candidates[i].load))[:most]
@@ -281,7 +302,8 @@ class LeastCost(Choice):
 
     - the mean time until a slot is free, if all are taken;
     - what is queued there, and the part of the prompt that it has to compute, at its measured speed. What an earlier
-      request is computing there is not computed again;
+      request is computing there is not computed again. What it would load or pull sooner is not computed: that time
+      counts instead;
     - half of what admission evicts there: as many tokens as get new pages, over the share of the memory that requests
       leave to the cache, since a small cache loses what is needed sooner. KV that is there needs no pages, even if its
       state is gone and all of it is computed again.
@@ -314,7 +336,7 @@ def expected_seconds(prompt: Prompt, one: Candidate, speed: PrefillSpeed) -> flo
     waiting = too_many * one.request_seconds / max(1, one.max_running) if too_many > 0 else 0.0
     evicted = (prompt.tokens - max(one.cached, one.reusable, one.underway)) / (1 - min(MOST_HELD, one.memory_held))
     computing = speed.seconds(prompt.tokens - one.uncached(prompt), prompt.tokens)
-    return waiting + one.pull_seconds + computing + (one.queued_tokens + NEEDED * evicted) * speed.token
+    return waiting + one.read_seconds + computing + (one.queued_tokens + NEEDED * evicted) * speed.token
 
 
 def prefill_speeds(candidates: Sequence[Candidate]) -> list[PrefillSpeed]:

@@ -67,7 +67,7 @@ def prefiller(prompt: Prompt, candidates: Sequence[Candidate]) -> int | None:
       meanwhile;
     - apart: the cost at a worker that only prefills, and then, where it is decoded, that of a pull and of the rest.
 
-    `candidates`: workers whose pulls are priced.
+    `candidates`: workers whose reads are priced.
     """
     decoding = decoders(candidates)
     if len(decoding) == len(candidates):
@@ -118,7 +118,7 @@ def handed_over(prompt: Prompt, one: Candidate) -> Candidate:
     end = resumable(prompt)
     if one.pull is None or end <= one.own:
         return one
-    return replace(one, pulled=end, pull_seconds=one.pull.seconds(end - min(end, one.cached)))
+    return replace(one, read=end, read_seconds=one.pull.seconds(end - min(end, one.cached)), is_loaded=False)
 
 
 def _with_delays(prompt: Prompt, one: Candidate, speed: PrefillSpeed) -> float:

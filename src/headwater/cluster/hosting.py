@@ -134,7 +134,7 @@ class Host:
         engine.note_probe(probed)
         addresses = self._publishing.addresses if self._publishing else ("", "")
         if self._publishing is not None:
-            engine.stepped = self._publishing.start(engine.scheduler.cache)
+            engine.stepped = self._publishing.start(engine.scheduler.cache, engine.own_tiers)
         parts, pool = NO_CONTACT, ALONE
         if self._pulling is not None:
             parts, pool = self._pulling.contact, Pool(self._pulling.know, prepares(engine))

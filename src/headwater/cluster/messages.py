@@ -19,6 +19,7 @@ KV, STATES, SEGMENTS = 0, 1, 2  # groups
 KINDS = {KV: "full_attention", STATES: "mamba", SEGMENTS: "segment"}  # as vLLM names the first two
 KV_KINDS = ("full_attention", "mla_attention", "sink_full_attention")
 MEDIUM = "GPU"  # vLLM's name for the memory that requests resume from without loading, on a CPU, too
+# others are those of stores, which are loaded first: "CPU" the host's memory below a card's, "STORAGE" a folder
 NUMBER_BYTES = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)  # number of the message that ends an answer
 SNAPSHOT = b"snapshot"  # a request to the replay socket, in place of a number

@@ -1,4 +1,4 @@
-"""Picture of a worker's cache: what a reader of its messages knows, and what a prompt could resume there.
+"""Picture of a worker's cache and stores: what a reader of its messages knows, and what a prompt could resume there.
 
 A picture is whole or empty. A message whose number is not the next one, or of another lifetime, empties it.
 """
@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from headwater.cluster.choice import NOTHING, Found, Prompt
+import msgspec
+
+from headwater.cluster.choice import NOTHING, Found, Prompt, Stored
 from headwater.cluster.messages import (
     KINDS,
     KV,
     KV_KINDS,
+    MEDIUM,
     SEGMENTS,
+    STATES,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -32,7 +36,8 @@ class Picture:
         self.next: int | None = None  # number of the next message; None: the picture is empty
         self.block_size = 0  # tokens
         self.groups: dict[int, str] = {}  # kinds of the groups, also of those without blocks
-        self.held: defaultdict[int, set[int]] = defaultdict(set)  # digests by group
+        self.held: defaultdict[int, set[int]] = defaultdict(set)  # digests in memory, by group
+        self.stored: dict[str, defaultdict[int, set[int]]] = {}  # likewise, of stores below memory, by medium
 
     @property
     def is_whole(self) -> bool:
@@ -88,10 +93,13 @@ class Picture:
         self.lifetime, self.next = None, None
         self.groups.clear()
         self.held.clear()
+        self.stored = {}
 
     def _take(self, events: Iterable[Event]) -> None:
         for event in events:
-            if isinstance(event, BlockStored):
+            if not isinstance(event, AllBlocksCleared) and event.medium not in (MEDIUM, None, msgspec.UNSET):
+                self._take_stored(str(event.medium), event)
+            elif isinstance(event, BlockStored):
                 group = event.group_idx or KV
                 self.groups.setdefault(group, event.kv_cache_spec_kind or KINDS[KV])
                 self.held[group].update(numbers_of(event.block_hashes))
@@ -101,8 +109,18 @@ class Picture:
                 self.held[event.group_idx or KV].difference_update(numbers_of(event.block_hashes))
             else:
                 self.held.clear()
+                self.stored = {}
                 self.groups = dict(event.groups or {})
                 self.block_size = event.block_size or self.block_size
+
+    def _take_stored(self, medium: str, event: BlockStored | BlockRemoved) -> None:
+        """Take what a store has, or has no more: it changes nothing of what memory needs to resume."""
+        held = self.stored.setdefault(medium, defaultdict(set))[event.group_idx or KV]
+        blocks = numbers_of(event.block_hashes)
+        if isinstance(event, BlockStored):
+            held.update(blocks)
+        else:
+            held.difference_update(blocks)
 
     # -- what a prompt finds
 
@@ -132,15 +150,36 @@ class Picture:
         deepest = (at for at in range(end, 0, -1) if all(blocks[at - 1] in held for held in states))
         return Found(end * block_size, next(deepest, 0) * block_size)
 
+    def find_stored(self, blocks: Sequence[int], tokens: int, found: Found) -> tuple[Stored, ...]:
+        """Return how many leading tokens a prompt would have after a load from each store that has more than memory.
+
+        A load needs a state in the store, and the KV before it that memory lacks, which has what was `found`.
+        """
+        size = self.block_size
+        if not self.is_whole or not size:
+            return ()
+        last, stores = min(len(blocks), max(0, tokens - 1) // size), []
+        has_kv = any(kind in KV_KINDS for kind in tuple(self.groups.values()))
+        for medium, held in tuple(self.stored.items()):
+            kv, states, end = held[KV], held[STATES], found.cached // size if has_kv else last
+            while end < last and blocks[end] in kv:
+                end += 1
+            deepest = next((at for at in range(end, found.resumable // size, -1) if blocks[at - 1] in states), 0)
+            if deepest:
+                stores.append(Stored(medium, deepest * size))
+        return tuple(stores)
+
     def look_up(self, prompt: Prompt) -> Found:
         """Return what a prompt finds: its exact prefix, or one composed of its segments if that is deeper."""
         exact = self.find(prompt.blocks, prompt.tokens)
+        if self.stored:
+            exact = exact._replace(stored=self.find_stored(prompt.blocks, prompt.tokens, exact))
         if not prompt.composed:
             return exact
         composed = self.find(prompt.composed, prompt.tokens)
         if composed.resumable <= exact.resumable:
             return exact
-        return Found(exact.cached, composed.resumable, composed.resumable - exact.resumable)
+        return Found(exact.cached, composed.resumable, composed.resumable - exact.resumable, exact.stored)
 
     def resumable(self, blocks: Sequence[int], tokens: int) -> int:
         """Return how many leading tokens of a prompt need not be computed here, as `find` does."""

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import zmq
@@ -20,7 +20,9 @@ from headwater.cache.changes import Change, ChangeLog
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cluster.messages import END, NUMBER_BYTES, SNAPSHOT, Message
 from headwater.cluster.sockets import Sockets, Waker
+from headwater.cluster.store_ledger import StoreLedger
 from headwater.cluster.stream import EventStream
+from headwater.tiers.changes import StoreLog
 
 HEARTBEAT = 1.0  # seconds without a message
 QUEUED = 10_000  # steps whose changes wait for the thread
@@ -35,14 +37,24 @@ class Publisher:
     The cache's `changes` are a ChangeLog.
     """
 
-    def __init__(self, cache: PrefixCache, stream: EventStream, sockets: Sockets, topic: str) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        stream: EventStream,
+        sockets: Sockets,
+        topic: str,
+        stores: Sequence[tuple[StoreLog, StoreLedger]] = (),
+    ) -> None:
+        """`stores`: logs of the stores that the stream has the ledgers of."""
         assert isinstance(cache.changes, ChangeLog), "the cache keeps no log of its changes"
         self._cache, self._log = cache, cache.changes
         self._stream, self._sockets, self._topic = stream, sockets, topic.encode()
         self._queue: deque[tuple[list[Change], bool]] = deque()  # changes, and whether they are all that there is
         self._behind = True  # the queue was full, or nothing was sent yet: all that is cached is sent next
         self._closing = False
-        self._waker = Waker()
+        self._stores, self._waker = stores, Waker()
+        for changes, _ in stores:
+            changes.wake = self._waker.wake
         self._thread = threading.Thread(target=self._run, name="headwater-events", daemon=True)
 
     def start(self) -> None:
@@ -91,7 +103,7 @@ class Publisher:
             while not self._closing or self._queue:
                 poller.poll(int(max(0.0, due - time.monotonic()) * 1000) + 1)
                 self._waker.clear()
-                if self._send_queued():
+                if self._send_queued() | self._send_stored():
                     due = time.monotonic() + HEARTBEAT
                 if time.monotonic() >= due:
                     self._send(self._stream.heartbeat())
@@ -112,6 +124,13 @@ class Publisher:
             self._queue.popleft()
             sent = True
         return sent
+
+    def _send_stored(self) -> bool:
+        """Send what has changed in stores; return whether anything has."""
+        messages = [self._stream.stored(ledger, changes.take()) for changes, ledger in self._stores]
+        for message in filter(None, messages):
+            self._send(message)
+        return any(messages)
 
     def _send(self, message: Message) -> None:
         number = message.number.to_bytes(NUMBER_BYTES, "big")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import zmq
 
@@ -14,11 +14,15 @@ from headwater.cluster.digests import Digests
 from headwater.cluster.ledger import Ledger, PlainTokens, Tokens
 from headwater.cluster.publisher import Publisher
 from headwater.cluster.sockets import PLAIN, Server, Sockets
+from headwater.cluster.store_ledger import StoreLedger
+from headwater.cluster.store_watch import PublishedTier, StoreWatch
 from headwater.cluster.stream import EventStream
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.setting import SettingError
 from headwater.tiers.names import read_key
+
+NO_TIERS: Mapping[str, PublishedTier] = {}
 
 log = logging.getLogger("headwater.events")
 
@@ -32,21 +36,32 @@ class Publishing:
         self._sockets = _bound(config, server)
         self.addresses = self._sockets.addresses
         self._publisher: Publisher | None = None
+        self._watches: list[StoreWatch] = []
 
-    def start(self, cache: PrefixCache) -> Callable[[], None]:
-        """Publish what a cache holds, and then its changes: at each call of the function that is returned."""
+    def start(self, cache: PrefixCache, tiers: Mapping[str, PublishedTier] = NO_TIERS) -> Callable[[], None]:
+        """Publish what a cache holds, and then its changes: at each call of the function that is returned.
+
+        `tiers`: those that may be this server's alone, by medium. While they are, they are published, too.
+        """
         config, layout = self._config, cache.layout
         for address in self._server.exposed(self.addresses):
             log.warning("KV events are readable by all who can connect to %s: they are not encrypted", address)
         tokens = PlainTokens(layout.unit_bytes) if config.kv_events_tokens else Tokens()
-        ledger = Ledger(layout, Digests(self._key, layout.unit_bytes), tokens)
-        stream = EventStream(ledger, uuid.uuid4().bytes)
-        self._publisher = Publisher(cache, stream, self._sockets, config.kv_events_topic)
+        digests = Digests(self._key, layout.unit_bytes)
+        self._watches = [StoreWatch(tier, digests, layout) for tier in tiers.values()]
+        ledgers = [StoreLedger(medium, digests, layout.unit_tokens) for medium in tiers]
+        stream = EventStream(Ledger(layout, digests, tokens), uuid.uuid4().bytes, stores=ledgers)
+        stores = [(watch.log, ledger) for watch, ledger in zip(self._watches, ledgers, strict=True)]
+        self._publisher = Publisher(cache, stream, self._sockets, config.kv_events_topic, stores)
         self._publisher.start()
+        for watch in self._watches:
+            watch.start()
         return self._publisher.stepped
 
     def close(self) -> None:
         """Send what is queued, and close the sockets."""
+        for watch in self._watches:
+            watch.close()
         if self._publisher is not None:
             self._publisher.close()
         self._sockets.close()

@@ -16,6 +16,7 @@ from headwater.cluster.wire import Cancel, Prepare, Submit
 from headwater.errors import HeadwaterError
 from headwater.events import Event, FinishedEvent, TokenEvent
 from headwater.request import Generation
+from headwater.tiers.store import PEER
 
 
 class Holder(Protocol):
@@ -71,6 +72,7 @@ class Routed:
     outstanding: Outstanding | None = None  # as that worker was chosen for it
     peers: tuple[bytes, ...] = ()  # incarnations of workers that have more of its prompt than that worker
     predicted: int = 0  # leading tokens that it was thought to have
+    loads: bool = False  # it is expected to load more of them from a store of its own
     unassigned_since: float | None = None  # since when no worker takes it
     fingerprint: str | None = None  # of workers that can go on with it; None: any
     prefills: bool = False  # its worker only prefills, for another one
@@ -114,11 +116,16 @@ class Routed:
             f"{len(self.sent):,}: their bits differ, although their fingerprints are equal"
         )
 
+    def count_reads(self, account: CacheAccount, counts: Counter[str]) -> None:
+        """Count what its worker has pulled and loaded, and a load that was expected and has not come."""
+        read = set(filter(None, (account.loaded_from or "").split(",")))
+        counts["pulled"] += PEER in read
+        counts["loaded"] += bool(read - {PEER})
+        counts["missed_loads"] += self.loads and not read - {PEER}
+
     def count_prediction(self, end: FinishedEvent, counts: Counter[str]) -> None:
         """Count whether its worker had as much of the prompt as its picture said, and what changed until it began."""
-        account = end.account
-        loaded = 0 if account.loaded_segments else account.loaded_tokens  # of the prefix
-        reused, had = account.resumed_at - loaded, end.cached_on_arrival
+        reused, had = in_memory(end.account), end.cached_on_arrival
         if had is None:
             had = reused
         elif reused != had:
@@ -137,3 +144,8 @@ class Routed:
             cold_tokens=account.cold_tokens + cold,
             segments_apart=len(self.built_apart),
         )
+
+
+def in_memory(account: CacheAccount) -> int:
+    """Return the leading tokens at which a request resumed, without those that were read for it."""
+    return account.resumed_at - (0 if account.loaded_segments else account.loaded_tokens)

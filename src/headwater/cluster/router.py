@@ -50,7 +50,6 @@ from headwater.events import Event, FailedEvent, FinishedEvent
 from headwater.request import Generation
 from headwater.schedule.sequence import key_of
 from headwater.spec import ModelSpec
-from headwater.tiers.store import PEER
 
 PING = 0.2  # seconds between heartbeats
 HEARTBEAT_TIMEOUT = 0.8  # seconds of a worker's silence
@@ -306,6 +305,7 @@ class Router:
         link, request.outstanding = selected.link, selected.outstanding
         link.outstanding.add(selected.outstanding)
         request.peers = tuple(one.incarnation or b"" for one in selected.holders)
+        request.loads = selected.is_loaded
         self._unfollow(request, link if request.prefilled is not None else None)
         self._send(request, link, selected.predicted)
         decoder, peer, namespace = selected.decoder, link.as_peer, request.generation.namespace
@@ -326,6 +326,7 @@ class Router:
         request.again = request.sent[-1] if request.sent else None
         link.open[request.id] = request
         self.counts["told_of_peers"] += bool(request.peers)
+        self.counts["expected_loads"] += request.loads
         link.send(request.submission(time.monotonic()))
 
     def _assign_waiting(self) -> None:
@@ -394,7 +395,7 @@ class Router:
     def _finished(self, request: Routed, link: Link, event: FinishedEvent) -> None:
         """End a request, or hand it over if its worker has only prefilled, and the first token was not its end."""
         account = event.account
-        self.counts["pulled"] += PEER in (account.loaded_from or "").split(",")
+        request.count_reads(account, self.counts)
         if request.prefilled is None:  # a prediction is counted once a request, by its prefill
             request.count_prediction(event, self.counts)
         if request.prefills:

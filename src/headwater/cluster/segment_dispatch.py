@@ -13,7 +13,7 @@ from heapq import heappush, heapreplace
 
 from headwater.cluster.choice import Candidate, Prompt, expected_seconds, prefill_speeds
 from headwater.schedule.prefill_seconds import PrefillSpeed
-from headwater.schedule.tier_load import PullSpeed
+from headwater.schedule.tier_load import ReadSpeed
 
 MOST_COMBINERS = 4  # workers for which a dispatch is computed: those that combine alone at the least cost
 
@@ -24,7 +24,7 @@ class Lane:
 
     queue: float  # until it begins
     token: float  # of each token
-    hand_over: PullSpeed | None = None  # to the worker that combines; None: it is that worker
+    hand_over: ReadSpeed | None = None  # to the worker that combines; None: it is that worker
 
     def seconds_of_pull(self, tokens: int) -> float:
         """Return the seconds to pull a segment of so many tokens: its KV, its state, and a transition of that size."""
@@ -59,7 +59,7 @@ def soonest(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
     Of workers that differ in their queues alone, the one that ends first is looked at.
     """
     found = [0] * len(tokens)
-    alike: defaultdict[tuple[float, PullSpeed | None], list[tuple[float, int]]] = defaultdict(list)  # heaps of ends
+    alike: defaultdict[tuple[float, ReadSpeed | None], list[tuple[float, int]]] = defaultdict(list)  # heaps of ends
     for n, lane in enumerate(lanes):
         heappush(alike[lane.token, lane.hand_over], (lane.queue, n))
     for i in longest_first(tokens):
@@ -135,7 +135,7 @@ def dispatch(
 ) -> Dispatch:
     """Return the least cost in seconds over the workers that may combine: alone, or with others of its pool.
 
-    Others compute segments only if that is sooner, their transfer included. `candidates`: workers whose pulls are
+    Others compute segments only if that is sooner, their transfer included. `candidates`: workers whose reads are
     priced. Of equal costs the worker with the fewest requests has it. Of more than `MOST_COMBINERS` workers those are
     compared that combine alone at the least cost.
     """
@@ -149,7 +149,7 @@ def dispatch(
 
 def _seconds_alone(at: int, prompt: Prompt, segments: Sequence[Segment], one: Candidate, speed: PrefillSpeed) -> float:
     """Return the cost of one worker that computes all segments that it lacks."""
-    start = max(one.own, one.pulled)
+    start = max(one.own, one.read)
     needed = [segment for segment in segments if segment.start >= start]
     interiors = sum(segment.interior for segment in needed)
     cold = sum(segment.tokens for segment in needed if at not in segment.holders)
@@ -166,7 +166,7 @@ def _combined_at(
 ) -> Dispatch:
     """Return the cheaper way of combining a prompt at one worker."""
     one = candidates[at]
-    needed = [i for i, segment in enumerate(segments) if segment.start >= max(one.own, one.pulled)]
+    needed = [i for i, segment in enumerate(segments) if segment.start >= max(one.own, one.read)]
     cold, pulled, pulling = list[int](), dict[int, int](), 0.0
     for i in needed:
         holders = [n for n in segments[i].holders if candidates[n].pool == one.pool]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from headwater.cluster.choice import Candidate, Choice, LeastCost, Outstanding, Prompt, holders, price_pulls
+from headwater.cluster.choice import Candidate, Choice, LeastCost, Outstanding, Prompt, holders, price_reads
 from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import decoder_after, decoders, may_be_apart, note_prefilled, prefiller
 from headwater.cluster.preparing import Preparing, may_be_prepared, needed_by
@@ -34,6 +34,7 @@ class Selected(NamedTuple, Generic[Worker]):
     outstanding: Outstanding
     predicted: int  # leading tokens that the worker is thought to have
     holders: tuple[Worker, ...]  # from which it is to pull
+    is_loaded: bool  # whether it is to load a part of the prompt from a store of its own
     decoder: Worker | None  # that is to go on after it, if it only prefills
 
 
@@ -52,7 +53,7 @@ class Selection:
         candidates = [link.candidate(prompt) for link in links]
         if request.prefilled is not None and len(request.sent) == 1:  # it is being handed over
             note_prefilled(prompt, request.prefilled.name, candidates)
-        price_pulls(candidates)
+        price_reads(candidates)
         at = self._with_segments(request, prompt, links, candidates)
         if at is None:
             return None
@@ -60,7 +61,7 @@ class Selection:
         decoder = links[decoder_after(prompt, chosen, candidates)] if request.prefills else None
         outstanding = Outstanding(prompt, chosen.uncached(prompt), bool(request.sent))
         pulled_from = tuple(links[i] for i in holders(at, candidates))
-        return Selected(links[at], outstanding, chosen.reusable, pulled_from, decoder)
+        return Selected(links[at], outstanding, chosen.reusable, pulled_from, chosen.is_loaded, decoder)
 
     def _with_segments(
         self, request: Routed, prompt: Prompt, links: Sequence[Worker], candidates: Sequence[Candidate]

@@ -19,7 +19,7 @@ from headwater.lab.tiers import STORE, LabLoads, Line
 from headwater.schedule.follows import Follow, Follows, progress
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.segment_loads import Awaited, SegmentLoad, SegmentLoads
-from headwater.schedule.tier_load import Load, Offer, PullSpeed, Source
+from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source
 from headwater.tiers.names import runs_of
 from headwater.tiers.store import PEER
 
@@ -66,9 +66,8 @@ class SimulatedPulls(LabLoads):
         serving.use(self)
 
     @property
-    def pull_speed(self) -> PullSpeed:
-        a_token = self._sizes.bytes(False, self.run_tokens) / self.run_tokens / self._link.bandwidth
-        return PullSpeed(self.load_seconds(PEERS, True, 0), a_token)
+    def pull_speed(self) -> ReadSpeed:
+        return self._speed(PEERS)
 
     def name(self, request: object, peers: Sequence[SimulatedPulls], followed: int | None) -> None:
         """Note that these workers have more of the prompt of a request of the trace, which is going to arrive.

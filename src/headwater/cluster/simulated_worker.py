@@ -12,12 +12,15 @@ from headwater.cluster.digests import Digests
 from headwater.cluster.ledger import Ledger, Tokens
 from headwater.cluster.messages import Message
 from headwater.cluster.picture import Picture
+from headwater.cluster.store_ledger import StoreLedger
 from headwater.cluster.stream import EventStream
 from headwater.engine.meter import PROBED, Meter
 from headwater.lab.row import Share
 from headwater.lab.serving import Engine, Lost, OneStep, Serving
 from headwater.lab.setup import Setup, as_reused
 from headwater.lab.tally import Ideal, Outcome, Tally
+from headwater.lab.tiers import LabStore
+from headwater.tiers.changes import StoreLog
 from headwater.traces.request import Request, Trace
 
 
@@ -65,7 +68,9 @@ class SimulatedWorker:
         self._log = ChangeLog()
         self.serving = Serving(trace, setup, engine, changes=self._log)
         self.layout, self._max_running = self.serving.layout, engine.max_running
-        self._stream = EventStream(Ledger(self.layout, digests, Tokens()), name.encode(), lambda: self.serving.now)
+        ledger, self._stored = Ledger(self.layout, digests, Tokens()), StoreLog()
+        self._store = StoreLedger(LabStore.medium, digests, self.layout.unit_tokens)
+        self._stream = EventStream(ledger, name.encode(), lambda: self.serving.now, [self._store])
         self._on_the_way: deque[tuple[float, Message]] = deque()  # and when each is known
         self.picture, self._meter = Picture(), Meter(self.layout.flops)
         self._meter.probed(self.serving.prefill_seconds(PROBED))
@@ -80,6 +85,13 @@ class SimulatedWorker:
         """Take requests from `inbox`, and count them in `tally`."""
         self.inbox, self.tally = inbox, tally
         self.serving.ideal = ideal
+
+    def publish_store(self) -> None:
+        """Publish what its store holds, too, if it has one."""
+        tiers = self.serving.tiers
+        if tiers is not None and tiers.store is not None:
+            tiers.store.changes = self._stored
+            self._stored.open()
 
     # -- what the router sees
 
@@ -132,9 +144,12 @@ class SimulatedWorker:
 
     def _publish(self) -> None:
         """Send the changes of the cache since the last time."""
-        changes = self._log.take()
+        changes, known_at = self._log.take(), self.serving.now + self._delay
         if changes:
-            self._on_the_way.append((self.serving.now + self._delay, self._stream.step(changes)))
+            self._on_the_way.append((known_at, self._stream.step(changes)))
+        stored = self._stream.stored(self._store, self._stored.take())
+        if stored is not None:
+            self._on_the_way.append((known_at, stored))
 
     def first_token(self, request: Request) -> Sent:
         """Note that a prompt was computed, or refused; return its request."""

@@ -24,7 +24,7 @@ from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import Prefilled
 from headwater.cluster.preparing import Preparing
 from headwater.cluster.rivals import make_choice
-from headwater.cluster.routed import Routed
+from headwater.cluster.routed import Routed, in_memory
 from headwater.cluster.router import HEARTBEAT_TIMEOUT, MOST_ATTEMPTS
 from headwater.cluster.selection import Selection
 from headwater.cluster.simulated_link import SimulatedLink
@@ -171,6 +171,7 @@ class Simulation:
             evicts = partial(self._may_evict, n)
             pulls = SimulatedPulls(n, cluster.network, worker.serving, lambda: self._now, evicts)
             self._named[worker.name.encode()] = pulls
+        worker.publish_store()
         link = SimulatedLink(worker, pulls, lambda: self._now, partial(self._ordered, n), self._named)
         self.workers.append(worker)
         self._links.append(link)
@@ -282,10 +283,11 @@ class Simulation:
         if selected is None:  # its segments are prepared first
             return
         del self._visits[routed.id]
-        request, link = visit.sent, selected.link
+        request, link, routed.loads = visit.sent, selected.link, selected.is_loaded
         worker, predicted = link.worker, selected.predicted
         self._open[id(request)] = visit
         matched = worker.match(request, visit.composed)
+        self._counts["expected_loads"] += routed.loads
         self._counts["as_predicted" if matched == predicted else "less" if matched < predicted else "more"] += 1
         if link.pulls is not None:
             link.pulls.name(request, [one.pulls for one in selected.holders if one.pulls is not None], visit.followed)
@@ -376,7 +378,9 @@ class Simulation:
         visit.first_token = self._now
         if not prefills:  # else the rule has not chosen its worker
             self._selection.choice.begun(visit.prompt, worker.name)
-        resumed = 0 if account is None else account.resumed_at
+        if account is not None:
+            visit.routed.count_reads(account, self._counts)
+        resumed = 0 if account is None else in_memory(account)
         if resumed != sent.matched:
             self._counts["lost_waiting" if resumed < sent.matched else "gained_waiting"] += 1
 
@@ -423,7 +427,8 @@ class Simulation:
     @property
     def routing(self) -> Routing:
         """Requests by worker, and by what became of predictions."""
-        names = ("as_predicted", "more", "less", "lost_waiting", "gained_waiting")
+        predictions = "as_predicted", "more", "less", "lost_waiting", "gained_waiting"
+        names = *predictions, "expected_loads", "loaded", "missed_loads"
         return Routing(
             router=self._cluster.router,
             event_delay=self._cluster.event_delay,

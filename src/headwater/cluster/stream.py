@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 from headwater.cache.changes import Change
 from headwater.cluster.ledger import Ledger
-from headwater.cluster.messages import KV, MEDIUM, BlockRemoved, Event, Message, encode
+from headwater.cluster.messages import KV, MEDIUM, BlockRemoved, BlockStored, Event, Message, encode
+from headwater.cluster.store_ledger import StoreLedger
+from headwater.tiers.changes import Change as StoreChange
 
 KEPT_MESSAGES, KEPT_BYTES = 10_000, 64 * 2**20  # for replay
 SNAPSHOT_BLOCKS = 16_384  # of one message
@@ -22,8 +24,15 @@ class EventStream:
     `AllBlocksCleared`, which has the block size and the groups.
     """
 
-    def __init__(self, ledger: Ledger, lifetime: bytes, clock: Callable[[], float] = time.time) -> None:
-        self._ledger, self._lifetime, self._clock = ledger, lifetime, clock
+    def __init__(
+        self,
+        ledger: Ledger,
+        lifetime: bytes,
+        clock: Callable[[], float] = time.time,
+        stores: Sequence[StoreLedger] = (),
+    ) -> None:
+        """`stores`: ledgers of stores below memory, which are published, too."""
+        self._ledger, self._lifetime, self._clock, self._stores = ledger, lifetime, clock, stores
         self._kept: deque[Message] = deque()
         self._kept_bytes = 0
         self.next = 0  # number of the next message
@@ -33,11 +42,20 @@ class EventStream:
     def begin(self, contents: Sequence[Change]) -> Message:
         """Return a message that replaces all that readers know: `contents` are those of the cache now."""
         self._ledger.clear()
-        return self._message([self._ledger.cleared(self._lifetime), *self._ledger.events(contents)])
+        held = chain(self._ledger.events(contents), self._stored())
+        return self._message([self._ledger.cleared(self._lifetime), *held])
 
     def step(self, changes: Sequence[Change]) -> Message:
         """Return the message of one step's changes, which are not empty."""
         return self._message(list(self._ledger.events(changes)))
+
+    def stored(self, ledger: StoreLedger, changes: Iterable[StoreChange]) -> Message | None:
+        """Return the message of a store's changes; None if readers know all of them."""
+        events: list[Event] = list(ledger.events(changes))
+        return self._message(events) if events else None
+
+    def _stored(self) -> Iterator[BlockStored]:
+        return chain.from_iterable(ledger.contents() for ledger in self._stores)
 
     def heartbeat(self) -> Message:
         """Return a message without content: a removal of no blocks, which every decoder takes."""
@@ -67,7 +85,7 @@ class EventStream:
         """Yield batches that give an empty reader all that is held now; each has the next live message's number."""
         events: list[Event] = [self._ledger.cleared(self._lifetime)]
         blocks = 0
-        for stored in self._ledger.contents():
+        for stored in chain(self._ledger.contents(), self._stored()):
             events.append(stored)
             blocks += len(stored.block_hashes)
             if blocks >= SNAPSHOT_BLOCKS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -38,7 +38,7 @@ from headwater.engine.start_checks import (
     too_much_memory,
     warn_if_slow,
 )
-from headwater.engine.tier import open_stores, tier_key
+from headwater.engine.tier import Tier, open_stores, tier_key
 from headwater.engine.tier_io import TierIO
 from headwater.engine.verdict import verdict
 from headwater.errors import DeadlineExceeded, EngineStopped, QueueFull
@@ -164,6 +164,12 @@ class Engine(Answering):
     def use_tiers(self, stores: list[Store], key: bytes, fingerprint: Fingerprint, config: ServeConfig) -> None:
         """Keep states and KV in these stores, too. The engine is not started yet."""
         self.scheduler.tiers = TierIO(stores, key, fingerprint, self.scheduler, self.runner, self._changed, config)
+
+    @property
+    def own_tiers(self) -> Mapping[str, Tier]:
+        """Tiers that may be this server's alone, by the medium that they have in KV events."""
+        tiers = self.scheduler.tiers
+        return tiers.own if isinstance(tiers, TierIO) else {}
 
     def note_probe(self, probed: Probe) -> None:
         """Take the probe's prefill for the first one that was measured. The engine is not started yet."""

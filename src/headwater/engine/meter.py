@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headwater.cache.view import CacheStats
 from headwater.plan import PrefillFlops
@@ -11,7 +11,7 @@ from headwater.schedule.prefill_seconds import PrefillSeconds, PrefillSpeed
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Purpose
 from headwater.schedule.step import Step
-from headwater.schedule.tier_load import PullSpeed, TierStats
+from headwater.schedule.tier_load import ReadSpeed, TierStats
 
 FORGETS = 0.9  # weight of earlier terms of a ratio with each new one
 PROBED = 192  # tokens of the prefill that is measured before any request comes
@@ -47,7 +47,8 @@ class Backlog:
     request_seconds: float  # mean of recent requests, from submission to end
     held_tokens: int = 0  # of all these requests, prompts and answers so far
     memory_tokens: int = 0  # whose KV fits into the whole memory; 0: there is no KV
-    pull: PullSpeed | None = None  # from other workers of a cluster; None: it pulls nothing
+    pull: ReadSpeed | None = None  # from other workers of a cluster; None: it pulls nothing
+    loads: dict[str, ReadSpeed] = field(default_factory=dict)  # from its own tiers, by medium
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,7 @@ class Meter:
             held_tokens=sum(len(seq.tokens) for part in (waiting, scheduler.running.values()) for seq in part),
             memory_tokens=layout.n_pages * layout.page_size * layout.kv_pages_per_unit,
             pull=scheduler.tiers.pull_speed,
+            loads=scheduler.tiers.load_speeds,
         )
 
     def retry_after(self, waiting: int, at_once: int) -> int:

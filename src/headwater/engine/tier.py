@@ -16,10 +16,11 @@ from headwater.engine.workers import Workers
 from headwater.errors import ConfigError
 from headwater.schedule.tier_load import TierStats
 from headwater.setting import SettingError, without_password
+from headwater.tiers.changes import IGNORED, PartsRemoved, StoreChanges
 from headwater.tiers.names import Names, read_key
 from headwater.tiers.part import HEADER, SEAL_BYTES, CorruptPart, Part, Sealer
 from headwater.tiers.place import TierPlace
-from headwater.tiers.store import Store, StoreError, Usage
+from headwater.tiers.store import OwnStore, Store, StoreError, Usage
 
 FIRST_BANDWIDTH = 1e9  # bytes a second, until some were read
 LATENCY = 1e-3  # seconds of a load beside its bytes
@@ -68,6 +69,7 @@ class Tier:
         self.bandwidth = Ratio()  # bytes, seconds
         self.waiting = 0  # bytes that loads in progress still read
         self.counts: Counter[str] = Counter()
+        self.changes: StoreChanges = IGNORED
         self.usage = Usage(0, 0, store.limit)  # as it was after the last copy
         self.unreadable_until = self.unwritable_until = 0.0
         # threads of its own: a slow store delays no other
@@ -78,6 +80,12 @@ class Tier:
     def names(self) -> Names:
         """Names of this server's parts in it."""
         return self.fingerprints.names
+
+    @property
+    def own_store(self) -> OwnStore:
+        """The store, which may be this server's alone."""
+        assert isinstance(self.store, OwnStore), f"a {self.store.kind} store never is"
+        return self.store
 
     @property
     def usable(self) -> bool:
@@ -108,6 +116,11 @@ class Tier:
         self.bandwidth.note(part.bytes, time.perf_counter() - begun)
         return None
 
+    def publish(self, changes: StoreChanges) -> None:
+        """Say from now on what is stored, and what is gone."""
+        self.changes = self.own_store.changes = changes
+        self.own_store.claim()
+
     def put(self, parts: Sequence[NamedPart], closing: Callable[[], bool]) -> None:
         """Store parts that are not there, in their order, until `closing()`; the others count as used now.
 
@@ -134,6 +147,7 @@ class Tier:
         if self.store.has([name])[0]:
             return self._corrupt(name, CorruptPart("it has another size"))
         self.counts["gone"] += 1
+        self.changes.put(PartsRemoved([name]))
         return TierOutcome.FAILED
 
     def _corrupt(self, name: str, error: CorruptPart) -> TierOutcome:

@@ -32,12 +32,13 @@ from headwater.schedule.kinds.request import Request
 from headwater.schedule.prefill_seconds import PrefillSeconds
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited
-from headwater.schedule.tier_load import Load, Offer, PullSpeed, Source, TierStats
+from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source, TierStats
 from headwater.schedule.tiers import AT_ONCE, Loads, Tiers
+from headwater.tiers.changes import PrefixStored
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import Names, run_name, runs_of, state_name
 from headwater.tiers.part import Sealer
-from headwater.tiers.store import PeerStore, Store, StoreError, StoreFull
+from headwater.tiers.store import OwnStore, PeerStore, Store, StoreError, StoreFull
 
 MOST_QUEUED = 256  # copies
 MOST_HELD = 1 / 8  # of the pages, by copies that wait; pages of a shared prefix count for each
@@ -55,6 +56,7 @@ class Copy:
     pages: int
     parts: Callable[[], list[NamedPart]]
     release: Callable[[], None]
+    prefix: tuple[str, bytes] | None = None  # namespace and key; None: they are segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ class TierIO(Tiers):
         self.run_tokens = self._prefixes.run_tokens
         self._loads = Loads(self._cache, self, scheduler.new_id)
         self._stores = tuple(self.tiers)  # that are written
+        private = [(tier.store.medium, tier) for tier in self._stores if isinstance(tier.store, OwnStore)]
+        self.own = dict(reversed(private))  # tiers that may be this server's alone, by medium: the fastest of each
         self._segments = SegmentIO(self._stores, names, scheduler, runner, changed, self._timeout, self)
         self._prefill = PrefillSeconds()
         self._waiting: dict[int, tuple[Request, float]] = {}  # requests that wait, and until when
@@ -145,12 +149,18 @@ class TierIO(Tiers):
             self._peers.follows.cancel(number)
 
     @property
-    def pull_speed(self) -> PullSpeed | None:
+    def pull_speed(self) -> ReadSpeed | None:
         if self._peers is None or not self._peers.store.reachable:
             return None
-        tier, run = self._peers.tier, self._prefixes.bytes_of(False, self.run_tokens)
-        a_token = run / self.run_tokens / tier.bytes_a_second
-        return PullSpeed(tier.seconds(self._prefixes.bytes_of(True, 0)), a_token)
+        return self._speed(self._peers.tier)
+
+    @property
+    def load_speeds(self) -> dict[str, ReadSpeed]:
+        return {medium: self._speed(tier) for medium, tier in self.own.items() if tier.usable}
+
+    def _speed(self, tier: Tier) -> ReadSpeed:
+        a_token = self._prefixes.bytes_of(False, self.run_tokens) / self.run_tokens / tier.bytes_a_second
+        return ReadSpeed(tier.seconds(self._prefixes.bytes_of(True, 0)), a_token)
 
     # -- requests that arrive
 
@@ -374,7 +384,8 @@ class TierIO(Tiers):
         held = self._cache.hold(id, namespace, key, at)
         if held is not None:
             parts = partial(self._prefixes.parts, namespace, prefix, at, held)
-            self._enqueue(Copy(len(held.table) + len(held.state), parts, partial(self._cache.release, id)))
+            pages, release = len(held.table) + len(held.state), partial(self._cache.release, id)
+            self._enqueue(Copy(pages, parts, release, (namespace, prefix)))
 
     def _copy_segments(self, segments: Sequence[StoredSegment]) -> None:
         """Queue a copy of segments, and pin them until it is made."""
@@ -434,6 +445,8 @@ class TierIO(Tiers):
                 continue
             try:
                 tier.put(parts, lambda: self._closing)
+                if copy.prefix is not None and not self._closing:
+                    tier.changes.put(PrefixStored(*copy.prefix, [name for name, _ in parts]))
             except StoreFull as error:
                 tier.counts["full"] += 1
                 self.dropped += 1

@@ -75,6 +75,9 @@ class Routing:
     less: int
     lost_waiting: int  # less was cached when the prefill began than at the time of arrival
     gained_waiting: int
+    expected_loads: int = 0  # requests whose worker was expected to load a part from its store
+    loaded: int = 0  # requests that did, expected or not
+    missed_loads: int = 0  # of those that were expected, the ones that did not
     network: str = OFF  # over which prefixes are pulled, as it was asked for
     pulled: int = 0  # prefixes
     followed: int = 0  # prefixes that were read while they were prefilled apart

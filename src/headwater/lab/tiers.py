@@ -17,10 +17,11 @@ from headwater.errors import ConfigError
 from headwater.plan import CacheLayout
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
-from headwater.schedule.tier_load import Load, Offer
+from headwater.schedule.tier_load import Load, Offer, ReadSpeed
 from headwater.schedule.tiers import Loads, Tiers
 from headwater.setting import OFF, parse_bytes, show_bytes
 from headwater.tiers.catalog import Catalog, Entry
+from headwater.tiers.changes import IGNORED, PartsRemoved, PrefixStored, StoreChanges
 from headwater.tiers.names import Names, run_name, runs_of, state_name
 
 SPELLED = re.compile(r"([\d.]+\w+)@([\d.]+\w+)/s(/always)?(/selective)?")
@@ -103,6 +104,7 @@ class Line:
 class LabStore:
     """Content of a simulated store."""
 
+    medium = "STORAGE"  # in KV events
     peak_bytes = written_bytes = 0
 
     def __init__(
@@ -113,6 +115,7 @@ class LabStore:
         self._unit, self._run_units = sizes.layout.unit_tokens, sizes.run_tokens // sizes.layout.unit_tokens
         self._names = Names(NAMES_KEY, "", sizes.layout.unit_bytes)
         self.catalog = Catalog()
+        self.changes: StoreChanges = IGNORED
 
     def offer(self, seq: Request) -> Offer:
         """Return the parts of a request's prompt that are stored."""
@@ -156,6 +159,8 @@ class LabStore:
                 self.catalog.add(run_name(digests, start, stop), entry)
             if state not in entries:
                 self.catalog.add(state, Entry(self._sizes.bytes(True, 0), self._now(), self._prefill(at - after), ""))
+            prefix = key[: end * self._sizes.layout.unit_bytes]
+            self.changes.put(PrefixStored(namespace, prefix, [*new, state]))
             self.written_bytes += size
             self.peak_bytes = max(self.peak_bytes, self.catalog.bytes)
 
@@ -166,6 +171,7 @@ class LabStore:
                     break
                 for name in names:
                     self.catalog.remove(name)
+                self.changes.put(PartsRemoved(names))
         return self.catalog.bytes + size <= self.law.size
 
 
@@ -260,6 +266,14 @@ class LabLoads(Tiers):
     def _read(self, tier: int, now: float, size: int) -> float:
         """Read so many bytes of a tier; return when they are there."""
         return self._line(tier).read(now, size)
+
+    @property
+    def load_speeds(self) -> dict[str, ReadSpeed]:
+        return {} if self.store is None else {self.store.medium: self._speed(STORE)}
+
+    def _speed(self, tier: int) -> ReadSpeed:
+        a_token = self._sizes.bytes(False, self.run_tokens) / self.run_tokens / self._line(tier).bandwidth
+        return ReadSpeed(self.load_seconds(tier, True, 0), a_token)
 
     def load_seconds(self, tier: int, state: bool, tokens: int) -> float:
         if tier == STORE and self.store is not None and self.store.law.always:

@@ -100,14 +100,14 @@ class TierStats:
 
 
 @dataclass(frozen=True, slots=True)
-class PullSpeed:
-    """Expected seconds of a pull from another worker of a cluster."""
+class ReadSpeed:
+    """Expected seconds of a read from a tier, or of a pull from another worker of a cluster."""
 
-    state: float  # of a state alone, after what is being pulled already
+    state: float  # of a state alone, after what is being read already
     token: float  # of each token of KV
 
     def seconds(self, tokens: int) -> float:
-        """Return the seconds to pull a state, and KV of so many tokens."""
+        """Return the seconds to read a state, and KV of so many tokens."""
         return self.state + self.token * tokens
 
 

@@ -18,7 +18,7 @@ from headwater.plan import Draft, Match
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.planner import common_tokens
 from headwater.schedule.segment_loads import Awaited
-from headwater.schedule.tier_load import Load, Offer, PullSpeed, Source, TierReader, TierStats
+from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source, TierReader, TierStats
 from headwater.tiers.names import runs_of
 
 AT_ONCE = 4  # loads
@@ -39,9 +39,14 @@ class Tiers:
         """Give up a prefill that is followed. Unknown numbers are ignored."""
 
     @property
-    def pull_speed(self) -> PullSpeed | None:
+    def pull_speed(self) -> ReadSpeed | None:
         """Expected seconds of a pull from another worker; None: nothing can be pulled now."""
         return None
+
+    @property
+    def load_speeds(self) -> dict[str, ReadSpeed]:
+        """Expected seconds of loads, by the medium of stores that may be this server's own, and are read now."""
+        return {}
 
     @property
     def busy(self) -> bool:

@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import secrets
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -19,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headwater.tiers.catalog import Catalog, Entry
+from headwater.tiers.changes import IGNORED, PartsRemoved, StoreChanges
 from headwater.tiers.part import HEADER, Buffer, Header
 from headwater.tiers.store import StoreError, StoreFull, Usage
 
@@ -33,12 +35,14 @@ log = logging.getLogger("headwater.tiers")
 class DiskStore:
     """Parts in files of `folder`, in 256 folders below it, at most `limit` bytes."""
 
-    kind = "disk"
+    kind, medium = "disk", "STORAGE"
 
     def __init__(self, folder: Path, limit: int | None, clock: Callable[[], float] = time.time) -> None:
         """Raises StoreError if the folder cannot be made or read; one that cannot be written is read."""
         self.folder, self.limit, self.shown = folder, limit, str(folder)
         self._clock = clock
+        self.changes: StoreChanges = IGNORED
+        self._claim: int | None = None  # handle of the file that servers lock which publish what the folder holds
         self._catalog = Catalog()
         self._evicted = 0
         self._written = 0  # bytes since the folder was listed
@@ -115,6 +119,7 @@ class DiskStore:
                 with suppress(FileNotFoundError):
                     os.unlink(self._file(name))
                 self._catalog.remove(name)
+            self.changes.put(PartsRemoved(names))
 
     def usage(self) -> Usage:
         self._wait_for_scan()
@@ -133,6 +138,29 @@ class DiskStore:
         """Release the folder's lock."""
         self._wait_for_scan()
         os.close(self._lock)
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            os.close(claim)
+
+    # -- whether others have it
+
+    def claim(self) -> None:
+        """Lock the folder's file for this, as others may, too; a folder that cannot be written is never private."""
+        with suppress(OSError, AttributeError):  # these locks are Linux's
+            self._claim = os.open(self.folder / ".claims", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            _record_lock(self._claim, fcntl.F_OFD_SETLK, fcntl.F_RDLCK)
+
+    def is_private(self) -> bool:
+        if self._claim is None:
+            return False
+        with suppress(OSError, AttributeError):
+            return _record_lock(self._claim, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) == fcntl.F_UNLCK
+        return False
+
+    def piece(self, name: str, at: int, size: int) -> bytes:
+        with suppress(OSError), open(self._file(name), "rb", buffering=0) as file:
+            return os.pread(file.fileno(), min(size, os.fstat(file.fileno()).st_size), at)  # whatever a header says
+        return b""
 
     # -- room
 
@@ -160,6 +188,7 @@ class DiskStore:
                         os.unlink(self._file(name))
                     self._catalog.remove(name)
                 self._evicted += len(names)
+                self.changes.put(PartsRemoved(names))
             if self._catalog.bytes + size > self.limit:
                 raise StoreFull(f"{self.shown}: {size:,} bytes do not fit beside {self._catalog.bytes:,}")
 
@@ -241,6 +270,17 @@ def _open_lock(folder: Path) -> int:
         if error.errno == errno.EACCES and os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, "servers of two users cannot share a folder", str(file)) from error
         return os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _record_lock(handle: int, command: int, kind: int) -> int:
+    """Lock a file, or ask whether it could be locked; return the kind of lock that is there then. Raises OSError.
+
+    The lock is that of an open file (Linux): it is gone when its process is.
+    """
+    lock = struct.Struct("@hhqqi")  # kind, from the begin of the file, start, length (0: all), process
+    answer = fcntl.fcntl(handle, command, lock.pack(kind, os.SEEK_SET, 0, 0, 0))
+    found: int = lock.unpack(answer)[0]
+    return found
 
 
 def _entry(name: str, size: int, used: float, head: bytes) -> Entry:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence, Set
 
 from headwater.tiers.catalog import Catalog, Entry
+from headwater.tiers.changes import IGNORED, PartsRemoved, StoreChanges
 from headwater.tiers.part import Buffer, Header
 from headwater.tiers.store import StoreFull, Usage, filled
 
@@ -17,10 +18,11 @@ from headwater.tiers.store import StoreFull, Usage, filled
 class MemoryStore:
     """Parts as bytes, at most `limit` bytes of them."""
 
-    kind, shown = "memory", "memory"
+    kind, shown, medium = "memory", "memory", "CPU"
 
     def __init__(self, limit: int | None, clock: Callable[[], float] = time.time) -> None:
         self.limit, self._clock = limit, clock
+        self.changes: StoreChanges = IGNORED
         self._content: dict[str, bytes] = {}
         self._catalog = Catalog()
         self._evicted = 0
@@ -61,6 +63,7 @@ class MemoryStore:
             for name in names:
                 self._content.pop(name, None)
                 self._catalog.remove(name)
+            self.changes.put(PartsRemoved(names))
 
     def usage(self) -> Usage:
         with self._changing:
@@ -69,6 +72,15 @@ class MemoryStore:
 
     def catalog(self) -> Catalog:
         return self._catalog
+
+    def claim(self) -> None:
+        """Do nothing: no other server has this memory."""
+
+    def is_private(self) -> bool:
+        return True
+
+    def piece(self, name: str, at: int, size: int) -> bytes:
+        return self._content.get(name, b"")[at : at + size]
 
     def close(self) -> None:
         """Do nothing: the memory goes with the store."""
@@ -85,5 +97,6 @@ class MemoryStore:
                 del self._content[name]
                 self._catalog.remove(name)
             self._evicted += len(names)
+            self.changes.put(PartsRemoved(names))
         if self._catalog.bytes + size > self.limit:
             raise StoreFull(f"{self.shown}: {size:,} bytes do not fit beside {self._catalog.bytes:,}")

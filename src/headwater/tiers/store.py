@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headwater.errors import HeadwaterError
 from headwater.tiers.catalog import Catalog
+from headwater.tiers.changes import StoreChanges
 from headwater.tiers.part import Buffer
 
 PEER = "peer"  # kind of the memory of other workers
@@ -70,6 +71,23 @@ class Store(Protocol):
         """Return an entry for each part."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class OwnStore(Store, Protocol):
+    """Store that may be one server's own, which then publishes what it holds."""
+
+    medium: str  # in KV events
+    changes: StoreChanges  # gets the parts that are evicted or deleted here
+
+    def claim(self) -> None:
+        """Note that this server publishes what the store holds."""
+
+    def is_private(self) -> bool:
+        """Return whether this server has claimed it, and no other one."""
+
+    def piece(self, name: str, at: int, size: int) -> bytes:
+        """Return `size` bytes of a part from `at` on, or as many as there are; it does not count as used."""
 
 
 class Followed(Protocol):

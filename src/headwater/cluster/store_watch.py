@@ -1,0 +1,136 @@
+"""Watch over one store of a server: it is published while it is this server's alone, with what earlier ones left there.
+
+A store that several servers have is the same for all of them, and is not published: none of them knows what the others
+evict, and each would publish each part.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from headwater.cluster.digests import Digests
+from headwater.cluster.store_ledger import units_of
+from headwater.plan import CacheLayout
+from headwater.tiers.catalog import digest_of
+from headwater.tiers.changes import BlocksStored, PartsRemoved, StoreChanges, StoreLog
+from headwater.tiers.names import RUN, STATE, Names, is_name
+from headwater.tiers.part import HEADER, key_bytes_of
+from headwater.tiers.store import OwnStore, StoreError
+
+LOOK = 1.0  # seconds between looks at whether others have the store
+NO_NAMESPACE = ""
+
+log = logging.getLogger("headwater.events")
+
+
+class PublishedTier(Protocol):
+    """Tier of an engine whose content may be published."""
+
+    @property
+    def names(self) -> Names: ...
+
+    @property
+    def own_store(self) -> OwnStore: ...
+
+    def publish(self, changes: StoreChanges) -> None: ...
+
+
+class StoreWatch:
+    """Opens a store's log while the store is this server's alone, and puts into it what it held before."""
+
+    def __init__(self, tier: PublishedTier, digests: Digests, layout: CacheLayout) -> None:
+        self.log = StoreLog()
+        self._tier, self._digests, self._layout = tier, digests, layout
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headwater-store-watch", daemon=True)
+
+    def start(self) -> None:
+        """Watch the store from now on."""
+        self._tier.publish(self.log)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ends.set()
+        if self._thread.is_alive():
+            self._thread.join(LOOK)
+
+    def _run(self) -> None:
+        try:
+            self.look()
+            while not self._ends.wait(LOOK):
+                self.look()
+        except Exception:
+            log.exception("a store is not published any more")
+            self.log.close()
+
+    def look(self) -> None:
+        """Begin to publish the store if it is this server's alone now, or end that if others have it."""
+        store, is_private = self._tier.own_store, self._tier.own_store.is_private()
+        if is_private and not self.log.is_open:
+            self.log.open()
+            found = [self._put(change) for change in self._found()]
+            there = store.has(found)
+            self.log.put(PartsRemoved([name for name, known in zip(found, there, strict=True) if not known]))
+        elif self.log.is_open and not is_private:
+            log.info("%s is not published any more: another server has it, too", store.shown)
+            self.log.close()
+
+    def _put(self, change: BlocksStored) -> str:
+        self.log.put(change)
+        return change.name
+
+    # -- what earlier servers left there
+
+    def _found(self) -> Iterator[BlocksStored]:
+        """Yield the parts of prefixes without a namespace that this server could load, runs before the states on them.
+
+        Parts have the tokens, and not the namespace, without which their digests cannot be computed.
+        """
+        try:
+            entries = dict(self._tier.own_store.catalog().entries)
+        except StoreError as error:
+            log.warning("%s", error)
+            return
+        states = {digest_of(name): name for name in entries if name.startswith(STATE)}
+        if not self._layout.kv_pages_per_unit:
+            yield from self._whole(states.values())
+            return
+        above = defaultdict[str, list[str]](list)  # runs by the end of the one that they go on from
+        for name, entry in entries.items():
+            if name.startswith(RUN) and is_name(name) and "-" in name:
+                above[entry.below].append(name)
+        (begin,) = self._tier.names.digests(NO_NAMESPACE, b"")
+        ends: list[tuple[str, int, int | None]] = [(begin, 0, None)]
+        while ends:
+            below, start, parent = ends.pop()
+            for name in above.pop(below, ()):
+                digests = self._digests_of(name, start, parent)
+                if not digests:
+                    continue
+                end, at = start + len(digests), digest_of(name)
+                yield BlocksStored(name, end, parent, digests)
+                if at in states:
+                    before = digests[-2] if len(digests) > 1 else parent
+                    yield BlocksStored(states.pop(at), end, before, digests[-1:])
+                ends.append((at, end, digests[-1]))
+
+    def _digests_of(self, run: str, start: int, parent: int | None) -> list[int]:
+        """Return the digests of a run's blocks, for which its tokens alone are read; none if it is gone."""
+        width, units = self._layout.unit_bytes, units_of(run)
+        edge = self._tier.own_store.piece(run, HEADER.size + start * width, units * width)
+        before = self._digests.root(NO_NAMESPACE) if parent is None else parent
+        return self._digests.after(before, edge) if len(edge) == units * width else []
+
+    def _whole(self, states: Iterable[str]) -> Iterator[BlocksStored]:
+        """Yield states of a model without attention, each of which has the only copy of its prefix."""
+        for name in states:
+            header = self._tier.own_store.piece(name, 0, HEADER.size)
+            key = self._tier.own_store.piece(name, HEADER.size, key_bytes_of(header))
+            if key and self._tier.names.digests(NO_NAMESPACE, key)[-1] == digest_of(name):
+                *before, digest = self._digests.prefix(NO_NAMESPACE, key)
+                yield BlocksStored(name, len(before) + 1, before[-1] if before else None, [digest])

@@ -1,0 +1,84 @@
+"""Changes of what one store holds for this server: prefixes that were stored, and parts that are gone.
+
+A change is noted by the thread that made it, and taken by another one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStored:
+    """All parts of a prefix are there. `names`: its runs of KV in their order, with entries between them, its state."""
+
+    namespace: str
+    key: bytes  # of the index, up to its end
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """One part is there, by digests of its blocks, as KV events have them; found when the store was listed."""
+
+    name: str
+    end: int  # units of the index
+    parent: int | None  # digest of the block before a run; None at a prompt's begin
+    digests: Sequence[int]  # of a run's blocks; of a state, that of the block after which it stands
+
+
+@dataclass(frozen=True, slots=True)
+class PartsRemoved:
+    """Parts are gone; names of others are ignored."""
+
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AllForgotten:
+    """Nothing is known of the store any more."""
+
+
+Change = PrefixStored | BlocksStored | PartsRemoved | AllForgotten
+
+
+class StoreChanges:
+    """Receiver of changes. This one ignores them."""
+
+    def put(self, change: Change) -> None:
+        """Note a change."""
+
+
+class StoreLog(StoreChanges):
+    """Log of changes, until they are taken. It takes none until it is opened."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.wake: Callable[[], None] = lambda: None  # called after each change
+        self._log: deque[Change] = deque()
+
+    def put(self, change: Change) -> None:
+        if self.is_open:
+            self._log.append(change)
+            self.wake()
+
+    def open(self) -> None:
+        """Take changes from now on."""
+        self.is_open = True
+
+    def close(self) -> None:
+        """Take no more changes; whoever reads the log forgets what it has read."""
+        self.put(AllForgotten())
+        self.is_open = False
+
+    def take(self) -> list[Change]:
+        """Return the changes since the last call."""
+        taken = []
+        while self._log:
+            taken.append(self._log.popleft())
+        return taken
+
+
+IGNORED = StoreChanges()
