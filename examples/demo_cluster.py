@@ -130,6 +130,7 @@ def main() -> None:
         *(["no answer was resumed"] if not requests.get("resumed") else []),
     ]
     console.print("Every promise was kept." if not broken else f"BROKEN: {', '.join(broken)}")
+    console.print(f"It took {time.monotonic() - begun:.0f} s in all (goal: at most 150).")
     sys.exit(bool(broken))
 
 
