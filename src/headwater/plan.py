@@ -148,6 +148,14 @@ class Composed:
 
 
 @dataclass(frozen=True, slots=True)
+class Copied:
+    """Pages with what a leg would compute, which it copies."""
+
+    kv: Sequence[int]  # of its last tokens: one page, none for models without attention
+    state: Sequence[int]  # after its last token
+
+
+@dataclass(frozen=True, slots=True)
 class Build:
     """Output of a leg that builds a segment, besides its KV: transitions are computed from the head's end on."""
 
@@ -173,10 +181,13 @@ class Plan:
     composed: tuple[Composed, ...] = ()  # of a leg around segments: these
     runs: tuple[Run, ...] = ()  # and what it computes; otherwise that is [start, end)
     build: Build | None = None  # of a leg that builds a segment
+    copied: Copied | None = None  # of a leg that computes nothing
 
     @property
     def intervals(self) -> Sequence[tuple[int, int]]:
         """Starts and ends of the tokens that are computed."""
+        if self.copied is not None:
+            return ()
         return [(run.start, run.end) for run in self.runs] or [(self.start, self.end)]
 
     @property

@@ -22,6 +22,7 @@ from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.prefill_seconds import PrefillSpeed
+from headwater.schedule.tail import TailPlace
 from headwater.schedule.tier_load import ReadSpeed
 
 PATIENCE = 20.0  # seconds
@@ -54,6 +55,7 @@ class FormulaEngine:
         self.followed: list[tuple[bytes, str, bytes]] = []
         self.unfollowed: list[int] = []
         self.submitted_follows: list[int | None] = []
+        self.tails: list[TailPlace | None] = []
         self._open: dict[int, Running] = {}
         self._ids = 0
         self._lock = threading.Lock()
@@ -68,6 +70,7 @@ class FormulaEngine:
         output: Iterable[int] = (),
         peers: Iterable[bytes] = (),
         follows: int | None = None,
+        tail: TailPlace | None = None,
     ) -> int:
         if self.raises is not None:
             raise self.raises
@@ -75,6 +78,7 @@ class FormulaEngine:
             self._ids += 1
             self.seen.append(generation)
             self.submitted_follows.append(follows)
+            self.tails.append(tail)
             self._open[self._ids] = Running(generation, on_event, list(output))
             return self._ids
 

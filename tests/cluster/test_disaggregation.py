@@ -19,7 +19,8 @@ from headwater.engine.meter import Backlog
 from headwater.errors import ConfigError
 from headwater.request import Span
 from headwater.schedule.prefill_seconds import PrefillSpeed
-from headwater.schedule.sequence import key_of
+from headwater.schedule.sequence import Purpose, key_of
+from headwater.schedule.tail import TailPlace
 from headwater.schedule.tier_load import ReadSpeed
 from tests.cluster.fake import FakeWorker, FormulaEngine, asking, cluster, formula, kill, until
 from tests.cluster.test_routed_answers import KINDS, Whole, ask, generation, lost_after, settle
@@ -111,6 +112,9 @@ def test_a_long_prompt_is_prefilled_apart() -> None:
         assert router.counts["resumed"] == router.counts["moved"] == 0
         assert [one.params.max_tokens for one in p.engine.seen] == [1]
         assert decoding["d"].engine.seen[-1] == asking(PROMPT, 20)
+        (kept,) = p.engine.tails
+        assert kept == TailPlace(kept.id)
+        assert decoding["d"].engine.tails == [None, None, TailPlace(kept.id, p.peer.incarnation)]
         assert {one["name"]: one["role"] for one in router.state()["workers"]} == {"p": "prefill", "d": "decode"}
         until(lambda: router._links["p"].outstanding.number == 0)
 
@@ -144,6 +148,8 @@ def test_an_answer_whose_decode_worker_is_lost_goes_on() -> None:
         assert received.wait().tokens == formula(PROMPT, 60)
         assert received.finished.account.prefilled_by == "p"
         assert len(p.engine.seen) == 1, "it is not prefilled apart once more"
+        (other,) = (one for name, one in decoding.items() if name != home)
+        assert other.engine.tails[-1] is None, "its client has more than the first token"
 
 
 @pytest.mark.parametrize(
@@ -240,12 +246,13 @@ def test_answers_prefilled_apart_have_the_bits_of_one_server(model) -> None:
         answers = [ask(router, one).wait() for one in asked]
         counts = dict(router.counts)
         (pulls,) = workers["d"].engine.stats().tiers
+        computed = workers["d"].engine.scheduler.computed[Purpose.PROMPT]
     assert [one.comparable for one in answers] == [one.comparable for one in plain]
     assert [one.finished.account.prefilled_by for one in answers] == ["p"] * len(asked)
     assert counts["prefilled_apart"] == len(asked)
     assert counts["handed_over"] == len(asked) - 2, "two ended at their first token"
-    assert [one.finished.account.handed_over_tokens for one in answers[:6]] == [640] * 6
-    assert pulls.corrupt == pulls.errors == 0
+    assert [one.finished.account.handed_over_tokens for one in answers[:6]] == [700] * 6
+    assert pulls.corrupt == pulls.errors == computed == 0
 
 
 def test_a_hand_over_that_fails_has_the_bits_of_one_server(model) -> None:

@@ -26,6 +26,7 @@ from headwater.cluster.wire import Peer
 from headwater.config import ServeConfig
 from headwater.engine.tier_segments import MOST_EXPECTED
 from headwater.schedule.sequence import key_of
+from headwater.schedule.tail import TailPlace
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.names import Names
@@ -79,10 +80,17 @@ class Worker:
     def counts(self) -> dict[str, int]:
         return dict(self.tiers._peers.tier.counts)
 
-    def ask(self, prompt: Sequence[int], *peers: Worker, follows: int | None = None, **more) -> Answer:
+    def ask(
+        self,
+        prompt: Sequence[int],
+        *peers: Worker,
+        follows: int | None = None,
+        tail: TailPlace | None = None,
+        **more,
+    ) -> Answer:
         """Ask, with the word that these workers have more of the prompt, and the number of its prefill elsewhere."""
         submit, named = self.rig.engine.submit, [peer.incarnation for peer in peers]
-        self.rig.engine.submit = lambda *given: submit(*given, peers=named, follows=follows)
+        self.rig.engine.submit = lambda *given: submit(*given, peers=named, follows=follows, tail=tail)
         try:
             return self.rig.ask(list(prompt), **more)
         finally:

@@ -1,9 +1,10 @@
 """Messages between workers of a pool, in msgpack: one asks another for parts of a prompt, then for each part.
 
 The index key of a prompt goes to the holder once, with `Find`; its answer, `Found`, has a ticket for the prefix, and
-the parts are asked for by their number. A segment is one part, asked for by its key. The answer to `Get` and
-`GetSegment` is `Sent`, after which the payload follows in frames of its own unless it is in the shared buffer that was
-named; or `Missing`. `FAILED` is the answer to a question that cannot be answered.
+the parts are asked for by their number. A segment is one part, asked for by its key, and so is the tail of a prompt,
+asked for by its number. The answer to `Get`, `GetSegment` and `GetTail` is `Sent`, after which the payload follows in
+frames of its own unless it is in the shared buffer that was named; or `Missing`. `FAILED` is the answer to a question
+that cannot be answered.
 """
 
 from __future__ import annotations
@@ -60,6 +61,14 @@ class GetSegment(AboutPrefix, tag=True):
     into: BufferPlace | None = None
 
 
+class GetTail(AboutPrefix, tag=True):
+    """Question for the tail of a prompt that was prefilled for the worker that asks."""
+
+    id: bytes
+    entries: int  # bytes of the head's entries beside a page: 0 without them
+    into: BufferPlace | None = None
+
+
 class Found(msgspec.Struct, array_like=True, tag=True):
     """Position at which a prefix ends, in tokens, and the names of its parts; none if nothing is cached."""
 
@@ -90,7 +99,7 @@ class Missing(msgspec.Struct, array_like=True, tag=True):
     is_forgotten: bool = False  # the ticket is not known: the prompt is to be sent again
 
 
-Question = Find | Follow | Ready | Get | GetSegment
+Question = Find | Follow | Ready | Get | GetSegment | GetTail
 Answer = Found | Progress | Sent | Missing
 FAILED = b"\xc0"  # nil
 

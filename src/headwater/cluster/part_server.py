@@ -18,6 +18,7 @@ from headwater.cluster.part_messages import (
     Follow,
     Found,
     GetSegment,
+    GetTail,
     Missing,
     Progress,
     Question,
@@ -56,6 +57,9 @@ class Parts(Protocol):
 
     def sealed_segment(self, key: bytes) -> AbstractContextManager[Sequence[Buffer] | None]:
         """Yield the bytes of the segment with this encoded key in the same way."""
+
+    def sealed_tail(self, id: bytes, entries: int) -> AbstractContextManager[Sequence[Buffer] | None]:
+        """Yield the bytes of a tail in the same way, with entries of the head of so many bytes beside a page."""
 
 
 class PartServer:
@@ -118,10 +122,10 @@ class PartServer:
             return [self._found(self._parts.find(asked.namespace, asked.key, asked.tokens) if is_own else None)]
         if isinstance(asked, Follow):
             return [self._found(self._parts.follow(asked.namespace, asked.key, asked.at) if is_own else None)]
-        if isinstance(asked, GetSegment):
+        if isinstance(asked, GetSegment | GetTail):
             if not is_own:
                 return [encode(Missing())]
-            with self._parts.sealed_segment(asked.key) as pieces:
+            with self._sealed(asked) as pieces:
                 return _part(pieces, asked.into)
         prefix = self._prefixes.get(asked.ticket)
         if prefix is None:
@@ -131,6 +135,11 @@ class PartServer:
             return [encode(Progress(*self._parts.progress(prefix)))]
         with self._parts.sealed(prefix, asked.part) as pieces:
             return _part(pieces, asked.into)
+
+    def _sealed(self, asked: GetSegment | GetTail) -> AbstractContextManager[Sequence[Buffer] | None]:
+        if isinstance(asked, GetSegment):
+            return self._parts.sealed_segment(asked.key)
+        return self._parts.sealed_tail(asked.id, asked.entries)
 
     def _found(self, prefix: Prefix | None) -> bytes:
         """Return the answer with a prefix and a ticket for it; with none, if there is none."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import msgspec
+
 from headwater.cluster.part_messages import (
     Answer,
     Find,
@@ -18,6 +20,7 @@ from headwater.cluster.part_messages import (
     Found,
     Get,
     GetSegment,
+    GetTail,
     Missing,
     Progress,
     Ready,
@@ -35,6 +38,7 @@ FIND_TIME = 0.5  # seconds for the answer to a question
 PART_TIME = 5.0  # seconds for a part
 MOST_PROMPTS = 256  # whose parts are known, of those that were found and of those that are followed
 MOST_SEGMENTS = 1024  # that are known; the engine expects as many
+MOST_TAILS = 16  # likewise; each is read once
 TOLD_AGAIN = 4  # times that a prompt is sent again for a part: others' prompts may push it out meanwhile
 
 log = logging.getLogger("headwater.cluster")
@@ -92,21 +96,22 @@ class FollowedPrefix:
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedSegment:
-    """Segment that a peer has, as a router says."""
+class OfferedAlone:
+    """Segment, or tail of a prompt, that a peer has, as a router says."""
 
     channel: Channel
-    key: bytes  # encoded; it has the namespace
+    asked: GetSegment | GetTail
+    key: bytes  # of a segment, encoded, with its namespace; of the tail's prompt
     parts: Sequence[str]  # the name of its one part
 
     @property
     def prompt(self) -> tuple[str, bytes]:
-        return "", self.key
+        return "", self.asked.id if isinstance(self.asked, GetTail) else self.key
 
     def get(self, name: str, buffer: SharedBuffer | None) -> tuple[Answer, list[Buffer]]:
-        """Ask for the segment, into a buffer if there is one. Raises PeerFailed."""
-        into = None if buffer is None else buffer.place
-        return self.channel.ask(GetSegment(self.channel.peer.incarnation, self.key, into), PART_TIME)
+        """Ask for it, into a buffer if there is one. Raises PeerFailed."""
+        asked = self.asked if buffer is None else msgspec.structs.replace(self.asked, into=buffer.place)
+        return self.channel.ask(asked, PART_TIME)
 
 
 class KnownParts:
@@ -115,13 +120,13 @@ class KnownParts:
     def __init__(self, most: int) -> None:
         """`most`: prompts, or segments."""
         self._most = most
-        self._offered: dict[str, Offered | OfferedSegment] = {}
+        self._offered: dict[str, Offered | OfferedAlone] = {}
         self._prompts: dict[tuple[str, bytes], list[str]] = {}  # names, by namespace and key, the oldest first
 
     def __len__(self) -> int:
         return len(self._offered)
 
-    def note(self, offered: Offered | OfferedSegment) -> None:
+    def note(self, offered: Offered | OfferedAlone) -> None:
         """Note parts in place of those of their prompt that were known."""
         self._forget_prompt(offered.prompt)
         self._prompts[offered.prompt] = list(offered.parts)
@@ -129,7 +134,7 @@ class KnownParts:
         while len(self._prompts) > self._most:
             self._forget_prompt(next(iter(self._prompts)))
 
-    def find(self, name: str) -> Offered | OfferedSegment | None:
+    def find(self, name: str) -> Offered | OfferedAlone | None:
         """Return who has a part; None if it is not known, or the peer is left alone now."""
         one = self._offered.get(name)
         return one if one is not None and one.channel.usable else None
@@ -156,6 +161,7 @@ class PeerMemory:
         self._channels: dict[bytes, Channel] = {}
         self._found, self._segments = KnownParts(MOST_PROMPTS), KnownParts(MOST_SEGMENTS)
         self._followed = KnownParts(MOST_PROMPTS)  # parts that may not be computed yet
+        self._tails = KnownParts(MOST_TAILS)
         self._buffers = SharedBuffers()
         self._bytes = [0, 0]  # of payloads: over the network, and through shared memory
         self._closed = False
@@ -228,13 +234,20 @@ class PeerMemory:
         channel = next((one for one in channels if one is not None and one.usable), None)
         if channel is not None:
             with self._lock:
-                self._segments.note(OfferedSegment(channel, key, [name]))
+                self._segments.note(OfferedAlone(channel, GetSegment(channel.peer.incarnation, key), key, [name]))
+
+    def expect_tail(self, peer: bytes, id: bytes, entries: int, key: bytes, name: str) -> None:
+        channel = self._channels.get(peer)
+        if channel is not None and channel.usable:
+            with self._lock:
+                self._tails.note(OfferedAlone(channel, GetTail(peer, id, entries), key, [name]))
 
     def has(self, names: Sequence[str]) -> list[bool]:
         return [(self._found.find(name) or self._segments.find(name)) is not None for name in names]
 
-    def _of(self, name: str) -> Offered | OfferedSegment | None:
-        return self._found.find(name) or self._segments.find(name) or self._followed.find(name)
+    def _of(self, name: str) -> Offered | OfferedAlone | None:
+        found = self._found.find(name) or self._segments.find(name)
+        return found or self._followed.find(name) or self._tails.find(name)
 
     def get(self, name: str) -> Buffer | None:
         with self._read(name, None) as pieces:
@@ -269,7 +282,7 @@ class PeerMemory:
             elif buffer is not None:
                 buffer.close()  # the peer may write to it later
 
-    def _pieces(self, one: Offered | OfferedSegment, name: str, buffer: SharedBuffer | None) -> list[Buffer] | None:
+    def _pieces(self, one: Offered | OfferedAlone, name: str, buffer: SharedBuffer | None) -> list[Buffer] | None:
         """Return the bytes of a part, or None if it is not there; a peer that forgot the prompt is asked again.
 
         Raises PeerFailed.
@@ -296,7 +309,7 @@ class PeerMemory:
     def _forget(self, names: Iterable[str]) -> None:
         with self._lock:
             for name in names:
-                for known in (self._found, self._segments, self._followed):
+                for known in (self._found, self._segments, self._followed, self._tails):
                     known.forget(name)
 
     def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:

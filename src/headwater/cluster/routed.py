@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,10 @@ from headwater.cluster.wire import Cancel, Prepare, Submit
 from headwater.errors import HeadwaterError
 from headwater.events import Event, FinishedEvent, TokenEvent
 from headwater.request import Generation
+from headwater.schedule.tail import TailPlace
 from headwater.tiers.store import PEER
+
+TAIL_BYTES = 16  # of a tail's number, which nobody can guess
 
 
 class Holder(Protocol):
@@ -77,6 +81,7 @@ class Routed:
     fingerprint: str | None = None  # of workers that can go on with it; None: any
     prefills: bool = False  # its worker only prefills, for another one
     prefilled: Prefilled | None = None  # by a worker that only did that
+    tail: TailPlace | None = None  # of its prompt, at the worker that prefilled
     follower: Holder | None = None  # the worker that reads what that one computes, and is to go on
     combiner: object = None  # the link of the worker that has its segments, once they are prepared
     composed: int = 0  # tokens of these segments
@@ -105,7 +110,10 @@ class Routed:
         generation = prefill_of(self.generation) if self.prefills else self.generation
         if generation.deadline is not None:
             generation = replace(generation, deadline=max(0.001, generation.deadline - (now - self.began)))
-        return Submit(self.id, self.attempt, replace(generation, prompt=()), self.key, output, self.peers)
+        tail = self.tail if self.prefilled is not None and len(self.sent) == 1 else None
+        if self.prefills:
+            tail = self.tail = TailPlace(secrets.token_bytes(TAIL_BYTES))
+        return Submit(self.id, self.attempt, replace(generation, prompt=()), self.key, output, self.peers, tail)
 
     def difference(self, event: TokenEvent, again: TokenEvent) -> HeadwaterError | None:
         """Return the error of a worker that has said `event` in place of the token `again`, which was sent; or None."""

@@ -415,6 +415,8 @@ class Router:
         link.open.pop(request.id)
         self._selection.forget(request)
         request.prefilled = Prefilled(link.name, event.account, event.queued_seconds)
+        if request.tail is not None:
+            request.tail = replace(request.tail, peer=link.incarnation or b"")
         self.counts["handed_over"] += 1
         self._assign(request, link.info.fingerprint)
 

@@ -28,6 +28,7 @@ from headwater.errors import (
 from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, TokenEvent
 from headwater.request import Generation
 from headwater.schedule.sequence import tokens_of
+from headwater.schedule.tail import TailPlace
 
 NO_CONTACT = Contact("", b"")
 BY_FIELDS = (OutOfPages, QueueFull, DeadlineExceeded)  # errors whose message is made of their fields
@@ -66,13 +67,14 @@ class Submit(AboutRequest, tag=True):
 
     `generation` is without its prompt, and `prompt` the prompt's index key: reading 8,192 integers takes twice as long.
     `output`: the first tokens of its answer, which another worker sent. `peers`: incarnations of workers that have more
-    of its prompt cached.
+    of its prompt cached. `tail`: of its prompt, which this worker is to keep for another one, or to read.
     """
 
     generation: Generation
     prompt: bytes
     output: tuple[int, ...] = ()
     peers: tuple[bytes, ...] = ()
+    tail: TailPlace | None = None
 
     @property
     def whole(self) -> Generation:

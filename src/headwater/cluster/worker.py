@@ -43,6 +43,7 @@ from headwater.cluster.wire import (
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent
 from headwater.request import Generation
+from headwater.schedule.tail import TailPlace
 
 Prepares = Callable[[bytes, Sequence[bytes], Callable[[bool], None]], Callable[[], None]]
 
@@ -89,6 +90,7 @@ class WorkingEngine(Protocol):
         output: Iterable[int] = (),
         peers: Iterable[bytes] = (),
         follows: int | None = None,
+        tail: TailPlace | None = None,
     ) -> int: ...
 
     def cancel(self, request_id: int) -> None: ...
@@ -247,7 +249,7 @@ class Worker:
     def _submit(self, task: Task, work: Submit, follows: int | None) -> None:
         """Give a request to the engine; what it raises is the answer."""
         try:
-            number = self._engine.submit(work.whole, self._receiver(task), work.output, work.peers, follows)
+            number = self._engine.submit(work.whole, self._receiver(task), work.output, work.peers, follows, work.tail)
         except Exception as error:
             self._give_up(follows)
             self._receiver(task)(FailedEvent(error))

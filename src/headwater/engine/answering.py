@@ -17,9 +17,11 @@ from headwater.engine.sampler import Choice, StepLogits
 from headwater.errors import ConstraintError, DeadlineExceeded, HeadwaterError, InvalidLogits, OutOfPages, QueueFull
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.models.load import LoadedModel
+from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Sequence
 from headwater.schedule.step import Decode, Step
+from headwater.schedule.tail import FirstToken
 
 log = logging.getLogger("headwater.engine")
 
@@ -85,6 +87,7 @@ class Answering:
             finished = self.scheduler.finish_step(step)
         self._report_failures()
         self._score_prompts(step, logits_RV[len(wanting) + drafts :])
+        self._say_copied(step)
         finished = [seq for seq in finished if seq.id in self._live]
         first, judged = 0, []
         for item in wanting:
@@ -195,7 +198,24 @@ class Answering:
         elif live.sampling.finished:
             self._finish(live, "stop", None)
         elif seq.n_output >= params.max_tokens:
+            self._keep_tail(live, choice)
             self._finish(live, "length", None)
+
+    def _keep_tail(self, live: Live, choice: Choice) -> None:
+        """Keep the tail of a prompt for the worker that goes on after its first token."""
+        place = live.seq.tail_place
+        if place is not None and not place.peer and live.seq.computed == live.seq.n_prompt:
+            self.runner.write_entries()  # some are of its last page
+            first = FirstToken(choice.token, choice.logprob, choice.top, live.params.seed)
+            with self._changed:
+                self.scheduler.tiers.keep_tail(live.seq, first)
+
+    def _say_copied(self, step: Step) -> None:
+        """Send the first tokens of answers whose prompts' tails were copied."""
+        for leg in step.legs:
+            live, tail = self._live.get(leg.seq.id), leg.seq.tail if isinstance(leg.seq, Request) else None
+            if leg.plan.copied is not None and live is not None and tail is not None and tail.first is not None:
+                self._take(live, Choice(tail.first.token, tail.first.logprob, tail.first.top))
 
     def _give_up(self, live: Live) -> None:
         self._cancel(live.seq)

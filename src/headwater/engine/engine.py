@@ -58,6 +58,7 @@ from headwater.schedule.planner import DecodeReuse
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import TOKEN_BYTES
 from headwater.schedule.speculation import AUTO, MTP, Speculation
+from headwater.schedule.tail import TailPlace
 from headwater.setting import SettingError, show_bytes
 from headwater.spec import ModelSpec
 from headwater.tiers.fingerprint import Fingerprint
@@ -271,13 +272,15 @@ class Engine(Answering):
         output: Iterable[int] = (),
         peers: Iterable[bytes] = (),
         follows: int | None = None,
+        tail: TailPlace | None = None,
     ) -> int:
         """Queue a request; returns its id. Raises RequestTooLarge, ConstraintError, QueueFull or EngineStopped at once.
 
         `output` is what another engine has answered so far: the answer goes on after it, with the same bits. Only what
         follows has events. `peers` are workers of a cluster that have more of the prompt. `follows`: the number that
-        `follow` returned for the prompt's prefill. If the queue is full, the last request of the namespace with most
-        waiting ones may be displaced, and gets QueueFull. If `on_event` raises, the request is given up.
+        `follow` returned for the prompt's prefill. `tail`: of the prompt, to be kept for another worker, or read. If
+        the queue is full, the last request of the namespace with most waiting ones may be displaced, and gets
+        QueueFull. If `on_event` raises, the request is given up.
         """
         # first, so that no request is displaced by one that cannot be served
         self.scheduler.check_fits(len(generation.prompt) + generation.params.max_tokens)
@@ -297,7 +300,7 @@ class Engine(Answering):
             self._check_admission(generation.namespace)
             seq = self.scheduler.submit(generation, machine)
             seq.tokens += known  # computed by decode rows, as after a preemption
-            seq.peers, seq.follows = tuple(peers), follows
+            seq.peers, seq.follows, seq.tail_place = tuple(peers), follows, tail
             scores = PromptScores.wanted(generation.prompt, params)
             self.scheduler.tiers.arrived(seq)
             live = self._live[seq.id] = Live(seq, on_event, text, sampling, now, scores=scores)

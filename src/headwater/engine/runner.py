@@ -15,9 +15,11 @@ from headwater.mixers.batch import STATE, Slice, StepBatch
 from headwater.mixers.gpu import has_kernels
 from headwater.models.decode_graphs import DecodeGraphs, filled_up_rows
 from headwater.models.hybrid import HybridModel
-from headwater.plan import Run
+from headwater.plan import Copied, Run
 from headwater.schedule.limits import REPLAYED
+from headwater.schedule.sequence import Sequence as AnySequence
 from headwater.schedule.step import Decode, Leg, Step
+from headwater.schedule.tail import Tail
 
 # So many slots keep their memory between requests, and the pages that back them theirs: touching fresh memory costs
 # about 0.3 ms a MB, which one user's chat need not pay at every turn.
@@ -104,6 +106,16 @@ class Runner:
         """
         for leg in step.legs:
             self._restore(leg)
+        logits_RV = self._computed(replace(step, legs=tuple(leg for leg in step.legs if leg.plan.copied is None)))
+        if not has_kernels(self.device):
+            return logits_RV.cpu()
+        self._wait()
+        return logits_RV
+
+    def _computed(self, step: Step) -> torch.Tensor:
+        """Return the logits of a step without legs that are copied."""
+        if not step:
+            return torch.empty(0, 0, device=self.device)
         rows_of_saves, batch = self._batch(step) if step.legs else ([], self._decode_batch(step.decodes))
         hidden_NC = self._hidden_BC
         if step.legs or self.graphs is None:
@@ -122,11 +134,24 @@ class Runner:
                 self.states.save(decode.slot, self.arena.pages, save.pages)
         if self.mtp is not None and hidden_NC is not None:
             self.mtp.take(step, batch, hidden_NC)
-        if not has_kernels(self.device):
-            return logits_RV.cpu()
+        return logits_RV
+
+    def _wait(self) -> None:
+        """Wait until what was begun on a card has ended."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-        return logits_RV
+
+    @torch.inference_mode()
+    def keep_tail(self, seq: AnySequence, tail: Tail) -> None:
+        """Copy the tail of a prompt that was just prefilled from the sequence's page and slot to the tail's pages."""
+        assert seq.slot is not None, "a sequence that was prefilled has a slot"
+        self.states.save(seq.slot, self.arena.pages, tail.pages.state)
+        for page in tail.pages.kv:
+            last = seq.table[tail.start // self.page_size]
+            self.arena.pages[page] = self.arena.pages[last]
+            if self.mtp is not None:
+                self.mtp.keep_tail(seq, last, page)
+        self._wait()
 
     def write_entries(self) -> None:
         """Write the entries of the MTP head that the step's tokens did not wait for; call it once they are sent."""
@@ -147,10 +172,25 @@ class Runner:
     def _restore(self, leg: Leg) -> None:
         if leg.slot >= WARM_SLOTS:
             self.arena.discard(leg.plan.lent)
-        if leg.plan.restore:
+        copied = leg.plan.copied
+        if copied is not None:
+            self._copy(leg, copied)
+        elif leg.plan.restore:
             self.states.restore(leg.slot, self.arena.pages, leg.plan.restore)
         elif leg.plan.start == 0:
             self.states.zero(leg.slot)
+
+    def _copy(self, leg: Leg, copied: Copied) -> None:
+        """Copy what a leg would compute; a page that is cached already has these bits."""
+        if len(copied.state):
+            self.states.restore(leg.slot, self.arena.pages, copied.state)
+        for page in copied.kv:
+            if leg.plan.write_from < len(leg.plan.table):
+                self.arena.pages[leg.plan.table[-1]] = self.arena.pages[page]
+            if self.mtp is not None:
+                self.mtp.copy_tail(leg, page)
+        for save in leg.plan.saves:  # all of them at the end of the leg, which is at most a page
+            self.states.save(leg.slot, self.arena.pages, save.pages)
 
     def _batch(self, step: Step) -> tuple[list[list[int]], StepBatch]:
         tokens: list[int] = []

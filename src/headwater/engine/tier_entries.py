@@ -49,3 +49,8 @@ class HeadEntries(PageEntries):
             self._head.complete_P[list(pages)] = True
         else:
             self._head.clear(pages)
+
+
+def page_entries(head: MtpRunner | None) -> PageEntries:
+    """Return the entries of a head beside pages of the arena, if there is a head."""
+    return PageEntries() if head is None else HeadEntries(head)

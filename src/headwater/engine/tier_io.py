@@ -23,15 +23,18 @@ from headwater.config import ServeConfig
 from headwater.engine.own_parts import OwnParts
 from headwater.engine.runner import Runner
 from headwater.engine.tier import NamedPart, Tier, patience
+from headwater.engine.tier_entries import page_entries
 from headwater.engine.tier_fingerprints import TierFingerprints
 from headwater.engine.tier_follow import PeerFollows
 from headwater.engine.tier_prefix import PrefixParts
 from headwater.engine.tier_segments import SegmentIO
+from headwater.engine.tier_tails import Tails
 from headwater.engine.workers import Workers
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.prefill_seconds import PrefillSeconds
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited
+from headwater.schedule.tail import FirstToken
 from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source, TierStats
 from headwater.schedule.tiers import AT_ONCE, Loads, Tiers
 from headwater.tiers.changes import PrefixStored
@@ -79,6 +82,7 @@ class Peers:
     store: PeerStore
     own: OwnParts
     follows: PeerFollows
+    tails: Tails
 
     @property
     def stats(self) -> TierStats:
@@ -133,9 +137,10 @@ class TierIO(Tiers):
         fingerprints = TierFingerprints(store, key, fingerprint, self._layout.unit_bytes)
         tier = Tier(len(self.tiers), store, fingerprints, Sealer(key))
         engine = self._scheduler, self._runner, self._changed, self.prefill_seconds, self._segments.part_of
-        own = OwnParts(key, fingerprint, *engine)
+        tails = Tails(tier, store, Sealer(key), *engine[:3], page_entries(self._runner.mtp))
+        own = OwnParts(key, fingerprint, *engine, tails)
         given = tier, store, self._scheduler, self._loads, self._changed, self._read, self._finish
-        self._peers = Peers(tier, store, own, PeerFollows(*given))
+        self._peers = Peers(tier, store, own, PeerFollows(*given), tails)
         self.tiers.append(tier)
         self._segments.join_peers(tier, store)
         return own
@@ -147,6 +152,10 @@ class TierIO(Tiers):
     def unfollow(self, number: int) -> None:
         if self._peers is not None:
             self._peers.follows.cancel(number)
+
+    def keep_tail(self, seq: Request, first: FirstToken) -> None:
+        if self._peers is not None:
+            self._peers.tails.keep(seq, first)
 
     @property
     def pull_speed(self) -> ReadSpeed | None:
@@ -185,6 +194,10 @@ class TierIO(Tiers):
             tier.lookups.submit(self._look_up, tier, asked)
 
     def holds_back(self, seq: Request) -> bool:
+        waits = self._peers is not None and self._peers.tails.holds_back(seq)
+        return self._waits_for_prefix(seq) or waits
+
+    def _waits_for_prefix(self, seq: Request) -> bool:
         if seq.id not in self._waiting and seq.id not in self._had:
             return False
         match = self._scheduler.planner.match(seq)
@@ -212,11 +225,13 @@ class TierIO(Tiers):
         self._loads.forget(request)
         self._waiting.pop(request, None)
         self._had.pop(request, None)
+        if self._peers is not None:
+            self._peers.tails.forget(request)
 
     @property
     def busy(self) -> bool:
-        sending = self._peers is not None and self._peers.own.reading
-        return bool(len(self._loads) or len(self._segments) or self._copying or self._queue or sending)
+        of_peers = self._peers is not None and (self._peers.own.reading or len(self._peers.tails))
+        return bool(len(self._loads) or len(self._segments) or self._copying or self._queue or of_peers)
 
     def take_late(self) -> None:
         """Let requests compute that have waited too long."""
@@ -361,6 +376,7 @@ class TierIO(Tiers):
         given_up = len(self._queue)
         if self._peers is not None:
             self._peers.follows.give_up()
+            given_up += self._peers.tails.give_up()
         while self._queue:
             self._queue.popleft().release()
             self.dropped += 1

@@ -8,7 +8,7 @@ from functools import partial
 from headwater.account import TierOutcome
 from headwater.engine.runner import Runner
 from headwater.engine.tier import NamedPart, Tier
-from headwater.engine.tier_entries import HeadEntries, PageEntries
+from headwater.engine.tier_entries import page_entries
 from headwater.plan import CacheLayout, Held
 from headwater.schedule.tier_load import Load, Source
 from headwater.tiers.names import ENTRIES, RUN, STATE, Names, entries_name, run_name, runs_of, state_name
@@ -26,7 +26,7 @@ class PrefixParts:
     ) -> None:
         self._names, self._layout, self._prefill_seconds = names, layout, prefill_seconds
         self._pages = runner.arena.bytes
-        self._entries = PageEntries() if runner.mtp is None else HeadEntries(runner.mtp)
+        self._entries = page_entries(runner.mtp)
         self.run_tokens = max(layout.page_size, RUN_TOKENS // layout.page_size * layout.page_size)
 
     def bytes_of(self, state: bool, tokens: int) -> int:

@@ -94,6 +94,7 @@ class RunningSequences:
         """Take a running sequence out of the step, and give back its pages, slot and segments."""
         held = self._legs.pop(seq.id, None) or self._decodes.pop(seq.id, None)
         seq.release_segments()
+        seq.release_tail()
         if held is not None and held.plan is not None:
             with suppress(PlanClosed):  # its commit failed
                 self.cache.abandon(held.plan)

@@ -166,6 +166,9 @@ class Sequence:
         """Compute the remaining segments as plain text, for want of memory to hold them. False: there are none."""
         return False
 
+    def release_tail(self) -> None:
+        """Give back the pages of what another worker computed for the sequence."""
+
     # -- ends
 
     def prefill_ended(self) -> Phase:

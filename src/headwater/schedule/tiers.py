@@ -18,6 +18,7 @@ from headwater.plan import Draft, Match
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.planner import common_tokens
 from headwater.schedule.segment_loads import Awaited
+from headwater.schedule.tail import FirstToken
 from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source, TierReader, TierStats
 from headwater.tiers.names import runs_of
 
@@ -37,6 +38,9 @@ class Tiers:
 
     def unfollow(self, number: int) -> None:
         """Give up a prefill that is followed. Unknown numbers are ignored."""
+
+    def keep_tail(self, seq: Request, first: FirstToken) -> None:
+        """Keep the tail of a request's prompt, which was just prefilled, for another worker, if one is to read it."""
 
     @property
     def pull_speed(self) -> ReadSpeed | None:

@@ -24,6 +24,7 @@ DIGEST_BYTES, TAG_BYTES = 20, 4
 STATE, RUN = "s", "k"  # kinds of parts: the state at a position, the KV of a run of pages that ends there
 SEGMENT = "g"  # all of a segment
 ENTRIES = "m"  # entries of the MTP head beside a run of KV
+TAIL = "t"  # the tail of a prompt, which no store has: workers of a cluster send it to each other
 FINGERPRINT = "f"  # a fingerprint under which parts are stored
 NAME = re.compile(f"[{STATE}{RUN}{SEGMENT}{ENTRIES}{FINGERPRINT}][0-9a-f]+(-[0-9]+)?")
 WHOLE = STATE, SEGMENT  # kinds that are evicted by what they save; KV goes with the states above it
@@ -71,6 +72,8 @@ class Names:
         self._begun.update(_sized(fingerprint.encode()))
         self._segment = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key, person=b"headwater segmt")
         self._segment.update(_sized(fingerprint.encode()))
+        self._tail = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key, person=b"headwater tail")
+        self._tail.update(_sized(fingerprint.encode()))
         tag = hashlib.blake2b(fingerprint.encode(), digest_size=TAG_BYTES, key=key, person=b"headwater tag")
         self.tag, self._unit_bytes = tag.hexdigest(), unit_bytes
 
@@ -89,6 +92,12 @@ class Names:
         running = self._segment.copy()
         running.update(_sized(key))
         return SEGMENT + running.hexdigest() + self.tag
+
+    def tail(self, id: bytes) -> str:
+        """Return the name of the tail with this number."""
+        running = self._tail.copy()
+        running.update(_sized(id))
+        return TAIL + running.hexdigest() + self.tag
 
 
 def is_name(text: str) -> bool:

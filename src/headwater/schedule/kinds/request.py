@@ -17,6 +17,7 @@ from headwater.schedule.kinds.answer import FinishedAnswer
 from headwater.schedule.segment_loads import Awaited, SegmentLoad
 from headwater.schedule.sequence import TOKEN_BYTES, Phase, Purpose, Sequence
 from headwater.schedule.speculation import Speculator
+from headwater.schedule.tail import Tail, TailPlace
 from headwater.schedule.tier_load import Load
 
 
@@ -96,6 +97,8 @@ class Request(Sequence):
     load: Load | None = None  # that it waits for, or waited for
     tier_outcome: TierOutcome | None = None  # why nothing was loaded
     awaited: Awaited = field(default_factory=Awaited)  # segments that it waited for in tiers
+    tail_place: TailPlace | None = None  # of its prompt's tail, which is to be kept for another worker, or read
+    tail: Tail | None = None  # that was read
 
     # -- prompt and output
 
@@ -154,6 +157,7 @@ class Request(Sequence):
     def _account(self, match: Match, start: int) -> CacheAccount:
         composition, marked_from = self.composition, self.n_prompt if self.marked_from is None else self.marked_from
         interiors = 0 if composition is None else composition.interiors
+        copied = self.n_prompt - start if self.tail is not None and self.tail.is_taken else 0
         cold = 0 if composition is None else composition.interiors_of(self.built)
         ahead = sum(span.end - max(span.start, min(start, span.end)) for span in self.generation.segments)
         loaded, outcome = self._loaded(start)
@@ -163,8 +167,8 @@ class Request(Sequence):
         reading = (load.seconds for load in segments.values())  # side by side
         return CacheAccount(
             prompt_tokens=self.n_prompt,
-            cached_tokens=start + interiors - cold,
-            resumed_at=start,
+            cached_tokens=start + copied + interiors - cold,
+            resumed_at=start + copied,
             stranded_tokens=match.kv_tokens - start,
             reason=match.reason,
             waited_for_leader=self.waited,
@@ -173,7 +177,7 @@ class Request(Sequence):
             cold_tokens=cold,
             recomputed_tokens=ahead - interiors,
             approximate_tokens=max(0, start - marked_from),
-            loaded_tokens=loaded + (0 if composition is None else composition.interiors_of(segments)),
+            loaded_tokens=loaded + copied + (0 if composition is None else composition.interiors_of(segments)),
             loaded_segments=len(segments),
             loaded_from=",".join(sorted(tiers)) or None,
             load_seconds=round(sum(load.seconds for load in prefix) + max(reading, default=0.0), 6),
@@ -219,9 +223,9 @@ class Request(Sequence):
         return before and super().may_stop_at(position, unit)
 
     def complete(self, plan: Plan) -> Plan:
-        if self.composition is None or plan.end <= self.composition.tail_start:
-            return plan
-        return self.composition.applied_to(plan)
+        if self.composition is not None and plan.end > self.composition.tail_start:
+            return self.composition.applied_to(plan)
+        return plan if self.tail is None or self.n_output else self.tail.applied_to(plan)
 
     def segments_of(self, plan: Plan) -> tuple[StoredSegment, ...]:
         if not plan.composed or self.composition is None:
@@ -233,9 +237,17 @@ class Request(Sequence):
         if plan.composed and self.composition is not None:
             self.composition.use()
             self.release_segments()
+        self.release_tail()
 
     def prefill_ended(self) -> Phase:
         return Phase.DECODE
+
+    def ended(self) -> None:
+        self.release_tail()
+
+    def release_tail(self) -> None:
+        if self.tail is not None:
+            self.tail.release()
 
     # -- segments
 

@@ -1,0 +1,79 @@
+"""The tail of a prompt: what a worker that decodes needs from the one that prefilled, beside pages of the cache.
+
+These are the KV after the last page at which a request can resume, the states after the prompt's last token, and the
+first token of the answer. No later prompt resumes at that position, so the tail is in no index: the worker that
+prefilled keeps it in pages of its own until the other one has read it, and that one copies it into the request's slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from headwater.cache.prefix_cache import PrefixCache
+from headwater.errors import OutOfPages
+from headwater.events import TokenLogprob
+from headwater.plan import Copied, Draft, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class TailPlace:
+    """Number of a tail, and the worker that keeps it."""
+
+    id: bytes
+    peer: bytes = b""  # its incarnation; empty: this worker, which is to keep it
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The first token of an answer with its log probabilities, and the seed that it was drawn with."""
+
+    token: int
+    logprob: float | None
+    top: tuple[TokenLogprob, ...]
+    seed: int | None
+
+
+@dataclass(eq=False, slots=True)
+class Tail:
+    """Pages that hold the tail of a prompt, or are reserved for it. Guarded by the scheduler's lock."""
+
+    cache: PrefixCache
+    plan: Plan
+    start: int  # tokens before it: a multiple of the grid
+    end: int  # tokens of the prompt
+    first: FirstToken | None = None  # None: the tail is not read yet
+    is_taken: bool = field(default=False, kw_only=True)  # a leg copies it
+    is_given_up: bool = field(default=False, kw_only=True)  # it is released once it is read
+    is_released: bool = field(default=False, kw_only=True)
+
+    @classmethod
+    def reserved(cls, cache: PrefixCache, id: int, namespace: str, prompt_tokens: int) -> Tail | None:
+        """Take pages for the tail of a prompt, evicting if need be; None if there is no memory.
+
+        They are those of a sequence of as many tokens as the tail has: its KV, and the pages that back a slot.
+        """
+        unit = cache.layout.unit_tokens
+        start = (prompt_tokens - 1) // unit * unit
+        try:
+            plan = cache.reserve(Draft(id, namespace, b"", 0, prompt_tokens - start, slot=True, reuse=False))
+        except OutOfPages:
+            return None
+        return cls(cache, plan, start, prompt_tokens)
+
+    @property
+    def pages(self) -> Copied:
+        return Copied(tuple(self.plan.table), tuple(self.plan.lent))
+
+    def applied_to(self, plan: Plan) -> Plan:
+        """Return the plan of a leg, which copies the tail if it is the leg that would compute it."""
+        if self.first is None or self.is_released or (plan.start, plan.end) != (self.start, self.end):
+            return plan
+        self.is_taken = True
+        return replace(plan, copied=self.pages)
+
+    def release(self) -> None:
+        """Give the pages back."""
+        if not self.is_released:
+            self.is_released = True
+            self.cache.abandon(self.plan)
+            self.cache.release(self.plan.request)

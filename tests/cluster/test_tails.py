@@ -1,0 +1,364 @@
+"""Tails of prompts between real engines: the one that decodes computes nothing of a prompt, and no bit changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from headwater.account import TierOutcome
+from headwater.engine import tier_tails
+from headwater.errors import OutOfPages
+from headwater.events import TokenEvent
+from headwater.request import Drafting, Generation, SamplingParams
+from headwater.schedule.kinds.request import Request
+from headwater.schedule.sequence import Purpose, key_of
+from headwater.schedule.tail import TailPlace
+from headwater.tiers.fingerprint import Fingerprint
+from tests.cluster.fake import until
+from tests.cluster.test_pulls import Worker, make, pool  # noqa: F401  make is a fixture
+from tests.exactness.conftest import load, same_bits_as_without_a_cache  # noqa: F401  fixtures
+from tests.exactness.rig import Answer, Make, words
+from tests.exactness.test_matrix import FAMILIES
+from tests.models.test_mtp import (
+    always_drafting,
+    with_head,  # noqa: F401  a fixture
+)
+from tests.models.test_mtp import make as make_with_head  # noqa: F401  a fixture
+
+PROMPT = words(1300, "tail")  # tokens: 20 pages, and 20 tokens
+END = 1280
+ID = b"number of a tail"
+KEEPS = TailPlace(ID)
+
+
+@contextmanager
+def two(make, of_other: dict | None = None, **more) -> Iterator[tuple[Worker, Worker]]:  # noqa: F811
+    """Yield a worker that prefills, and one that decodes."""
+    a, b = Worker(make, **more), Worker(make, **more | (of_other or {}))
+    with pool(a, b):
+        yield a, b
+    assert not a.tiers.busy
+    assert not b.tiers.busy
+
+
+def prefilled(a: Worker, prompt: list[int] = PROMPT) -> Answer:
+    """The first token of an answer, from a worker that keeps the prompt's tail."""
+    return a.ask(prompt, tail=KEEPS, max_tokens=1, keep_output=False)
+
+
+def handed_over(a: Worker, b: Worker, prompt: list[int] = PROMPT, **more) -> Answer:
+    """The whole answer, from the other worker."""
+    return b.ask(prompt, a, tail=TailPlace(ID, a.incarnation), **more)
+
+
+def whole(first: Answer, rest: Answer) -> Answer:
+    """The rest's answer with the logits of the first token, which were computed by the other worker."""
+    assert rest.tokens[: len(first.tokens)] == first.tokens
+    rest.logits = [*first.logits, *rest.logits]
+    return rest
+
+
+def prompt_tokens(worker: Worker) -> int:
+    """Tokens of prompts that a worker has computed."""
+    return worker.rig.engine.scheduler.computed[Purpose.PROMPT]
+
+
+def kept(worker: Worker) -> int:
+    return len(worker.tiers._peers.tails._kept)
+
+
+def free(worker: Worker) -> int:
+    with worker.rig.engine._changed:
+        return worker.cache._pool.free
+
+
+def changing(worker: Worker, change: Callable[[list[bytes]], list[bytes] | None]) -> None:
+    """Let `change` have a tail's pieces before they are sent."""
+    parts = worker.pulling._sending._parts
+    sealed = parts.sealed_tail
+
+    @contextmanager
+    def changed(*asked):
+        with sealed(*asked) as pieces:
+            yield change([bytes(piece) for piece in pieces])
+
+    parts.sealed_tail = changed
+
+
+@pytest.mark.parametrize("tokens", [1300, 1281, 1280, 64, 30], ids=str)
+def test_nothing_of_a_prompt_is_computed_again(make, same_bits_as_without_a_cache, tokens: int) -> None:  # noqa: F811
+    """Its last page has some tokens, or one, or is full; or it is the only one."""
+    prompt = PROMPT[:tokens]
+    with two(make) as (a, b):
+        first = prefilled(a, prompt)
+        assert kept(a) == 1
+        rest = whole(first, handed_over(a, b, prompt, max_tokens=70))
+        assert prompt_tokens(b) == 0
+        assert (kept(a), b.counts.get("corrupt", 0)) == (0, 0)
+        b.rig.settle()
+        turn = b.ask([*rest.everything, *words(40, "turn")])
+    account = rest.account
+    assert (account.resumed_at, account.cached_tokens, account.loaded_tokens) == (tokens, tokens, tokens)
+    assert turn.account.cached_tokens == len(rest.everything) // 64 * 64, "its answer was made canonical"
+    assert all(same_bits_as_without_a_cache(make, [rest, turn]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "family",
+    [
+        one if one in ("qwen3", "qwen3_window", "mamba2") else pytest.param(one, marks=pytest.mark.full)
+        for one in FAMILIES
+    ],
+)
+def test_tails_of_every_family(load, same_bits_as_without_a_cache, family, dtype) -> None:  # noqa: F811
+    """Each kind of memory comes whole, among them the keys of a window, KV alone, and states alone."""
+    make = Make(*load(family, dtype, 2))  # noqa: F811
+    with two(make) as (a, b):
+        rest = whole(prefilled(a), handed_over(a, b))
+        assert prompt_tokens(b) == 0
+    assert rest.account.loaded_tokens == len(PROMPT)
+    assert all(same_bits_as_without_a_cache(make, [rest]))
+
+
+@pytest.mark.parametrize("piece", [0, 2, 3, 5, -1], ids=["header", "first token", "KV", "state", "digest"])
+def test_a_tail_that_is_damaged_is_computed(make, same_bits_as_without_a_cache, piece: int) -> None:  # noqa: F811
+    def flipped(pieces: list[bytes]) -> list[bytes]:
+        content = bytearray(pieces[piece])
+        content[len(content) // 2] ^= 1
+        pieces[piece] = bytes(content)
+        return pieces
+
+    with two(make) as (a, b):
+        first = prefilled(a)
+        changing(a, flipped)
+        rest = handed_over(a, b)
+        assert b.counts["corrupt"] == 1
+        assert prompt_tokens(b) >= len(PROMPT) - END
+    assert rest.tokens[:1] == first.tokens
+    assert all(same_bits_as_without_a_cache(make, [rest]))
+
+
+@pytest.mark.parametrize("how", ["dropped", "of another seed", "of another fingerprint", "never kept", "sent before"])
+def test_a_tail_that_does_not_come_is_computed(make, same_bits_as_without_a_cache, how: str) -> None:  # noqa: F811
+    other = {"fingerprint": Fingerprint.of({"probe": "another"})} if how == "of another fingerprint" else {}
+    with two(make, other) as (a, b):
+        first = prefilled(a)
+        tails = a.tiers._peers.tails
+        if how == "dropped":
+            changing(a, lambda pieces: None)
+        elif how == "of another seed":
+            (one,) = tails._kept.values()
+            one.tail.first = type(one.tail.first)(one.tail.first.token, None, (), 17)
+        elif how == "never kept":
+            tails.give_up()
+        elif how == "sent before":
+            with tails.sealed(ID, 0) as pieces:
+                assert pieces is not None
+        rest = handed_over(a, b)
+        assert prompt_tokens(b) == (len(PROMPT) if other else len(PROMPT) - END)
+    assert rest.tokens[:1] == first.tokens
+    assert rest.account.loaded_tokens == (0 if other else END)
+    assert all(same_bits_as_without_a_cache(make, [rest]))
+
+
+def test_without_its_prefix_a_tail_is_of_no_use(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    with two(make) as (a, b):
+        prefilled(a)
+        before = free(b)
+        parts = a.pulling._sending._parts
+        parts.find = lambda *given: None
+        rest = handed_over(a, b, keep_output=False, max_tokens=1)
+        assert b.counts["read"] == 1
+        assert prompt_tokens(b) == len(PROMPT)
+        assert rest.account.loaded_tokens == 0
+        cached = b.cache.stats()
+        assert free(b) == before - cached.pages_kv - cached.pages_checkpoint, "its pages were given back"
+    assert all(same_bits_as_without_a_cache(make, [rest]))
+
+
+def test_drawn_tokens_and_their_log_probabilities_come_with_the_tail(make) -> None:  # noqa: F811
+    params = SamplingParams(max_tokens=6, temperature=1.3, seed=2**62 + 1, logprobs=5, ignore_eos=True)
+
+    def ask(worker: Worker, max_tokens: int, **more) -> list[TokenEvent]:
+        events, done = [], threading.Event()
+
+        def on_event(event) -> None:
+            events.append(event)
+            if not isinstance(event, TokenEvent):
+                done.set()
+
+        generation = Generation(tuple(PROMPT), SamplingParams(**_fields(params) | {"max_tokens": max_tokens}))
+        worker.rig.engine.submit(generation, on_event, **more)
+        assert done.wait(60)
+        return events[:-1]
+
+    with two(make) as (a, b):
+        alone = ask(a, 6)
+        assert ask(a, 1, tail=KEEPS) == alone[:1]
+        place = TailPlace(ID, a.incarnation)
+        assert ask(b, 6, peers=[a.incarnation], tail=place) == alone
+        assert prompt_tokens(b) == 0
+
+
+def _fields(params: SamplingParams) -> dict:
+    return {name: getattr(params, name) for name in params.__dataclass_fields__}
+
+
+def test_pages_of_a_tail_are_given_back(make) -> None:  # noqa: F811
+    """By the one that keeps it once it is sent, and by the one that reads it once it is copied."""
+    with two(make) as (a, b):
+        prefilled(a)
+        held = a.cache.stats()
+        assert held.pages_private + held.pages_slot == 1 + make.checkpoint_pages
+        handed_over(a, b)
+        b.rig.settle()
+        for worker in (a, b):
+            until(lambda worker=worker: worker.cache.stats().pages_private + worker.cache.stats().pages_slot == 0)
+            assert worker.cache.stats().leases == 0
+
+
+def test_the_oldest_tails_are_given_up(make, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.setattr(tier_tails, "MOST_KEPT", 2)
+    a = Worker(make)
+    tails = a.tiers._peers.tails
+    with pool(a):
+        for number in range(4):
+            a.ask(PROMPT, tail=TailPlace(bytes([number])), max_tokens=1, keep_output=False)
+        assert list(tails._kept) == [b"\2", b"\3"]
+        monkeypatch.setattr(tier_tails, "KEPT", -1.0)
+        a.ask(PROMPT, tail=TailPlace(b"late"), max_tokens=1, keep_output=False)
+        monkeypatch.setattr(tier_tails, "KEPT", 10.0)
+        a.ask(PROMPT, tail=KEEPS, max_tokens=1, keep_output=False)
+        assert list(tails._kept) == [b"\3", ID], "one is too old, and one too many"
+
+
+def test_a_tail_gives_way_to_requests(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    """A request that needs all pages of the worker that keeps it gets them."""
+    pages = 24 + 2 * make.checkpoint_pages - 12 * make.checkpoint_pages  # a page less than for both
+    with two(make, pages=pages) as (a, b):
+        first = prefilled(a)
+        other = a.rig.ask(words(1500, "other"))
+        assert kept(a) == 0
+        rest = handed_over(a, b)
+        assert prompt_tokens(b) >= len(PROMPT) - END
+    assert rest.tokens[:1] == first.tokens
+    assert all(same_bits_as_without_a_cache(make, [other, rest]))
+
+
+def test_a_request_without_room_for_a_tail_computes(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    """The control is the other tests, in which there is room."""
+    with two(make) as (a, b):
+        prefilled(a)
+        b.tiers._peers.tails._scheduler.cache.reserve, reserve = _refusing(b), b.cache.reserve
+        rest = handed_over(a, b)
+        b.cache.reserve = reserve
+        assert prompt_tokens(b) == len(PROMPT) - END
+    assert all(same_bits_as_without_a_cache(make, [rest]))
+
+
+def _refusing(worker: Worker) -> Callable:
+    reserve = worker.cache.reserve
+
+    def refusing(draft, *given):
+        if not draft.reuse:
+            raise OutOfPages(1, 0, 0)
+        return reserve(draft, *given)
+
+    return refusing
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+def test_a_tail_that_is_given_up_gives_its_pages_back(make, monkeypatch, how: str) -> None:  # noqa: F811
+    goes_on, asked = threading.Event(), threading.Event()
+
+    def hang(pieces: list[bytes]) -> list[bytes]:
+        asked.set()
+        assert goes_on.wait(60)
+        return pieces
+
+    with two(make) as (a, b):
+        prefilled(a)
+        changing(a, hang)
+        if how == "late":
+            monkeypatch.setattr(tier_tails, "LATE", 0.1)
+        answers: list[Answer] = []
+        thread = threading.Thread(target=lambda: answers.append(handed_over(a, b)))
+        thread.start()
+        assert asked.wait(60)
+        if how == "cancelled":
+            (request,) = b.tiers._peers.tails._reading
+            b.rig.engine.cancel(request)
+            until(lambda: not len(b.rig.engine.scheduler.waiting))
+        goes_on.set()
+        until(lambda: not b.tiers.busy)
+        if how == "late":
+            thread.join(60)
+            assert answers
+        b.rig.settle()
+        assert b.cache.stats().leases == 0
+        for answer in b.rig._answers.values():
+            answer.done.set()
+        thread.join(60)
+
+
+def test_a_preempted_request_computes_its_prompt(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    """The tail was given back: it goes on as after any preemption."""
+    with two(make) as (a, b):
+        first = prefilled(a)
+        engine, run = b.rig.engine, b.rig.engine._run
+
+        def preempting(*given) -> None:
+            run(*given)
+            with engine._changed:
+                for seq in tuple(engine.scheduler.running.values()):
+                    if isinstance(seq, Request) and seq.n_output == 3 and not seq.preemptions:
+                        engine.scheduler._preempt(seq)
+                        engine.scheduler._crowded = False
+
+        engine._run = preempting
+        rest = whole(first, handed_over(a, b))
+        engine._run = run
+        assert engine.scheduler.preemptions == 1
+    assert all(same_bits_as_without_a_cache(make, [rest]))
+
+
+@pytest.mark.parametrize("tokens", [1300, 1344])
+def test_the_head_drafts_as_after_its_own_prefill(make_with_head, monkeypatch, tokens: int) -> None:  # noqa: F811
+    made, prompt = make_with_head("qwen3_5"), words(tokens, "head")
+    drafting = {"drafting": Drafting(tokens=2), "max_tokens": 12, "keep_output": False}
+    with two(made, speculation="mtp") as (a, b):
+        with always_drafting(monkeypatch, b.rig) as passes:
+            b.ask(prompt, **drafting | {"namespace": "alone"})
+            alone = list(passes)
+        computed = prompt_tokens(b)
+        prefilled(a, prompt)
+        with always_drafting(monkeypatch, b.rig) as passes:
+            handed_over(a, b, prompt, **drafting)
+            after = list(passes)
+        assert prompt_tokens(b) == computed
+        pages = b.cache.hold(-1, "", key_of(prompt), tokens // 64 * 64, with_state=False)
+        assert b.rig.engine.runner.mtp.complete(pages.table)
+        b.cache.release(-1)
+    assert alone
+    assert [one.positions for one in after] == [one.positions for one in alone]
+    assert all(torch.equal(one.logits, other.logits) for one, other in zip(after, alone, strict=True))
+
+
+def test_a_worker_without_a_head_sends_no_tail_to_one_with_a_head(make_with_head) -> None:  # noqa: F811
+    made = make_with_head("qwen3_5")
+    with two(made, {"speculation": "mtp"}, speculation="off") as (a, b):
+        first = prefilled(a)
+        rest = handed_over(a, b)
+        assert b.counts.get("corrupt", 0) == 0
+        assert prompt_tokens(b) == len(PROMPT) - END
+    assert rest.tokens[:1] == first.tokens
+    with two(made, {"speculation": "off"}, speculation="mtp") as (a, b):
+        prefilled(a)
+        handed_over(a, b)
+        assert prompt_tokens(b) == 0
+    assert rest.account.tier_outcome == TierOutcome.LOADED
