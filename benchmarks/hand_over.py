@@ -21,11 +21,12 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measure import console, machine
 from headwater.account import CacheAccount
@@ -42,7 +43,7 @@ from headwater.lab.setup import Network
 from headwater.models.embedded import embedded
 from headwater.request import Generation, SamplingParams
 from headwater.table import Table
-from headwater.tiers.part import Buffer, Prefix
+from headwater.tiers.part import Buffer
 
 OUT = Path(__file__).resolve().parent / "results" / "hand_over.json"
 MEMORY = 400_000_000  # bytes of each worker
@@ -50,6 +51,7 @@ BESIDE = 3  # answers that are decoded meanwhile
 ANSWER = 8  # tokens
 PATIENCE = 120.0  # seconds
 APART, TOGETHER = (Role.PREFILL, Role.DECODE), (Role.BOTH, Role.BOTH)
+Sealed = Callable[..., AbstractContextManager[Sequence[Buffer] | None]]
 WAYS = "together", "pulled after", "read meanwhile"
 
 
@@ -167,15 +169,17 @@ def slow(host: Host, link: float) -> None:
     """Let a worker send parts at so many bytes a second."""
     assert host._pulling is not None
     parts = host._pulling._sending._parts
-    sealed = parts.sealed
 
-    @contextmanager
-    def slowed(prefix: Prefix, part: int) -> Iterator[Sequence[Buffer] | None]:
-        with sealed(prefix, part) as pieces:
-            time.sleep(sum(map(len, pieces or ())) / link)
-            yield pieces
+    def slowed(sealed: Sealed) -> Sealed:
+        @contextmanager
+        def sealing(*asked: Any) -> Iterator[Sequence[Buffer] | None]:
+            with sealed(*asked) as pieces:
+                time.sleep(sum(map(len, pieces or ())) / link)
+                yield pieces
 
-    parts.sealed = slowed  # type: ignore[method-assign]
+        return sealing
+
+    parts.sealed, parts.sealed_tail = slowed(parts.sealed), slowed(parts.sealed_tail)  # type: ignore[method-assign]
 
 
 def timed(config: ServeConfig, prompts: list[int], link: float, repeats: int) -> list[dict[str, object]]:

@@ -212,6 +212,7 @@ def real(model, **roles: Role) -> Iterator[tuple]:
         for name, role in roles.items():
             busy = Backlog(4 if role == Role.DECODE else 0, 0, 0, PrefillSpeed(0.0, 0.001), 1.0, pull=FAST)
             workers[name].engine.backlog = lambda busy=busy: busy
+            workers[name].engine.scheduler.tiers.prefill_seconds = lambda tokens: 1.0 * tokens  # a tail pays
         until(lambda: all(link.backlog.pull == FAST for link in router._links.values()))
         yield router, workers
 

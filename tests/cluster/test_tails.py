@@ -166,6 +166,19 @@ def test_a_tail_that_does_not_come_is_computed(make, same_bits_as_without_a_cach
     assert all(same_bits_as_without_a_cache(make, [rest]))
 
 
+def test_a_tail_that_comes_later_than_its_tokens_are_computed_is_not_read(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    """The control is the other tests, in which a token takes a second."""
+    with two(make) as (a, b):
+        prefilled(a)
+        b.ask(PROMPT, max_tokens=1, keep_output=False)
+        b.tiers.prefill_seconds = lambda tokens: 1e-9 * tokens
+        rest = handed_over(a, b)
+        assert kept(a) == 1, "nobody has asked for it"
+        assert prompt_tokens(b) == len(PROMPT) + len(PROMPT) - END
+    assert (rest.account.resumed_at, rest.account.loaded_tokens) == (END, 0)
+    assert all(same_bits_as_without_a_cache(make, [rest]))
+
+
 def test_without_its_prefix_a_tail_is_of_no_use(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
     with two(make) as (a, b):
         prefilled(a)

@@ -137,7 +137,8 @@ class TierIO(Tiers):
         fingerprints = TierFingerprints(store, key, fingerprint, self._layout.unit_bytes)
         tier = Tier(len(self.tiers), store, fingerprints, Sealer(key))
         engine = self._scheduler, self._runner, self._changed, self.prefill_seconds, self._segments.part_of
-        tails = Tails(tier, store, Sealer(key), *engine[:3], page_entries(self._runner.mtp))
+        of_pages = page_entries(self._runner.mtp), lambda tokens: self.prefill_seconds(tokens)
+        tails = Tails(tier, store, Sealer(key), *engine[:3], *of_pages)
         own = OwnParts(key, fingerprint, *engine, tails)
         given = tier, store, self._scheduler, self._loads, self._changed, self._read, self._finish
         self._peers = Peers(tier, store, own, PeerFollows(*given), tails)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -62,8 +62,13 @@ class Tails:
         runner: Runner,
         changed: threading.Condition,
         entries: PageEntries,
+        prefill_seconds: Callable[[int], float | None],
     ) -> None:
-        """`tier`: of the other workers' memory; `runner`: with the arena; `changed`: the engine's lock."""
+        """`tier`: of the other workers' memory; `runner`: with the arena; `changed`: the engine's lock.
+
+        `prefill_seconds`: expected ones of so many tokens.
+        """
+        self._prefill_seconds = prefill_seconds
         self._tier, self._store, self._sealer, self._entries = tier, store, sealer, entries
         self._scheduler, self._runner, self._changed = scheduler, runner, changed
         self._kept: dict[bytes, Kept] = {}  # by number, the oldest first
@@ -84,7 +89,7 @@ class Tails:
             self._kept.pop(id).tail.release()
         while len(self._kept) >= MOST_KEPT:
             self._kept.pop(next(iter(self._kept))).tail.release()
-        tail = Tail.reserved(self._scheduler.cache, self._scheduler.new_id(), seq.namespace, seq.n_prompt)
+        tail = self._reserved(seq)
         if tail is None or place is None:
             return
         tail.first = first
@@ -125,7 +130,7 @@ class Tails:
             self._unused = [tail for tail in self._unused if not (tail.is_taken or tail.is_released)]
             if len(self._reading) + len(self._unused) >= AT_ONCE:
                 return True
-            tail = Tail.reserved(self._scheduler.cache, self._scheduler.new_id(), seq.namespace, seq.n_prompt)
+            tail = self._reserved(seq) if self._pays(seq) else None
             if tail is not None:
                 reading = self._reading[seq.id] = Reading(seq, tail, place, time.monotonic() + LATE)
                 self._tier.parts.submit(self._read, reading)
@@ -149,6 +154,18 @@ class Tails:
         for reading in self._reading.values():
             reading.tail.is_given_up = True
         return bool(tails)
+
+    def _reserved(self, seq: Request) -> Tail | None:
+        """Take pages for a request's tail; None if there is no memory."""
+        return Tail.reserved(self._scheduler.cache, self._scheduler.new_id(), seq.namespace, seq.n_prompt)
+
+    def _pays(self, seq: Request) -> bool:
+        """Return whether a tail is expected to be here before its tokens could be computed."""
+        layout = self._scheduler.layout
+        pages = layout.slot_pages + layout.unit_pages
+        size = pages * self._runner.arena.bytes.page_bytes + self._entries.page_bytes
+        computing = self._prefill_seconds(seq.n_prompt - (seq.n_prompt - 1) // layout.unit_tokens * layout.unit_tokens)
+        return computing is None or self._tier.seconds(size) < computing
 
     def _read(self, reading: Reading) -> None:
         """Fill the pages of a tail (on a reader's thread). They are its own until a leg copies them."""
