@@ -18,7 +18,7 @@ from headwater.cluster.sockets import opened
 from headwater.cluster.wire import FollowMessage, Ping, Submit, encode
 from headwater.cluster.worker import Worker as ClusterWorker
 from headwater.engine import tier_follow
-from headwater.errors import QueueFull, RequestTooLarge
+from headwater.errors import OutOfPages, QueueFull, RequestTooLarge
 from headwater.request import Constraint, Fidelity, Generation, SamplingParams
 from headwater.schedule.sequence import key_of
 from tests.cluster.fake import FakeWorker, FormulaEngine, until
@@ -125,6 +125,42 @@ def test_kv_travels_while_the_prefill_runs(make, same_bits_as_without_a_cache) -
     assert (account.loaded_tokens, account.cached_tokens, account.loaded_from) == (END, END, "peer")
     assert account.tier_outcome == TierOutcome.LOADED
     assert all(same_bits_as_without_a_cache(make, [first, again]))
+
+
+def test_pages_are_reserved_before_the_prefill_begins(make) -> None:  # noqa: F811
+    """They are those of the whole prefix and its state, and are given back if the worker that prefills is lost."""
+    with followed(make) as (a, b, _, first):
+        before = free(b)
+        number = follow(b, a, first)
+        assert free(b) == before - END // 64 - make.checkpoint_pages
+        assert a.cache.match(key_of(first.prompt), PROMPT).kv_tokens == 0, "nothing is computed yet"
+        a.pulling._sending.close()
+        a.pulling._sending.close = lambda: None
+        b.pulling.know({b.peer})
+        until(lambda: free(b) == before)
+        b.rig.engine.unfollow(number)
+
+
+def test_a_prefix_for_which_there_are_no_pages_is_not_followed(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+    """A prompt that is followed later has its pages."""
+    with followed(make) as (a, b, gate, first):
+        reserve = b.cache.reserve
+        b.cache.reserve = _no_pages
+        number = follow(b, a, first)
+        assert follows(b)._open[number].is_over
+        b.cache.reserve = reserve
+        another = follow(b, a, first)
+        assert follows(b)._open[another].load is not None, "it joins none that is over"
+        gate.open()
+        a.rig.wait(first)
+        again = b.ask(first.prompt, a, follows=another)
+        b.rig.engine.unfollow(number)
+    assert again.account.loaded_tokens == END
+    assert all(same_bits_as_without_a_cache(make, [first, again]))
+
+
+def _no_pages(*given) -> None:
+    raise OutOfPages(1, 0, 0)
 
 
 def test_a_request_that_comes_before_the_last_parts_waits_for_them(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
@@ -441,4 +477,5 @@ def test_an_unknown_worker_is_not_followed(make) -> None:  # noqa: F811
         assert follows(b)._open == {number: one}
         b.rig.engine.unfollow(number)
         assert not follows(b)._open
-        assert (one.load, free(b)) == (None, before)
+        until(lambda: one.load.is_finished)
+        assert (one.load.failed, free(b)) == (TierOutcome.FAILED, before)

@@ -230,8 +230,6 @@ class SimulatedPulls(LabLoads):
         """Read what is there by now of a prefill; return whether nothing more of it is read."""
         follow = one.follow
         there = progress(one.sender._scheduler.cache, follow.namespace, follow.key, follow.at)
-        if follow.load is None and max(there) and not self._follows.reserve(follow):
-            return True
         load = follow.load
         if load is not None and (ready := follow.take_ready(there)):
             one.until = self._read_parts(one, load, ready)

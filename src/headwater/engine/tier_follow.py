@@ -87,12 +87,8 @@ class PeerFollows(Follows):
                 return TierOutcome.FAILED
             if there != had:
                 had, until = there, time.monotonic() + STALLED
-            if follow.load is None and max(there):
-                with self._changed:
-                    if not self.reserve(follow):
-                        return None
             for source in follow.take_ready(there):
-                assert follow.load is not None, "parts are known once their pages are reserved"
+                assert follow.load is not None, "its pages are reserved"
                 reads.append(self._tier.parts.submit(self._read, self._tier, follow.load, source, digests))
             if follow.is_complete:
                 return None

@@ -1,7 +1,7 @@
 """Prefills on other workers that are followed: which of their parts are read, and when. No threads and no I/O.
 
-Pages for KV and state are reserved once the first part is there, and are published together when the state at the
-prefix's end has come, or given back. Requests that go on with the same prefix share a load, and join it when they
+Pages for KV and state are reserved at once, before anything is computed, and are published together when the state at
+the prefix's end has come, or given back. Requests that go on with the same prefix share a load, and join it when they
 arrive. A load that follows is optional: it is given up if pages are short, or if nothing comes for a while, and the
 requests pull or compute then.
 """
@@ -66,8 +66,8 @@ class Follows:
     def begin(self, peer: bytes, namespace: str, key: bytes, tokens: int, tier: int) -> tuple[int, Follow | None]:
         """Follow a worker's prefill of a prompt of `tokens` tokens; return a number for `cancel` and `arrived`.
 
-        And the prefill, if it was not followed already: requests with the same prefix, as the choices of one prompt,
-        share what is read.
+        And the prefill, if its parts are to be read: not if it is followed already, since requests with the same
+        prefix, as the choices of one prompt, share what is read, nor if all of it is in memory, or there are no pages.
         """
         layout, number = self._cache.layout, self._new_id()
         end = max(0, tokens - 1) // layout.unit_tokens
@@ -77,7 +77,9 @@ class Follows:
         follow = next((one for one in self._open.values() if _is_for(one, peer, namespace, key)), None)
         begun = None
         if follow is None:
-            follow = begun = Follow(peer, namespace, key, end * layout.unit_tokens, tier)
+            follow = Follow(peer, namespace, key, end * layout.unit_tokens, tier)
+            begun = follow if self._reserve(follow) else None
+            follow.is_over = begun is None
         self._open[number] = follow
         return number, begun
 
@@ -103,10 +105,10 @@ class Follows:
         for follow in self._open.values():
             _give_up(follow)
 
-    def reserve(self, follow: Follow) -> bool:
-        """Begin a prefill's load. False: it is cancelled, all of it is in memory, or there are no pages."""
+    def _reserve(self, follow: Follow) -> bool:
+        """Begin a prefill's load. False: all of it is in memory, or there are no pages."""
         match = self._cache.match(follow.key, follow.at + 1, follow.namespace)
-        if follow.is_cancelled or match.checkpoint_tokens >= follow.at:
+        if match.checkpoint_tokens >= follow.at:
             return False
         follow.load = load = self._loads.follow(follow.namespace, follow.key, follow.at, match, follow.tier)
         if load is not None:
