@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +33,7 @@ from tests.models.test_mtp import make as make_with_head  # noqa: F401  a fixtur
 
 PROMPT = words(1300, "tail")  # tokens: 20 pages, and 20 tokens
 END = 1280
+CODE = Path(__file__).parents[2] / "src" / "headwater"
 ID = b"number of a tail"
 KEEPS = TailPlace(ID)
 
@@ -375,3 +378,50 @@ def test_a_worker_without_a_head_sends_no_tail_to_one_with_a_head(make_with_head
         handed_over(a, b)
         assert prompt_tokens(b) == 0
     assert rest.account.tier_outcome == TierOutcome.LOADED
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_window", "mamba2"])
+def test_all_bytes_of_slot_and_page_are_handed_over(load, family: str) -> None:  # noqa: F811
+    """Also those that no layer has declared: a new kind of memory needs no code that knows of it."""
+    make = Make(*load(family, "float32", 2))  # noqa: F811
+    declared, sent, came = make.loaded.spec.state.bytes, [], []
+    with two(make) as (a, b):
+        keeping, copying = a.rig.engine.runner, b.rig.engine.runner
+        keep, copy = keeping.keep_tail, copying._copy
+
+        def marked(seq, tail) -> None:
+            keeping.states.bytes_RB[seq.slot, declared:] = 7
+            sent.extend(bytes_of(keeping, seq.slot, seq.table))
+            keep(seq, tail)
+
+        def noted(leg, copied) -> None:
+            copy(leg, copied)
+            came.extend(bytes_of(copying, leg.slot, leg.plan.table))
+
+        keeping.keep_tail, copying._copy = marked, noted
+        prefilled(a)
+        handed_over(a, b)
+    assert (sent[0][declared:] == 7).all()
+    assert len(sent[0]) > declared
+    assert len(sent) == len(came) == 1 + make.loaded.spec.layout(10**9).kv_pages_per_unit
+    assert all(torch.equal(one, other) for one, other in zip(sent, came, strict=True))
+
+
+def bytes_of(runner, slot: int, table) -> list[torch.Tensor]:
+    return [runner.states.bytes_RB[slot].clone(), *(runner.arena.pages[page].clone() for page in table[-1:])]
+
+
+def test_no_code_of_a_hand_over_names_a_kind_of_memory(load) -> None:  # noqa: F811
+    """Kinds are what layers declare as states; the control is the code of the mixers, which names them."""
+    kinds = {part.name for family in FAMILIES for part in load(family, "float32", 2)[0].spec.state.parts}
+    assert len(kinds) > 3
+    moves = [*(file for room in ("cluster", "schedule", "tiers", "cache") for file in (CODE / room).rglob("*.py"))]
+    moves += [*(CODE / "engine").glob("tier*.py"), *(CODE / "engine" / name for name in ("own_parts.py", "runner.py"))]
+    assert not kinds & literals(moves)
+    assert kinds <= literals([*(CODE / "layers").glob("*.py"), *(CODE / "mixers").rglob("*.py")])
+
+
+def literals(files: list[Path]) -> set[str]:
+    """Return the strings in code."""
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
