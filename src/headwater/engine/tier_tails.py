@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import msgspec
-
 from headwater.account import TierOutcome
 from headwater.engine.runner import Runner
 from headwater.engine.tier import Tier
@@ -197,7 +195,7 @@ class Tails:
 
         failed = self._runner.arena.bytes.fill((*pages.kv, *pages.state), read)
         if failed is None:
-            tail.first = msgspec.json.decode(first, type=FirstToken)
+            tail.first = FirstToken.read(bytes(first))
             if tail.first.seed != seq.generation.params.seed:
                 failed = TierOutcome.CORRUPT
         return failed
@@ -213,4 +211,5 @@ class Tails:
 
 def _blanks(first: FirstToken | None) -> bytes:
     """Return a first token as JSON, and blanks after it."""
-    return msgspec.json.encode(first).ljust(FIRST_BYTES)
+    assert first is not None, "a tail is kept with its first token"
+    return first.as_json().ljust(FIRST_BYTES)

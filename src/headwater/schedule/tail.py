@@ -7,7 +7,8 @@ prefilled keeps it in pages of its own until the other one has read it, and that
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import json
+from dataclasses import astuple, dataclass, field, replace
 
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.errors import OutOfPages
@@ -31,6 +32,15 @@ class FirstToken:
     logprob: float | None
     top: tuple[TokenLogprob, ...]
     seed: int | None
+
+    def as_json(self) -> bytes:
+        return json.dumps(astuple(self)).encode()
+
+    @classmethod
+    def read(cls, data: bytes) -> FirstToken:
+        """Return what `as_json` wrote. Raises ValueError or TypeError for all else."""
+        token, logprob, top, seed = json.loads(data)
+        return cls(token, logprob, tuple(TokenLogprob(*one) for one in top), seed)
 
 
 @dataclass(eq=False, slots=True)
