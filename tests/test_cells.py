@@ -103,7 +103,7 @@ def test_results_of_other_code_are_not_kept(tmp_path: Path) -> None:
 
 def cell(name: str, requests: int, ours: float, rival: float, clairvoyant: float = 0.9, **more: object) -> dict:
     rates = {
-        "structural / headwater": ours,
+        "headwater / headwater": ours,
         "branch / headwater": 0.99,
         "structural / clairvoyant": clairvoyant,
         "branch / clairvoyant": clairvoyant - 0.1,
@@ -114,7 +114,7 @@ def cell(name: str, requests: int, ours: float, rival: float, clairvoyant: float
 
 
 def test_verdicts() -> None:
-    expected = {"expected": 8192, "resumed_at": {"structural / headwater": 4096}}
+    expected = {"expected": 8192, "resumed_at": {"headwater / headwater": 4096}}
     cells = [
         cell("wins", 5000, 0.65, 0.6),
         cell("within half a point", 5000, 0.596, 0.6),
@@ -162,5 +162,5 @@ def test_seeds_are_a_range() -> None:
 
 
 def test_a_cell_without_a_gap_closes_none_of_it() -> None:
-    one = verdict(cell("flat", 5000, 0.4, 0.4, 0.403), "structural / headwater", ["branch / headwater"])
+    one = verdict(cell("flat", 5000, 0.4, 0.4, 0.403), "headwater / headwater", ["branch / headwater"])
     assert one.closed is None

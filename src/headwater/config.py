@@ -101,7 +101,7 @@ class ServeConfig:
     page_size: int = setting(64, COUNT, MEMORY, f"Tokens of a page, a multiple of {PAGE_GRID}.")
     cache: bool = setting(True, SWITCH, MEMORY, "Reuse of earlier prompts. Off: every prompt is computed whole.")
     placement: str = setting(
-        "structural", TEXT, MEMORY, "Placement of checkpoints: structural, branch, every_block(4), none."
+        "headwater", TEXT, MEMORY, "Placement of checkpoints: headwater, structural, branch, every_block(4), none."
     )
     eviction: str = setting("headwater", TEXT, MEMORY, "Eviction policy: headwater, lru, seglen, ...")
     pool: str = setting("unified", TEXT, MEMORY, "One pool of memory for KV and states, or two.", choices=POOLS)

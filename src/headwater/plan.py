@@ -63,6 +63,7 @@ class Match:
     branch_tokens: int  # where the prompt leaves the tree; more than kv_tokens only where edges outlive their pages
     reason: Reason
     version: int = field(default=0, compare=False)  # of the index, which every change of nodes or checkpoints raises
+    is_first: bool = False  # as far as is known, no other request left the tree here (see `placement.headwater`)
 
     @property
     def stranded_tokens(self) -> int:
@@ -98,6 +99,7 @@ class Draft:
     end: int  # one past the last token to compute
     checkpoints: tuple[int, ...] = ()  # ascending page multiples in (start, end]
     speculative: tuple[int, ...] = ()  # likewise; taken from free pages only, first to be evicted
+    learned: tuple[int, ...] = ()  # of the checkpoints, those at learned positions
     slot: bool = False  # take the pages that back a slot, if the lease has none
     publish: int = 0  # KV of the pages before this page multiple goes to the index at commit; the rest is private
     replaces: int | None = None  # a rolling checkpoint at this position is given up when this leg commits

@@ -117,7 +117,7 @@ def test_systems_are_pairs_of_policies(trace: Path, tmp_path: Path) -> None:
     rows = json.loads(out.read_text())["rows"]
     assert [(row["placement"], row["eviction"]) for row in rows] == [
         ("none", "none"), ("every_block(1)", "lru_path"), ("branch", "lru_path"), ("branch", "marconi"),
-        ("structural", "headwater"),
+        ("headwater", "headwater"),
     ]  # fmt: skip
     assert rows[0]["hit_tokens"] == 0 < rows[1]["hit_tokens"]
 
@@ -269,7 +269,7 @@ def test_model_and_policies_are_those_of_the_recording_s_server(trace: Path, tmp
     assert replay(trace, "--json", out) == 0
     told = json.loads(out.read_text())
     assert told["model"] == "qwen3.5-9b"
-    assert [(row["placement"], row["eviction"]) for row in told["rows"]] == [("structural", "headwater")]
+    assert [(row["placement"], row["eviction"]) for row in told["rows"]] == [("headwater", "headwater")]
 
 
 def test_weights_are_held_as_the_recording_s_server_held_them(
@@ -300,4 +300,4 @@ def test_a_recording_that_does_not_describe_its_model_asks_for_it(
     assert "does not describe its model 'mine': name it with --model" in capfd.readouterr().err
     assert replay(recording, "--model", "qwen3.5-0.8b") == 0
     assert run(["size", str(served(trace, tmp_path, model="qwen3.5-0.8b")), "--jobs", "1"]) == 0
-    assert "qwen3.5-0.8b: structural, headwater" in capfd.readouterr().out
+    assert "qwen3.5-0.8b: headwater, headwater" in capfd.readouterr().out

@@ -262,11 +262,11 @@ def test_no_request_is_lost_and_each_is_answered_by_one_model(cluster: Cluster, 
 def test_a_worker_that_does_not_start_ends_the_upgrade_and_all_go_on(cluster: Cluster, drain_first: bool) -> None:
     with cluster.under_requests() as asked:
         upgrade = cluster.upgrade(placement="no_model", drain_first=drain_first)
-        until(lambda: cluster.serving() == ["structural", "structural"])
+        until(lambda: cluster.serving() == ["headwater", "headwater"])
     assert set(whole(asked, (0,))) == {0}
     assert upgrade.error.startswith("worker w2 could not start: CheckpointError: there is no model; the upgrade was")
-    again = ["structural"] * drain_first  # in the place of the one that was drained
-    assert [one.placement for one in cluster.ray.actors] == ["structural", "structural", "no_model", *again]
+    again = ["headwater"] * drain_first  # in the place of the one that was drained
+    assert [one.placement for one in cluster.ray.actors] == ["headwater", "headwater", "no_model", *again]
     cluster.upgrade(placement="none")
     assert cluster.serving() == ["none", "none"]
 
@@ -275,7 +275,7 @@ def test_a_worker_that_never_joins_ends_the_upgrade(cluster: Cluster, monkeypatc
     monkeypatch.setattr(ray_workers, "JOINING", 0.2)
     upgrade = cluster.upgrade(placement="dumb")
     assert "worker w2 does not serve after 0 s: is there room for one more?" in upgrade.error
-    assert cluster.serving() == ["structural", "structural"]
+    assert cluster.serving() == ["headwater", "headwater"]
 
 
 def test_an_earlier_worker_that_never_serves_does_not_hold_an_upgrade_up(

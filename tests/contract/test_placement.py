@@ -23,7 +23,7 @@ OPTIONS = {  # more telling than 1
 }
 VARIANTS = ["branch(cut='chunk', chunk=48)", "balanced(3, end=False)", "sqrt(end=False)", "optimal(3, end=False)"]
 SPELLINGS = [OPTIONS.get(name, example(name, PLACEMENT[name])) for name in sorted(PLACEMENT)] + VARIANTS
-BY_PROMPT = [policy for policy in SPELLINGS if not policy.startswith(("structural", "branch", "optimal"))]
+BY_PROMPT = [policy for policy in SPELLINGS if not policy.startswith(("headwater", "structural", "branch", "optimal"))]
 positions = st.none() | st.integers(0, 5000)
 
 

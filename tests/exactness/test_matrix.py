@@ -99,7 +99,7 @@ def test_a_hit_changes_no_bit_without_kernels(
 
 
 @pytest.mark.parametrize("eviction", ["lru", "seglen"])
-@pytest.mark.parametrize("placement", ["structural", "branch", "every_block(2)"])
+@pytest.mark.parametrize("placement", ["headwater", "branch", "every_block(2)"])
 @pytest.mark.parametrize("pool", [{}, {"pool": "split", "state_fraction": 0.5}], ids=["unified", "split"])
 def test_no_policy_changes_a_bit(load, same_bits_as_without_a_cache, eviction, placement, pool):
     loaded, check = load("qwen3_5", "float32", 2)

@@ -45,7 +45,7 @@ def recorded(answers: list[Answer]) -> Trace:
 
 
 @pytest.mark.parametrize(
-    ("placement", "eviction"), [("structural", "lru"), ("branch", "seglen"), ("structural", "headwater")]
+    ("placement", "eviction"), [("structural", "lru"), ("branch", "seglen"), ("headwater", "headwater")]
 )
 @pytest.mark.parametrize("pages", [40, 400])
 def test_the_lab_hits_what_the_engine_hits(

@@ -22,7 +22,7 @@ def drawn_sizes(rng: random.Random) -> tuple[int, dict[str, Any]]:
         "checkpoint_pages": checkpoint_pages,
         "max_running": rng.choice([1, 3, 8]),
         "tokens_per_step": rng.choice([4, 16, 64]),
-        "placement": rng.choice(["structural", "branch", "every_block(2)", "none"]),
+        "placement": rng.choice(["headwater", "structural", "branch", "every_block(2)", "none"]),
     }
 
 

@@ -226,11 +226,14 @@ class Index:
         for node in sorted(nodes, key=lambda node: (node.checkpoint_time, node.serial)):
             self._observer.changed(node)
 
-    def save(self, node: Node, pages: Sequence[int], now: int, speculative: bool = False) -> None:
+    def save(
+        self, node: Node, pages: Sequence[int], now: int, speculative: bool = False, learned: bool = False
+    ) -> None:
         """Put a checkpoint at the end of a node that has none."""
         self.version += 1
         assert node.checkpoint is None, f"{node} has a checkpoint"
         node.checkpoint, node.speculative, node.checkpoint_time, node.hits = pages, speculative, now, 0
+        node.learned = learned
         node.live += 1
         if node.live == 1:
             self._count_alive(node, 1)
@@ -313,7 +316,7 @@ class Index:
         self.version += 1
         pages = node.checkpoint
         assert pages is not None, f"{node} has no checkpoint"
-        node.checkpoint, node.speculative = None, False
+        node.checkpoint, node.speculative, node.learned = None, False, False
         if evicted:
             node.lost += (node.end,)
         self.checkpoints -= 1

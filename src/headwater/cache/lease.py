@@ -81,7 +81,7 @@ class Lease:
         self.own_from = max(self.own_from, end * index.unit_pages)
         index.touch(nodes[-1], old, now)
         for save, node in zip(opened.saves, nodes, strict=False):
-            _keep(save, node, save.position not in draft.checkpoints, index, pool, now)
+            _keep(save, node, draft, index, pool, now)
         index.pin(nodes[-1], draft.hold_checkpoint)
         index.unpin(old, self.held)
         self.node, self.held = nodes[-1], draft.hold_checkpoint
@@ -101,10 +101,11 @@ class Lease:
             pool.states.give(index.drop(node, evicted=False))
 
 
-def _keep(save: Save, node: Node, speculative: bool, index: Index, pool: Pool, now: int) -> None:
+def _keep(save: Save, node: Node, draft: Draft, index: Index, pool: Pool, now: int) -> None:
     """Put a saved checkpoint at a node; if there is one already, give the pages back."""
+    speculative = save.position not in draft.checkpoints
     if node.checkpoint is None:
-        index.save(node, save.pages, now, speculative)
+        index.save(node, save.pages, now, speculative, save.position in draft.learned)
         return
     pool.states.give(save.pages)
     if not speculative:

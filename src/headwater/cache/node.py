@@ -24,6 +24,7 @@ class Node:
     heir: Node | None = None  # the first of the children: a walk tries it before it hashes a unit
     checkpoint: Sequence[int] | None = None  # its pages
     speculative: bool = False
+    learned: bool = False  # the checkpoint is at a learned position
     live: int = 0  # its own checkpoint, and children with one at or below them; 0: the KV is dead
     hits: int = 0  # requests that resumed at its end, since the checkpoint was taken
     kv_time: int = 0

@@ -31,6 +31,7 @@ class Row:
     serial: int
     checkpoint: int | None  # number of its pages
     speculative: bool
+    learned: bool
     times: tuple[int, int]  # KV's and the checkpoint's
     hits: int
     lost: tuple[int, ...]
@@ -55,7 +56,8 @@ class Tree:
             checkpoint = None if node.checkpoint is None else len(node.checkpoint)
             times = node.kv_time, node.checkpoint_time
             parent = places[node.parent]
-            rows.append(Row(parent, node.edge, node.serial, checkpoint, node.speculative, times, node.hits, node.lost))
+            kinds = node.speculative, node.learned
+            rows.append(Row(parent, node.edge, node.serial, checkpoint, *kinds, times, node.hits, node.lost))
         return cls(tuple(index.roots), tuple(rows), index.serial)
 
     def plant(self, index: Index, kv: Pages = no_pages, states: Pages = no_pages) -> None:
@@ -71,7 +73,8 @@ class Tree:
             if row.checkpoint is not None:
                 node.checkpoint = states(row.checkpoint)
             node.kv_time, node.checkpoint_time = row.times
-            node.speculative, node.hits, node.lost = row.speculative, row.hits, row.lost
+            node.speculative, node.learned = row.speculative, row.learned
+            node.hits, node.lost = row.hits, row.lost
             nodes.append(node)
         index.load(nodes, self.serial)
 

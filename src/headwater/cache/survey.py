@@ -63,7 +63,7 @@ class Surveyor:
         reason = explain(index, namespace, key, last, (checkpoint, end, cap))
         branch = end if self._history is None else max(end, self._history.depth(namespace, key, cap))
         depths = end * unit, checkpoint * unit, branch * unit
-        return Found(*depths, reason, index.version, namespace, key, last, walked, cap)
+        return Found(*depths, reason, index.version, _is_first(last, resume, end), namespace, key, last, walked, cap)
 
     def _reach(self, namespace: str, key: bytes, limit: int, near: tuple[Match, int] | None) -> tuple[Node | None, int]:
         """Return the last node that `key` enters and the depth that it reaches, from where it leaves a near key."""
@@ -195,6 +195,16 @@ def explain(index: Index, namespace: str, key: bytes, last: Node | None, reach: 
     if root is not None and root.children:
         return Reason.COLD
     return Reason.OTHER_NAMESPACE if any(other.children for other in index.roots.values()) else Reason.COLD
+
+
+def _is_first(last: Node | None, resume: Node | None, kv: int) -> bool:
+    """Return whether a request is the first that leaves the tree at depth `kv`, on the edge of `last`.
+
+    There was no checkpoint, or a learned one at which no request has resumed.
+    """
+    if resume is not None and resume.end == kv:
+        return resume.learned and not resume.hits
+    return kv > 0 and not _lost_between(last, kv - 1, kv)
 
 
 def _dropped_at(index: Index, namespace: str, key: bytes, position: int) -> bool:

@@ -62,7 +62,7 @@ SYSTEMS = {
     "sglang+": System("branch", "lru_path"),
     "marconi": System("branch", "marconi"),
     "seglen": System("branch", "seglen"),
-    "headwater": System("structural", "headwater"),
+    "headwater": System("headwater", "headwater"),
 }
 NO_CACHE = "none"  # in the place of an eviction policy: no cache at all
 
@@ -136,7 +136,7 @@ class Setup:
 
     profile: Profile
     memory: int
-    placement: str = "structural"
+    placement: str = "headwater"
     eviction: str = "lru"
     pool: PoolKind = "unified"
     state_fraction: float = 0.5  # of a split or elastic pool

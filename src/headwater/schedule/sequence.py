@@ -73,6 +73,7 @@ class Sequence:
     table: Pages[int] = ()  # page ids of [0, computed), and of the reserved tokens beyond
     checkpoints: tuple[int, ...] = ()  # positions ahead at which the prefill saves its state
     speculative: tuple[int, ...] = ()
+    learned: tuple[int, ...] = ()  # of the checkpoints, those at learned positions
     placed_until: int = 0  # the deepest checkpoint that the prompt has or takes
     marked_from: int | None = None  # position from which cached states are approximate and the key is marked
     match: Match | None = None  # of the prompt, as it was last looked up, until the first leg is reserved

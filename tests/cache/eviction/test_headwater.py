@@ -199,7 +199,7 @@ def test_before_anything_is_known_place_and_uses_decide() -> None:
     index = policy._rates.index[::DEPTHS].reshape(BRANCHES, len(USES), -1)
     assert np.allclose(index[1], index[0] / 4)
     assert np.allclose(index[2], index[0] * 3)
-    assert np.allclose(index[:, 1:], index[:, :1] * np.array([2, 2, 3, 3, 3])[:, None])
+    assert np.allclose(index[:, 1:], index[:, :1] * np.array([2, 2, 3, 3, 3, 4])[:, None])
 
 
 def test_uses_of_a_snapshot_are_known() -> None:

@@ -89,7 +89,7 @@ def test_health_and_models(call, engine):
         "memory": 4 * 10**9,
         "page_size": 64,
         "cache": True,
-        "placement": "structural",
+        "placement": "headwater",
         "eviction": "headwater",
         "pool": "unified",
         "decode_reuse": "canonical",

@@ -14,9 +14,11 @@ from headwater.cache.order.worth import Worth, base_node, next_below
 from headwater.plan import CacheLayout
 
 BRANCHES, DEPTHS = 3, 7  # classes: none, 1, more; below 256 tokens, 1,024 and so on
-USES = np.array([1, 2, 2, 3, 3, 3])  # 1 + uses in the prior, by class: none, answered, 1, 2-3, 4-7, more
+# 1 + uses in the prior, by class: none, answered, 1, 2-3, 4-7, more; none, and at a learned position
+USES = np.array([1, 2, 2, 3, 3, 3, 4])
+LEARNED = len(USES) - 1
 OF_BRANCH = len(USES) * DEPTHS  # classes
-OF_USES = [DEPTHS * (n if n < 2 else min(len(USES) - 1, 1 + (n - 1).bit_length())) for n in range(MOST_USES + 1)]
+OF_USES = [DEPTHS * (n if n < 2 else min(len(USES) - 2, 1 + (n - 1).bit_length())) for n in range(MOST_USES + 1)]
 OF_BITS = [min(DEPTHS - 1, max(0, bits - 1) // 2) for bits in range(64)]  # by bits of the depth in 64 tokens
 BRANCHED, PARENT, TAKEN, HELD, GUESS, LEAF = 0xE0, 16, 8, 4, 2, 1  # bits of a mark
 INFINITE = float("inf")
@@ -159,7 +161,8 @@ class Headwater(BareFirst):
     def _kind(self, node: Node, uses: int) -> int:
         """Return the class of a checkpoint."""
         branches = (node.live if node.live < BRANCHES else BRANCHES) - 1
-        return branches * OF_BRANCH + OF_USES[uses] + OF_BITS[(node.end * self._unit >> 6).bit_length()]
+        used = LEARNED * DEPTHS if node.learned and not uses else OF_USES[uses]
+        return branches * OF_BRANCH + used + OF_BITS[(node.end * self._unit >> 6).bit_length()]
 
 
 def mark_of(node: Node) -> int:

@@ -11,6 +11,7 @@ from headwater.cache.spelling import build, classes
 PLACEMENT: dict[str, Callable[..., Placement]] = classes(
     __name__,
     {
+        "headwater": "Headwater",
         "structural": "Structural",
         "branch": "Branch",
         "every_block": "EveryBlock",

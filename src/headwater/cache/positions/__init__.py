@@ -61,6 +61,7 @@ class Placed:
 
     checkpoints: tuple[int, ...] = ()
     speculative: tuple[int, ...] = ()
+    learned: tuple[int, ...] = ()  # of the checkpoints, those expected from where earlier requests left their prompts
 
 
 class Placement(ABC):

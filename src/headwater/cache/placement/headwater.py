@@ -1,0 +1,70 @@
+"""Headwater, the default: what `structural` places, and where other requests are likely to leave the prompt."""
+
+from __future__ import annotations
+
+from headwater.cache.placement.structural import Structural
+from headwater.cache.positions import Placed, Placement, PlacementQuery
+from headwater.cache.positions.departures import Chance, Departures
+
+
+class Headwater(Placement):
+    """Positions of `structural`, and at most `most` learned ones.
+
+    `structural` takes a checkpoint at a branch point when the second prompt leaves there: this prompt resumes above it.
+    A learned position is one at which the first prompt takes it, because prompts of about this length were left there
+    before (`Departures`). A checkpoint serves the requests that leave at or below it and above the next checkpoint. The
+    one that saves most tokens is taken first, then the best beside it, as long as at least the share `least` of such
+    prompts would be served. Eviction keeps unused learned checkpoints in classes of their own.
+    """
+
+    def __init__(
+        self, least: float = 0.06, most: int = 4, beta: float = 0.99, prior: float = 4.0, every: int = 10
+    ) -> None:
+        if not 0 < least <= 1 or not 0 < beta <= 1:
+            raise ValueError(f"least is {least:g} and beta {beta:g}; both must be above 0, and 1 at most")
+        if prior <= 0 or every < 1 or most < 0:
+            raise ValueError(f"prior is {prior:g}, every {every} and most {most}; at least above 0, 1 and 0")
+        self._structural, self._departures = Structural(), Departures(beta, prior, every)
+        self._least, self._most = least, most
+
+    def place(self, query: PlacementQuery) -> Placed:
+        placed = self._structural.place(query)
+        learned = self._learned(query, placed.checkpoints)
+        if not learned:
+            return placed
+        checkpoints = tuple(sorted((*placed.checkpoints, *learned)))
+        speculative = tuple(at for at in placed.speculative if at not in learned)
+        return Placed(checkpoints, speculative, learned)
+
+    def learn(self, query: PlacementQuery) -> None:
+        match = query.match
+        self._departures.add(match.branch_tokens, match.is_first, query.last_page, query.page_size)
+
+    def _learned(self, query: PlacementQuery, placed: tuple[int, ...]) -> tuple[int, ...]:
+        chances = self._departures.of(query.last_page, query.page_size)
+        depths = [one for one in chances if query.is_new(one[0])]
+        taken = [query.match.checkpoint_tokens, *placed]
+        while len(taken) - len(placed) <= self._most:
+            best = best_of(depths, taken, self._least)
+            if best is None:
+                break
+            taken.append(best)
+        return tuple(sorted(taken[1 + len(placed) :]))
+
+
+def best_of(depths: list[Chance], taken: list[int], least: float) -> int | None:
+    """Return the depth at which one more checkpoint saves most, of those where it serves the share `least`.
+
+    depths: ascending, with the chance of each. taken: checkpoints, the least is where the prompt resumes.
+    """
+    ends = sorted(taken)
+    best, most, served, i = None, 0.0, 0.0, len(ends) - 1
+    for depth, chance in reversed(depths):
+        while ends[i] > depth:
+            i, served = i - 1, 0.0
+        if ends[i] < depth:
+            served += chance
+            saved = served * (depth - ends[i])
+            if served >= least and saved > most:
+                best, most = depth, saved
+    return best

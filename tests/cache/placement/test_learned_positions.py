@@ -1,0 +1,144 @@
+"""The default placement: positions of `structural`, and those at which prompts of about this length were left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from headwater.account import Reason
+from headwater.cache.placement import make_placement
+from headwater.cache.positions import Placement, PlacementQuery
+from headwater.errors import ConfigError
+from headwater.plan import Match
+from headwater.request import Boundaries
+from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, words
+from tests.contract.test_placement import GRIDS, lessons_and_query
+
+
+def query(length: int, branch: int = 0, is_first: bool = False, checkpoint: int = 0) -> PlacementQuery:
+    match = Match(branch, checkpoint, branch, Reason.NO_CHECKPOINT, is_first=is_first)
+    return PlacementQuery(length, match, Boundaries(), 64)
+
+
+def taught(lessons: list[PlacementQuery], options: str = "") -> Placement:
+    placement = make_placement(f"headwater({options})")
+    for lesson in lessons:
+        placement.learn(lesson)
+    return placement
+
+
+def documents(count: int) -> list[PlacementQuery]:
+    """Documents of 7,900 to 8,300 tokens, a question of 100, and for each a second one, which leaves at its end."""
+    lessons = []
+    for number in range(count):
+        length = 7900 + 400 * number // count
+        lessons += [query(length + 100), query(length + 100, length // 64 * 64, is_first=True)]
+    return lessons
+
+
+def test_before_anything_was_left_positions_are_those_of_structural() -> None:
+    asked = query(8101)
+    lessons = [query(8101, 4096) for _ in range(30)]
+    assert taught(lessons).place(asked) == make_placement("structural").place(asked)
+
+
+def test_the_end_of_a_document_is_taken_with_the_first_question() -> None:
+    placed = taught(documents(20)).place(query(8201))
+    assert placed.learned == (8064, 8128)  # the document's 8,100 tokens: 1 or 2 pages before the last one, by rounding
+    assert placed.checkpoints == (8064, 8128, 8192)
+    assert make_placement("structural").place(query(8201)).checkpoints == (8192,)
+
+
+def test_parts_of_templates_are_taken_where_they_end() -> None:
+    lessons = [query(3000)] + [query(3000, depth, is_first=True) for depth in (640, 1280, 640, 1280, 640, 1280)]
+    assert taught(lessons).place(query(3001)).learned == (640, 1280)
+
+
+def test_prompts_that_begin_deeper_do_not_count_against_it() -> None:
+    """An agent's turns, of the same length, compute only their ends."""
+    turns = [query(8201, 7936, checkpoint=7936) for _ in range(200)]
+    placed = taught([one for pair in zip(documents(100), turns, strict=True) for one in pair]).place(query(8201))
+    assert placed.learned == (8064, 8128)
+
+
+def test_what_is_left_seldom_is_not_taken() -> None:
+    lessons = [query(3000) for _ in range(100)] + [query(3000, 640, is_first=True) for _ in range(3)]
+    assert taught(lessons).place(query(3000)).learned == ()
+    assert taught(lessons, "least=0.03").place(query(3000)).learned == (640,)
+
+
+def test_the_depth_that_saves_most_is_taken_first() -> None:
+    # of 12 prompts 10 are left at 2,560 or below; beside that, 2 x 1,600 tokens are saved at 4,160, 2 x 640 at 640
+    depths = [2560, 640, 2560, 4160, 2560, 2560] * 2
+    lessons = [one for depth in depths for one in (query(9000), query(9000, depth, is_first=True))]
+    for most, expected in enumerate(((), (2560,), (2560, 4160), (640, 2560, 4160))):
+        assert taught(lessons, f"most={most}, beta=1").place(query(9000)).learned == expected
+
+
+def test_a_checkpoint_that_is_placed_anyway_is_not_taken_twice() -> None:
+    lessons = documents(20)
+    asked = query(8201, 8064)
+    placed = taught(lessons).place(asked)
+    assert 8064 in make_placement("structural").place(asked).checkpoints
+    assert placed.learned == (8128,)
+
+
+@settings(max_examples=100)
+@given(case=lessons_and_query(GRIDS))
+def test_all_positions_of_structural_are_kept(case: tuple[list[PlacementQuery], PlacementQuery]) -> None:
+    """So its promises hold: a shared prefix hits on its second request, at n - prompt/8 - 64 or deeper."""
+    lessons, asked = case
+    lessons = [replace(one, match=replace(one.match, is_first=True)) for one in lessons]
+    placed, before = taught(lessons).place(asked), make_placement("structural").place(asked)
+    assert set(before.checkpoints) | set(placed.learned) == set(placed.checkpoints)
+    assert set(before.speculative) <= set(placed.speculative) | set(placed.learned)
+    assert not set(before.checkpoints) & set(placed.learned)
+
+
+def test_options_are_checked() -> None:
+    for options in ("least=0", "beta=0", "beta=1.5", "prior=0", "every=0", "most=-1"):
+        with pytest.raises(ConfigError):
+            make_placement(f"headwater({options})")
+
+
+def serve(toy: Toy, placement: Placement, tokens: Tokens) -> int:
+    """Place, reserve, learn and commit, as the planner does; return where the request resumed."""
+    match = toy.match(tokens)
+    asked = PlacementQuery(len(tokens), match, Boundaries(), PAGE)
+    placed = placement.place(asked)
+    draft = toy.draft(tokens, match.checkpoint_tokens, checkpoints=placed.checkpoints, learned=placed.learned)
+    plan = toy.reserve(draft)
+    placement.learn(asked)
+    toy.commit(plan, draft)
+    toy.release(draft.request)
+    return match.checkpoint_tokens
+
+
+def second_questions(policy: str) -> list[int]:
+    """Return where the second question about each of 40 documents resumes."""
+    toy, placement = Toy(replace(LAYOUT, n_pages=400), "headwater"), make_placement(policy)
+    found = []
+    for number in range(40):
+        document = words(number, 80)
+        serve(toy, placement, document + words(100 + number, 10))
+        found.append(serve(toy, placement, document + words(200 + number, 10)))
+    return found
+
+
+def test_once_it_is_known_where_documents_end_second_questions_hit_there() -> None:
+    assert second_questions("structural") == [0] * 40  # no memory is free for speculative ones: none are drafted
+    found = second_questions("headwater(every=1)")
+    assert found[0] == 0
+    assert set(found[10:]) == {80}
+
+
+def test_learned_checkpoints_that_are_used_go_on_to_teach() -> None:
+    # where all second questions hit, none is left without a checkpoint; still the position is taken for ever
+    toy, placement = Toy(replace(LAYOUT, n_pages=400), "headwater"), make_placement("headwater(every=1, beta=0.9)")
+    for number in range(150):
+        document = words(number, 80)
+        serve(toy, placement, document + words(1000 + number, 10))
+        resumed = serve(toy, placement, document + words(2000 + number, 10))
+    assert resumed == 80
