@@ -203,7 +203,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     for name in ("IDLE", "LOOKED", "AGAIN"):
         monkeypatch.setattr(ray_workers, name, 0.02)
     router = Router(MODEL, b"k" * 32, patience=1.0, heartbeat_timeout=15.0)
-    workers = RayWorkers(OLD, {Role.BOTH: 2}, router, WorkerKeys(b"", b""), None, 2, False)
+    workers = RayWorkers(OLD, {Role.BOTH: 2}, router, WorkerKeys(b"", b""), None, [2], False)
     router.lost = workers.lost
     router.start()
     workers.start()
@@ -338,3 +338,22 @@ def test_an_answer_goes_on_at_a_draining_worker_if_no_other_one_has_its_bits(clu
     assert cluster.router.counts["resumed"] == 1
     until(lambda: upgrade.ended)
     assert cluster.serving() == ["none"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "hosts", "shares"),
+    [
+        (1, [8], "12GB and 8 threads each"),
+        (3, [8], "4GB and 2 threads each"),
+        (3, [8, 4, 8], "12GB and 4 threads each"),  # one on each
+        (5, [8, 8], "4GB and 2 threads each"),  # three on one of them
+        (2, [8, 8, 8], "12GB and 8 threads each"),
+    ],
+)
+def test_workers_of_one_host_share_its_memory_and_cores(
+    workers: int, hosts: list[int], shares: str, cluster: Cluster
+) -> None:
+    roles = {Role.PREFILL: workers // 2, Role.DECODE: workers - workers // 2}
+    config = replace(OLD, memory=12 * 10**9)
+    started = RayWorkers(config, roles, cluster.router, WorkerKeys(b"", b""), "auto", hosts, False)
+    assert started.shares == shares

@@ -52,7 +52,7 @@ Found = Annotated[str | None, Option(help="Address of a Ray cluster. [default: t
 
 
 def up(
-    workers: Annotated[int, Option(min=1, help="Workers, which share --memory and the cores.")] = 2,
+    workers: Annotated[int, Option(min=1, help="Workers; those of a host share --memory and the cores.")] = 2,
     prefill: Annotated[int, Option(min=0, help="Workers that only prefill, in place of --workers.")] = 0,
     decode: Annotated[int, Option(min=0, help="Workers that decode, and prefill short prompts.")] = 0,
     address: Address = None,
@@ -225,10 +225,11 @@ def serve_until_stopped(
         cores = usable_cores()
         router = OneRouter(config, keys, rule) if routers == 1 else SeveralRouters(config, keys, rule, routers, sock)
         found = ray_cluster.connect(address, cores)
+        hosts = [cores] if address is None else ray_cluster.hosts() or [cores]
         mailbox = ray_cluster.OwnMailbox()
         workers = sum(roles.values())
         running: RayWorkers = ray_workers.RayWorkers(
-            config, roles, router.members, keys.for_workers, address, cores, share_weights
+            config, roles, router.members, keys.for_workers, address, hosts, share_weights
         )
         router.members.lost, running.upgraded = running.lost, router.upgraded
         ended = threading.Event()

@@ -69,7 +69,7 @@ def info_of(
 
 
 def worker_config(config: ServeConfig, workers: int, threads: int) -> ServeConfig:
-    """Return the settings of one of `workers` workers, which may run on other hosts.
+    """Return the settings of one of a host's `workers` workers. Hosts may be others than this one.
 
     They have no secrets and files of the HTTP server: workers do not need them, and other hosts do not have them.
     """

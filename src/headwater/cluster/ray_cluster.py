@@ -47,6 +47,13 @@ def connect(address: str | None, cores: int) -> str:
     return str(context.address_info["gcs_address"])
 
 
+def hosts() -> list[int]:
+    """Return the cores of each machine of the cluster that has any for workers."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    alive = (node["Resources"].get("CPU", 0) for node in nodes if node["Alive"])
+    return [int(cores) for cores in alive if cores >= 1]
+
+
 def _check_open(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -89,19 +89,19 @@ class RayWorkers:
         router: Membership,
         keys: WorkerKeys,
         address: str | None,
-        cores: int,
+        hosts: Sequence[int],
         share_weights: bool,
     ) -> None:
-        """`config`: of the whole host, whose memory and cores the workers share. `address`: of Ray; None: its own.
+        """`config`: of a whole host, whose memory its workers share. `address`: of Ray; None: its own.
 
-        `share_weights`: workers of one host hold the model's weights once.
+        `hosts`: cores of each, now. `share_weights`: workers of one host hold the model's weights once.
         """
         self.wanted, self._share_weights = dict(wanted), share_weights
         self.config = config
         self.upgrade: Upgrade | None = None  # the last one
         self.upgraded: Callable[[ServeConfig], None] = lambda config: None  # called after each one
-        self._workers = sum(wanted.values())  # which share a host's memory
-        self._threads = max(1, cores // self._workers)
+        self._of_host = -(-sum(wanted.values()) // len(hosts))  # workers, at most
+        self._threads = max(1, min(hosts) // self._of_host)
         self._share = self._next_share = self._share_of(config)  # settings of one worker; and in an upgrade
         self._cpus = 0 if address is None else self._threads  # a machine of its own may have more workers than cores
         self._router, self._keys, self._own_address = router, keys, partial(own_address, address)
@@ -121,7 +121,7 @@ class RayWorkers:
 
     def _share_of(self, config: ServeConfig) -> ServeConfig:
         """Return the settings of one worker. Reads files that they name, which may be gone later."""
-        return worker_config(config, self._workers, self._threads)
+        return worker_config(config, self._of_host, self._threads)
 
     def start(self) -> None:
         """Start the workers, and keep as many."""
@@ -269,7 +269,7 @@ class RayWorkers:
         name = next(self._names)
         variables = {"OMP_NUM_THREADS": str(self._threads), "RAY_memory_monitor_refresh_ms": "0"}
         hosts: Any = ray.remote(Host)
-        options = {"num_cpus": self._cpus, "max_restarts": 0, "max_concurrency": 4}
+        options = {"num_cpus": self._cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_concurrency": 4}
         actor = hosts.options(**options, runtime_env={"env_vars": variables}).remote(
             self._share if config is self.config else self._next_share,
             self._keys,
