@@ -92,9 +92,9 @@ def test_a_python_that_is_too_old_is_refused_before_anything_is_installed(make, 
 
 
 @pytest.mark.parametrize("target", ["test", "test-full"])
-def test_clients_from_the_network_are_in_a_target_of_their_own(target):
+def test_clients_from_the_network_and_other_engines_are_in_targets_of_their_own(target):
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert re.search(r'pytest -m ".*not clients"', done.stdout), done.stdout + done.stderr
+    assert re.search(r'pytest -m ".*not clients and not peers"', done.stdout), done.stdout + done.stderr
 
 
 def test_the_soak_gets_its_settings():
