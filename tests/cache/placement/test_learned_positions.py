@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from headwater.account import Reason
+from headwater.cache import PrefixCache
+from headwater.cache.eviction.headwater import DEPTHS, LEARNED, USES, Headwater
 from headwater.cache.placement import make_placement
 from headwater.cache.positions import Placement, PlacementQuery
 from headwater.errors import ConfigError
@@ -142,3 +144,37 @@ def test_learned_checkpoints_that_are_used_go_on_to_teach() -> None:
         serve(toy, placement, document + words(1000 + number, 10))
         resumed = serve(toy, placement, document + words(2000 + number, 10))
     assert resumed == 80
+
+
+def classes(cache: PrefixCache) -> dict[int, int]:
+    """Return the class of uses of each checkpoint in the eviction policy, by its position."""
+    policy = cache.policy
+    assert isinstance(policy, Headwater)
+    unit, kept = cache.layout.unit_tokens, policy._kept
+    return {node.end * unit: kept.kind[row] // DEPTHS % len(USES) for row, node in enumerate(kept.nodes)}
+
+
+def test_an_unused_learned_checkpoint_is_in_a_class_of_its_own_also_after_a_restart() -> None:
+    toy, document = Toy(replace(LAYOUT, n_pages=400), "headwater"), words(1, 80)
+    asked = document + words(2, 20)
+    draft = toy.draft(asked, 0, checkpoints=(80, 96), learned=(80,))
+    toy.commit(toy.reserve(draft), draft)
+    toy.release(draft.request)
+    restarted = PrefixCache(toy.layout, "headwater", toy.cache.snapshot())
+    for cache in (toy.cache, restarted):
+        assert classes(cache) == {80: LEARNED, 96: 0}
+    assert serve(toy, make_placement("headwater"), document + words(3, 20)) == 80
+    assert classes(toy.cache)[80] not in (LEARNED, 0)
+    assert classes(restarted)[80] == LEARNED
+
+
+def test_a_request_is_the_first_to_leave_where_none_has_left_or_resumed() -> None:
+    toy, document = Toy(replace(LAYOUT, n_pages=400), "headwater"), words(1, 80)
+    draft = toy.draft(document + words(2, 20), 0, checkpoints=(80,), learned=(80,))
+    toy.commit(toy.reserve(draft), draft)
+    toy.release(draft.request)
+    assert toy.match(document[:40] + words(3, 20)).is_first, "it leaves in the middle of an edge"
+    assert toy.match(document + words(3, 20)).is_first, "nobody has resumed at what was learned"
+    assert not toy.match(words(4, 20)).is_first, "it shares nothing"
+    serve(toy, make_placement("headwater"), document + words(3, 20))
+    assert not toy.match(document + words(5, 20)).is_first
