@@ -173,7 +173,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
                     until(lambda: _open(HEAD, PORT))
                     for host in hosts:
                         host.start()
-                    with up(tmp_path_factory.mktemp("up"), "--address", f"{HEAD}:{PORT}") as running:
+                    with up(tmp_path_factory.mktemp("up"), "--address", f"{HEAD}:{PORT}", hosts=2) as running:
                         yield Hosts(running, hosts)
                         running.process.terminate()
                         running.process.wait(PATIENCE)

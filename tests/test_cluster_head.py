@@ -79,7 +79,7 @@ def hosts(folder: Path, *, with_redis: bool) -> Iterator[Hosts]:
         stack.enter_context(raylet_here())
         for host in workers:
             host.start(f"--address={AWAY}:{PORT}", "--num-cpus=1")
-        found.running = stack.enter_context(up(folder, "--address", f"{AWAY}:{PORT}"))
+        found.running = stack.enter_context(up(folder, "--address", f"{AWAY}:{PORT}", hosts=2))
         yield found
 
 

@@ -137,13 +137,16 @@ zmq.curve_keypair = recorded
 
 
 @contextmanager
-def up(folder: Path, *more: str, workers: int = 2) -> Iterator[Running]:
-    """Yield a cluster that was started with more options; its key pairs are written to the folder."""
+def up(folder: Path, *more: str, workers: int = 2, hosts: int = 1) -> Iterator[Running]:
+    """Yield a cluster that was started with more options; its key pairs are written to the folder.
+
+    `hosts`: of which each has as many workers.
+    """
     keys = folder / "keys"
     (folder / "sitecustomize.py").write_text(RECORDER.format(keys=str(keys)))
     paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths}
-    size = ("--workers", f"{workers}", "--memory", f"{200 * workers}MB")
+    size = ("--workers", f"{workers}", "--memory", f"{200 * workers // hosts}MB")
     command = [*HEADWATER, "cluster", "up", *size, "--port", "0", *more]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:
@@ -451,7 +454,7 @@ def test_on_several_hosts_each_worker_listens_at_its_own_address(
     with subprocess.Popen([sys.executable, "-c", HOSTS], **pipes) as hosts:
         try:
             ray = next(line for line in hosts.stdout if line.startswith("Ray at")).split()[-1]
-            with up(tmp_path, "--address", ray) as running:
+            with up(tmp_path, "--address", ray, hosts=2) as running:
                 assert len(running.story(20)) == 20
                 found = [listening(one["process"]) for one in running.workers().values()]
                 addresses = [{host for host, port in each if mechanism_at((host, port))} for each in found]
