@@ -351,8 +351,14 @@ def test_a_router_that_is_killed_breaks_its_own_answers_alone(tmp_path: Path) ->
             assert event.wait(PATIENCE)
         killed, other = found
         os.kill(killed, signal.SIGKILL)
+        begun = time.monotonic()
         with pytest.raises(httpx.HTTPError):
             asked[killed].result(PATIENCE)
+        broke = time.monotonic() - begun
+        until(lambda: sum(one["running"] for one in running.workers().values()) <= 1)
+        after = time.monotonic() - begun
+        goes_on = "still ran" if not asked[other].done() else "had ended, so this says nothing"
+        print(f"streams broke after {broke:.2f} s, requests were cancelled after {after:.2f}; the other one {goes_on}")
         assert asked[other].result(PATIENCE) == whole
         until(lambda: {one for _, one in (with_router() for _ in range(4))} - {killed, other})
         until(lambda: not any(one["running"] for one in running.workers().values()))
