@@ -107,8 +107,12 @@ class Host:
 
     def remove(self) -> None:
         self.kill()
-        with suppress(subprocess.CalledProcessError):
-            ip("netns", "delete", self.name)
+        for of_kernel in (
+            ("link", "delete", self.link),
+            ("netns", "delete", self.name),
+        ):  # the link may outlive the other
+            with suppress(subprocess.CalledProcessError):
+                ip(*of_kernel)
 
 
 def _command_of(process: int) -> bytes:
