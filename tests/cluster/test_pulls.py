@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -141,17 +141,17 @@ def holder_and_other(make, **of_other) -> Iterator[tuple[Worker, Worker, Answer]
         yield a, b, a.ask(words(PROMPT, "pull"))
 
 
-def changing(worker: Worker, change) -> None:
-    """Let `change` have each part's pieces before they are sent."""
+def changing(worker: Worker, change: Callable[[list[bytes]], list[bytes] | None], of: str = "sealed") -> None:
+    """Let `change` have each part's pieces before they are sent. of: the method that seals these parts."""
     parts = worker.pulling._sending._parts
-    sealed = parts.sealed
+    sealed = getattr(parts, of)
 
     @contextmanager
     def changed(*asked):
         with sealed(*asked) as pieces:
             yield change([bytes(piece) for piece in pieces])
 
-    parts.sealed = changed
+    setattr(parts, of, changed)
 
 
 def test_a_part_of_other_tokens_is_computed(make, monkeypatch) -> None:

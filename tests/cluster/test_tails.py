@@ -21,7 +21,7 @@ from headwater.schedule.sequence import Purpose, key_of
 from headwater.schedule.tail import TailPlace
 from headwater.tiers.fingerprint import Fingerprint
 from tests.cluster.fake import until
-from tests.cluster.test_pulls import Worker, make, pool  # noqa: F401  make is a fixture
+from tests.cluster.test_pulls import Worker, changing, make, pool  # noqa: F401  make is a fixture
 from tests.exactness.conftest import load, same_bits_as_without_a_cache  # noqa: F401  fixtures
 from tests.exactness.rig import Answer, Make, words
 from tests.exactness.test_matrix import FAMILIES
@@ -79,19 +79,6 @@ def free(worker: Worker) -> int:
         return worker.cache._pool.free
 
 
-def changing(worker: Worker, change: Callable[[list[bytes]], list[bytes] | None]) -> None:
-    """Let `change` have a tail's pieces before they are sent."""
-    parts = worker.pulling._sending._parts
-    sealed = parts.sealed_tail
-
-    @contextmanager
-    def changed(*asked):
-        with sealed(*asked) as pieces:
-            yield change([bytes(piece) for piece in pieces])
-
-    parts.sealed_tail = changed
-
-
 @pytest.mark.parametrize("tokens", [1300, 1281, 1280, 64, 30], ids=str)
 def test_nothing_of_a_prompt_is_computed_again(make, same_bits_as_without_a_cache, tokens: int) -> None:  # noqa: F811
     """Its last page has some tokens, or one, or is full; or it is the only one."""
@@ -138,7 +125,7 @@ def test_a_tail_that_is_damaged_is_computed(make, same_bits_as_without_a_cache, 
 
     with two(make) as (a, b):
         first = prefilled(a)
-        changing(a, flipped)
+        changing(a, flipped, "sealed_tail")
         rest = handed_over(a, b)
         assert b.counts["corrupt"] == 1
         assert prompt_tokens(b) >= len(PROMPT) - END
@@ -153,7 +140,7 @@ def test_a_tail_that_does_not_come_is_computed(make, same_bits_as_without_a_cach
         first = prefilled(a)
         tails = a.tiers._peers.tails
         if how == "dropped":
-            changing(a, lambda pieces: None)
+            changing(a, lambda pieces: None, "sealed_tail")
         elif how == "of another seed":
             (one,) = tails._kept.values()
             one.tail.first = type(one.tail.first)(one.tail.first.token, None, (), 17)
@@ -299,7 +286,7 @@ def test_a_tail_that_is_given_up_gives_its_pages_back(make, monkeypatch, how: st
 
     with two(make) as (a, b):
         prefilled(a)
-        changing(a, hang)
+        changing(a, hang, "sealed_tail")
         if how == "late":
             monkeypatch.setattr(tier_tails, "LATE", 0.1)
         answers: list[Answer] = []

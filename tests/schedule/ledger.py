@@ -147,7 +147,7 @@ class Lab:
         checkpoint_pages: int = 2,
         max_running: int = 8,
         tokens_per_step: int = 64,
-        placement: str = "structural",
+        placement: str = "headwater",
         eviction: str = "lru",
         decode_reuse: DecodeReuse = "canonical",
         cache: bool = True,

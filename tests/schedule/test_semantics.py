@@ -5,6 +5,7 @@ import random
 import pytest
 
 from headwater.account import Reason
+from headwater.cache.positions import Placed, Placement, PlacementQuery
 from headwater.errors import OutOfPages, RequestTooLarge
 from headwater.request import Boundaries
 from headwater.schedule.sequence import Phase
@@ -301,3 +302,18 @@ def test_a_leg_that_cannot_be_completed_fails_its_request_alone_and_holds_nothin
     it.cache.check()
     assert not it.cache._leases
     assert it.ask(words(300, "after"), 4).computed
+
+
+class Fixed(Placement):
+    """Positions at two and four pages, the first of which is a learned one."""
+
+    def place(self, query: PlacementQuery) -> Placed:
+        return Placed((2 * PAGE, 4 * PAGE), learned=(2 * PAGE,))
+
+
+@pytest.mark.parametrize(("n_pages", "taken"), [(20, [2, 4]), (10, [4]), (8, [])])
+def test_where_pages_are_short_learned_positions_are_given_up_before_others(n_pages: int, taken: list[int]):
+    it = lab(n_pages=n_pages, decode_reuse="none")
+    it.scheduler.planner.placement = Fixed()
+    it.ask(words(5 * PAGE - 1, "prompt"))  # five pages, two for its slot, and two for each checkpoint
+    assert sorted(at // PAGE for _, _, at in it.cache.checkpoints()) == taken

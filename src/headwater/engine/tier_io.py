@@ -22,7 +22,8 @@ from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.config import ServeConfig
 from headwater.engine.own_parts import OwnParts
 from headwater.engine.runner import Runner
-from headwater.engine.tier import NamedPart, Tier, patience
+from headwater.engine.tier import Tier, patience
+from headwater.engine.tier_copies import Copies, Copy
 from headwater.engine.tier_entries import page_entries
 from headwater.engine.tier_fingerprints import TierFingerprints
 from headwater.engine.tier_follow import PeerFollows
@@ -37,29 +38,16 @@ from headwater.schedule.segment_loads import Awaited
 from headwater.schedule.tail import FirstToken
 from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source, TierStats
 from headwater.schedule.tiers import AT_ONCE, Loads, Tiers
-from headwater.tiers.changes import PrefixStored
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import Names, run_name, runs_of, state_name
 from headwater.tiers.part import Sealer
-from headwater.tiers.store import OwnStore, PeerStore, Store, StoreError, StoreFull
+from headwater.tiers.store import OwnStore, PeerStore, Store, StoreError
 
-MOST_QUEUED = 256  # copies
-MOST_HELD = 1 / 8  # of the pages, by copies that wait; pages of a shared prefix count for each
 POLL = 0.2  # seconds between looks at how much time is left
 GIVEN_UP = 1.0  # seconds in which a load that is given up is expected to end
 ENDING = 10.0  # seconds for which the end waits for stores that do not answer
 
 log = logging.getLogger("headwater.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """Parts that are to be stored. Their pages stay as they are until `release` is called."""
-
-    pages: int
-    parts: Callable[[], list[NamedPart]]
-    release: Callable[[], None]
-    prefix: tuple[str, bytes] | None = None  # namespace and key; None: they are segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +108,12 @@ class TierIO(Tiers):
         self._segments = SegmentIO(self._stores, names, scheduler, runner, changed, self._timeout, self)
         self._prefill = PrefillSeconds()
         self._waiting: dict[int, tuple[Request, float]] = {}  # requests that wait, and until when
-        self._queue: deque[Copy] = deque()
-        self._copying: Copy | None = None
         self._given_up: dict[int, float] = {}  # loads, and when they were given up
         self._closing = False
         self._peers: Peers | None = None
         self._had: dict[int, int] = {}  # of requests that were not looked up: the position at which memory resumes
         self._readers = Workers(AT_ONCE, "headwater-tier-reader")  # a load each
-        self._writer = Workers(1, "headwater-tier-writer")
-        self._writer.submit(self._write)
+        self._copies = Copies(self._stores, scheduler, changed)
 
     # -- other workers of a cluster
 
@@ -232,7 +217,7 @@ class TierIO(Tiers):
     @property
     def busy(self) -> bool:
         of_peers = self._peers is not None and (self._peers.own.reading or len(self._peers.tails))
-        return bool(len(self._loads) or len(self._segments) or self._copying or self._queue or of_peers)
+        return bool(len(self._loads) or len(self._segments) or self._copies.busy or of_peers)
 
     def take_late(self) -> None:
         """Let requests compute that have waited too long."""
@@ -374,13 +359,11 @@ class TierIO(Tiers):
         self._copy(namespace, key, at)  # with write-through, too: its copy may have been dropped, or evicted
 
     def make_room(self) -> bool:
-        given_up = len(self._queue)
+        given_up = self._copies.queued
         if self._peers is not None:
             self._peers.follows.give_up()
             given_up += self._peers.tails.give_up()
-        while self._queue:
-            self._queue.popleft().release()
-            self.dropped += 1
+        self._copies.drop_queued()
         return given_up > 0
 
     def built(self, segments: Sequence[StoredSegment]) -> None:
@@ -395,81 +378,26 @@ class TierIO(Tiers):
         prefix = key[: at // self._layout.unit_tokens * self._layout.unit_bytes]
         if is_marked(prefix):
             return
-        if not self._may_copy():
+        if not self._copies.may_add():
             return
         id = self._scheduler.new_id()
         held = self._cache.hold(id, namespace, key, at)
         if held is not None:
             parts = partial(self._prefixes.parts, namespace, prefix, at, held)
             pages, release = len(held.table) + len(held.state), partial(self._cache.release, id)
-            self._enqueue(Copy(pages, parts, release, (namespace, prefix)))
+            self._copies.add(Copy(pages, parts, release, (namespace, prefix)))
 
     def _copy_segments(self, segments: Sequence[StoredSegment]) -> None:
         """Queue a copy of segments, and pin them until it is made."""
-        if self._may_copy():
+        if self._copies.may_add():
             for stored in segments:
                 self._cache.segments.pin(stored)
             pages, parts = sum(stored.pages for stored in segments), partial(self._segments.parts, segments)
-            self._enqueue(Copy(pages, parts, partial(self._unpin, segments)))
+            self._copies.add(Copy(pages, parts, partial(self._unpin, segments)))
 
     def _unpin(self, segments: Sequence[StoredSegment]) -> None:
         for stored in segments:
             self._cache.segments.unpin(stored)
-
-    def _may_copy(self) -> bool:
-        if not self._stores:
-            return False
-        held_pages = sum(copy.pages for copy in self._queue)
-        if len(self._queue) < MOST_QUEUED and held_pages <= MOST_HELD * self._layout.n_pages:
-            return True
-        self.dropped += 1
-        return False
-
-    def _enqueue(self, copy: Copy) -> None:
-        self._queue.append(copy)
-        self._changed.notify_all()
-
-    def _write(self) -> None:
-        """Make copies, one after the other (the writer's thread)."""
-        for tier in self._stores:
-            try:
-                tier.look()
-            except StoreError as error:
-                tier.failed(error)
-        while True:
-            with self._changed:
-                while not self._queue and not self._closing:
-                    self._changed.wait()
-                if not self._queue:
-                    return
-                self._copying = copy = self._queue.popleft()
-            try:
-                self._store(copy)
-            except Exception:
-                log.exception("a copy failed")
-            with self._changed:
-                self._copying = None
-                copy.release()
-                self._scheduler.room_was_made()
-                self._changed.notify_all()
-
-    def _store(self, copy: Copy) -> None:
-        """Store parts in every tier."""
-        parts = copy.parts()
-        for tier in self._stores:
-            if not tier.writable:
-                self.dropped += 1
-                continue
-            try:
-                tier.put(parts, lambda: self._closing)
-                if copy.prefix is not None and not self._closing:
-                    tier.changes.put(PrefixStored(*copy.prefix, [name for name, _ in parts]))
-            except StoreFull as error:
-                tier.counts["full"] += 1
-                self.dropped += 1
-                log.warning("%s", error)
-            except StoreError as error:
-                tier.failed_to_write(error)
 
     # -- the end, without the lock
 
@@ -482,18 +410,18 @@ class TierIO(Tiers):
             if self._closing:
                 return
             wanted = deque(self._uncopied() if left() > 0 else ())
-            while (wanted or self._queue or self._copying) and left() > 0:
-                while wanted and not self._queue:
+            while (wanted or self._copies.busy) and left() > 0:
+                while wanted and not self._copies.queued:
                     wanted.popleft()()
                 self._changed.wait(min(POLL, left()))
-            self.dropped += len(wanted)
+            self._copies.dropped += len(wanted)
             self.make_room()
             self._closing = True
-            self._changed.notify_all()
+            self._copies.close()
         until = time.monotonic() + ENDING
         follows = [self._peers.follows.threads] if self._peers is not None else []
         lookups, parts = ([getattr(tier, of) for tier in self.tiers] for of in ("lookups", "parts"))
-        threads = *lookups, *follows, self._readers, *parts, self._writer  # what gives work to others ends first
+        threads = *lookups, *follows, self._readers, *parts, self._copies.writer  # what gives work to others ends first
         ended = [some.end(until - time.monotonic()) for some in threads]
         closing = Workers(len(self.tiers), "headwater-tier-close")
         closed = wait([closing.submit(tier.store.close) for tier in self.tiers], max(0.0, until - time.monotonic()))
@@ -509,6 +437,10 @@ class TierIO(Tiers):
             yield partial(self._copy_segments, (stored,))
         for checkpoint in self._cache.checkpoints():
             yield partial(self._copy, *checkpoint)
+
+    @property
+    def dropped(self) -> int:
+        return self._copies.dropped
 
     def stats(self) -> tuple[TierStats, ...]:
         stores = tuple(tier.stats for tier in self._stores)

@@ -30,7 +30,6 @@ class Tiers:
 
     loaded_tokens = 0  # read from stores
     loaded_segments = 0
-    dropped = 0  # copies to stores that were given up
 
     def follow(self, peer: bytes, namespace: str, key: bytes, tokens: int) -> int:
         """Follow another worker's prefill of a prompt of `tokens` tokens; return its number."""
@@ -51,6 +50,11 @@ class Tiers:
     def load_speeds(self) -> dict[str, ReadSpeed]:
         """Expected seconds of loads, by the medium of stores that may be this server's own, and are read now."""
         return {}
+
+    @property
+    def dropped(self) -> int:
+        """Number of copies to stores that were given up."""
+        return 0
 
     @property
     def busy(self) -> bool:
