@@ -36,10 +36,10 @@ SIZES = {  # GB: from a few of the trace's requests to most of what the ideal hi
 
 
 def measured(name: str, data: Path, seed: int, small: bool) -> dict[str, object]:
-    """All eviction policies under `branch`, and `structural` with ours; on short traces all placements under lru."""
+    """All eviction policies under `branch`, the default, and `structural`; on short traces all placements with lru."""
     trace = read_trace(Path(name), data=data, limit=5 if small else None)
     evictions = [policy + OPTIONS.get(policy, "") for policy in EVICTION]
-    pairs = [("branch", e) for e in evictions] + [("structural", "headwater")]
+    pairs = [("branch", e) for e in evictions] + [("structural", "headwater"), ("headwater", "headwater")]
     if len(trace.requests) < LONG:
         pairs += [(placement, "lru") for placement in PLACEMENTS]
     profile = load_profile(MODEL)

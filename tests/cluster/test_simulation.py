@@ -155,6 +155,12 @@ def test_workers_that_have_measured_nothing_get_requests() -> None:
     assert min(share.requests for share in shares) > 10
 
 
+def test_no_worker_stays_without_the_system_prompt_of_all_requests() -> None:
+    documents = traffic(27, 200)
+    shares = routing(run(Cluster(12, "least_cost", 0.001), "poisson(rate=4, think=1)", trace=documents)).workers
+    assert min(share.requests for share in shares) > 0
+
+
 def test_a_refused_request_lets_its_session_go_on() -> None:
     small = replace(SETUP, memory=4 * 10**8)
     result = run(Cluster(1, "least_cost"), "poisson(rate=8, think=0)", small)

@@ -7,6 +7,7 @@ projects, and the table of all.
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -26,6 +27,8 @@ UNMEASURED = PrefillSpeed(0.0, 1e-3)  # until a worker has measured its speed
 TIE = 0.1  # of the least cost, within which other things decide
 UNLIKE = 2.0  # ratio of measured seconds a token from which workers are taken to differ
 NEEDED = 0.5  # share of what is evicted that is taken to be computed again
+WIDESPREAD = 0.25  # share of the workers that have a prefix which each of them is going to need
+LEAST_WIDESPREAD = 3  # of these workers
 MOST_HOLDERS = 2  # workers that another one is told of
 MOST_HELD = 0.95  # share of the memory that requests are counted with at most
 
@@ -109,6 +112,7 @@ class Candidate:
     read_seconds: float = 0.0  # until it has them
     is_loaded: bool = False  # from its own store
     composed: int = 0  # tokens of segments that it does not compute with the prompt
+    widespread: int = 0  # leading tokens that many workers have, noted by `note_widespread`
 
     @property
     def load(self) -> int:
@@ -245,6 +249,15 @@ def price_reads(candidates: Sequence[Candidate]) -> None:
                 most, one.read, one.read_seconds, one.is_loaded = saved, end, seconds, is_loaded
 
 
+def note_widespread(candidates: Sequence[Candidate]) -> None:
+    """Note in each worker the leading tokens of a prompt that many have: a quarter of all, and at least three."""
+    many = max(LEAST_WIDESPREAD, math.ceil(WIDESPREAD * len(candidates)))
+    if many < len(candidates):
+        tokens = sorted((one.reusable for one in candidates), reverse=True)[many - 1]
+        for one in candidates:
+            one.widespread = tokens
+
+
 def holders(chosen: int, candidates: Sequence[Candidate], most: int = MOST_HOLDERS) -> list[int]:
     """Return the workers from which the chosen one is to pull, the deepest first, at most `most`; none if it is not."""
     one = candidates[chosen]
@@ -308,6 +321,9 @@ class LeastCost(Choice):
       leave to the cache, since a small cache loses what is needed sooner. KV that is there needs no pages, even if its
       state is gone and all of it is computed again.
 
+    A prefix that many workers have, like a system prompt, is counted nowhere. Later requests need it at each worker,
+    so one that lacks it computes it once for all of them. Otherwise it would never get a request.
+
     Among workers within 10% of the least cost, a prefix that no worker has cached goes to the worker that its hash
     selects, so that it comes back to the cache that has seen it before; prompts without a full block go to the fewest
     requests, then in turns.
@@ -334,8 +350,10 @@ def expected_seconds(prompt: Prompt, one: Candidate, speed: PrefillSpeed) -> flo
     """Return the expected seconds until the first token, and those of computing again what is evicted."""
     too_many = one.running + one.waiting + 1 - one.max_running
     waiting = too_many * one.request_seconds / max(1, one.max_running) if too_many > 0 else 0.0
-    evicted = (prompt.tokens - max(one.cached, one.reusable, one.underway)) / (1 - min(MOST_HELD, one.memory_held))
-    computing = speed.seconds(prompt.tokens - one.uncached(prompt), prompt.tokens)
+    new = prompt.tokens - max(one.cached, one.reusable, one.underway, one.widespread)
+    evicted = new / (1 - min(MOST_HELD, one.memory_held))
+    done = prompt.tokens - one.uncached(prompt)
+    computing = speed.seconds(done, prompt.tokens) - speed.between(done, max(done, one.widespread))
     return waiting + one.read_seconds + computing + (one.queued_tokens + NEEDED * evicted) * speed.token
 
 

@@ -6,7 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from headwater.cluster.choice import Candidate, Choice, LeastCost, Outstanding, Prompt, holders, price_reads
+from headwater.cluster.choice import (
+    Candidate,
+    Choice,
+    LeastCost,
+    Outstanding,
+    Prompt,
+    holders,
+    note_widespread,
+    price_reads,
+)
 from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import decoder_after, decoders, may_be_apart, note_prefilled, prefiller
 from headwater.cluster.preparing import Preparing, may_be_prepared, needed_by
@@ -54,6 +63,7 @@ class Selection:
         if request.prefilled is not None and len(request.sent) == 1:  # it is being handed over
             note_prefilled(prompt, request.prefilled.name, candidates)
         price_reads(candidates)
+        note_widespread(candidates)
         at = self._with_segments(request, prompt, links, candidates)
         if at is None:
             return None
