@@ -75,6 +75,10 @@ def test_rows_of_unlike_memory_are_told_apart_in_each_table(capfd: pytest.Captur
         (("--serve", "h100", "--workers", "2", "--failures", "60"), "failures are '60', must be off or EVERY"),
         (("--serve", "h100", "--workers", "2", "--prefill", "few"), "--prefill has 'few', must have numbers"),
         (("--serve", "h100", "--workers", "2", "--prefill", "1"), "prefill is 1 of 2 workers with pulls off"),
+        (
+            ("--serve", "h100", "--workers", "2", "--pulls", "1GB/s", "--prefill", "1", "--decode-reuse", "raw"),
+            "--prefill 1 not with --decode-reuse raw",
+        ),
         (("--serve", "h100", "--workers", "0"), "'--workers': Input should be"),
         (("--serve", "h100", "--workers", "2", "--router", "best"), "router 'best' is unknown; there are aibrix"),
         (("--serve", "h100", "--workers", "2", "--router", "aibrix(1,2,3,4)"), "router 'aibrix(1,2,3,4)' cannot be"),

@@ -56,6 +56,7 @@ class FormulaEngine:
         self.unfollowed: list[int] = []
         self.submitted_follows: list[int | None] = []
         self.tails: list[TailPlace | None] = []
+        self.kept: list[Generation] = []  # answers of other workers that it was to prefill
         self._open: dict[int, Running] = {}
         self._ids = 0
         self._lock = threading.Lock()
@@ -86,6 +87,11 @@ class FormulaEngine:
         with self._lock:
             self.cancelled.append(request_id)
             self._open.pop(request_id, None)
+
+    def keep_answer(self, asked: Generation) -> None:
+        if self.raises is not None:
+            raise self.raises
+        self.kept.append(asked)
 
     def follow(self, peer: bytes, namespace: str, key: bytes) -> int:
         self.followed.append((peer, namespace, key))

@@ -14,6 +14,7 @@ from headwater.cluster.disaggregation import decoders, prefiller
 from headwater.cluster.sockets import Contact
 from headwater.cluster.wire import NO_CONTACT
 from headwater.config import ServeConfig
+from headwater.engine.answering import LogitsTap
 from headwater.engine.engine import Engine
 from headwater.engine.meter import Backlog
 from headwater.errors import ConfigError
@@ -23,7 +24,7 @@ from headwater.schedule.sequence import Purpose, key_of
 from headwater.schedule.tail import TailPlace
 from headwater.schedule.tier_load import ReadSpeed
 from tests.cluster.fake import FakeWorker, FormulaEngine, asking, cluster, formula, kill, until
-from tests.cluster.test_routed_answers import KINDS, Whole, ask, generation, lost_after, settle
+from tests.cluster.test_routed_answers import KINDS, Whole, ask, generation, lost_after
 from tests.cluster.test_routed_answers import cluster as real_cluster
 from tests.cluster.test_router import submit
 from tests.exactness.conftest import load  # noqa: F401  a fixture
@@ -111,7 +112,7 @@ def test_a_long_prompt_is_prefilled_apart() -> None:
         assert (router.counts["prefilled_apart"], router.counts["handed_over"]) == (1, 1)
         assert router.counts["resumed"] == router.counts["moved"] == 0
         assert [one.params.max_tokens for one in p.engine.seen] == [1]
-        assert decoding["d"].engine.seen[-1] == asking(PROMPT, 20)
+        assert decoding["d"].engine.seen[-1] == asking(PROMPT, 20, keep_output=False)
         (kept,) = p.engine.tails
         assert kept == TailPlace(kept.id)
         assert decoding["d"].engine.tails == [None, None, TailPlace(kept.id, p.peer.incarnation)]
@@ -178,7 +179,7 @@ def test_the_worker_that_decodes_reads_meanwhile(then) -> None:
             received.wait()
         if then == "handed over":
             assert received.tokens == formula(PROMPT, 20)
-            assert home.engine.seen[-1] == asking(PROMPT, 20)
+            assert home.engine.seen[-1] == asking(PROMPT, 20, keep_output=False)
             assert not home.engine.unfollowed
         elif then in ("prefill worker lost", "decode worker lost"):
             assert received.tokens == formula(PROMPT, 20)
@@ -217,10 +218,11 @@ def real(model, **roles: Role) -> Iterator[tuple]:
         yield router, workers
 
 
-def one_server(model, *asked) -> list[Whole]:
-    """Return the answers of one engine without a cache."""
+def one_server(model, *asked, tap: LogitsTap | None = None) -> list[Whole]:
+    """Return the answers of one engine without a cache. `tap`: gets the logits of each token."""
     loaded, check = model
     engine = Engine.over(loaded, check, ServeConfig(cache=False, memory=600 * loaded.spec.page_bytes))
+    engine.logits_tap = tap
     engine.start()
     try:
         answers = [Whole() for _ in asked]
@@ -289,22 +291,6 @@ def test_a_handed_over_answer_whose_worker_is_lost_has_the_bits_of_one_server(mo
         assert (router.counts["handed_over"], router.counts["resumed"]) == (1, 1)
     assert answer.comparable == plain.comparable
     assert answer.finished.account.prefilled_by == "p"
-
-
-def test_a_next_turn_goes_on_where_the_answer_was_decoded(model) -> None:
-    """It hits past the prompt, into the answer, and is not prefilled apart."""
-    prompt = words(700, "session")
-    with real(model, p=Role.PREFILL, d=Role.DECODE) as (router, workers):
-        first = ask(router, generation("greedy", prompt, 20)).wait()
-        for worker in workers.values():
-            worker.engine.drain(60)
-        settle(router)
-        turn = generation("greedy", [*prompt, *first.tokens, *words(15, "turn")], 20)
-        second = ask(router, turn).wait()
-        assert (router.counts["prefilled_apart"], router.counts["cached_as_predicted"]) == (1, 2)
-    assert (first.finished.account.prefilled_by, second.finished.account.prefilled_by) == ("p", None)
-    assert second.finished.account.cached_tokens == 704
-    assert second.comparable == one_server(model, turn)[0].comparable
 
 
 # -- the command

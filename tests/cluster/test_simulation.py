@@ -11,6 +11,7 @@ import pytest
 from benchmarks import routers
 from benchmarks.routed_traffic import Processes
 from headwater.cluster import selection
+from headwater.cluster.choice import Candidate, Prompt
 from headwater.cluster.rivals import CHOICES
 from headwater.cluster.simulation import Simulation, simulate
 from headwater.errors import ConfigError
@@ -22,6 +23,7 @@ from headwater.lab.setup import Cluster, Network, Setup
 from headwater.lab.speculation import Law
 from headwater.lab.tiers import TierLaw
 from headwater.models.profiles import load_profile
+from headwater.schedule.sequence import Purpose
 from headwater.traces.arrivals import at_times
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import make_trace
@@ -239,6 +241,55 @@ def test_prompts_prefilled_apart_are_answered_once() -> None:
     assert sorted(one.output_tokens for one in apart.outcomes) == sorted(one.output_tokens for one in plain.outcomes)
     assert found.pulled + found.followed >= found.handed_over - found.pulls_failed
     assert found.followed > 0.8 * found.handed_over, "nearly all are read meanwhile"
+
+
+@pytest.mark.parametrize("home", ["w0", "w1", None])
+def test_handed_over_answers_are_prefilled_by_one_worker(home: str | None) -> None:
+    """The one that a rule says; without one, the one that decoded it: nobody is disturbed where it runs alone."""
+
+    def rule(answer: Prompt, candidates: list[Candidate], decoded: str) -> int:
+        assert decoded == "w1"
+        return next(i for i, one in enumerate(candidates) if one.name == home)
+
+    trace = traffic(requests=40)
+    setup = replace(SETUP, cluster=Cluster(2, "least_cost", 0.0, FAST_NETWORK, prefill=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "prefiller", lambda prompt, candidates: 0)
+        if home is not None:
+            patch.setattr(selection, "keeper", rule)
+        simulation = Simulation(trace, setup, setup.cluster, make_arrivals(trace, ALONE), ENGINE)
+        simulation.run()
+    computed = {one.name: one.serving.scheduler.computed[Purpose.ANSWER] for one in simulation.workers}
+    assert (computed["w0"] > 1000, computed["w1"] > 1000) == (home == "w0", home != "w0")
+    assert min(computed.values()) == 0
+    assert (simulation.routing.answers_apart > 10) == (home == "w0")
+    assert simulation.routing.as_predicted == 2 * simulation.routing.handed_over
+
+
+def test_answers_stay_where_they_were_decoded_if_pulls_are_slow_or_prompts_wait() -> None:
+    """All prompts go to one worker: it has no time for all answers, and next turns would read them slowly."""
+    trace = traffic(requests=80)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "prefiller", lambda prompt, candidates: 0)
+        fast, slow = (
+            routing(run(Cluster(4, "least_cost", network=Network(bandwidth), prefill=1), trace=trace))
+            for bandwidth in (125 * 10**8, 10**9)
+        )
+    assert fast.handed_over == slow.handed_over > 100
+    assert slow.answers_apart < 10 < 20 < fast.answers_apart < 0.7 * fast.handed_over
+
+
+def test_a_next_turn_resumes_where_its_answer_was_prefilled() -> None:
+    """One worker that prefills every prompt, and answers for their next turns, hits as one that decodes them, too."""
+    alone, apart = Cluster(1, "least_cost"), Cluster(2, "least_cost", 0.0, FAST_NETWORK, prefill=1)
+    trace, roomy = traffic(requests=40), replace(SETUP, memory=16 * 10**9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "prefiller", lambda prompt, candidates: 0)
+        patch.setattr(selection, "keeper", lambda answer, candidates, decoded: 0)
+        two = run(apart, ALONE, roomy, trace)
+    one = run(alone, ALONE, roomy, trace)
+    assert one.row.hit_tokens == two.row.hit_tokens
+    assert one.row.ideal_hit_rate == two.row.ideal_hit_rate
 
 
 def test_an_answer_handed_over_takes_the_pull_and_its_tokens() -> None:

@@ -1,6 +1,7 @@
 """Promises about hits, request by request, with the default placement."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -105,6 +106,28 @@ def test_a_chat_turn_that_comes_at_once_waits_for_the_answer_being_prefilled_and
     it.run()
     assert it.ledger.prefilled - before <= 200 + 80 + 2 * PAGE
     assert second.account.resumed_at == 384
+
+
+@pytest.mark.parametrize("decode_reuse", ["canonical", "none"])
+def test_an_answer_of_another_engine_is_prefilled_as_one_of_its_own(decode_reuse):
+    """Its next turn resumes after it; it gives way to requests, and the oldest are dropped beyond as many as run."""
+    mine, other = lab(decode_reuse=decode_reuse), lab(decode_reuse=decode_reuse)
+    prompt = words(200, 1)
+    seq = mine.ask(prompt, max_tokens=200)
+    other.ask(prompt, keep_output=False)
+    asked = replace(seq.generation, prompt=tuple(seq.tokens[:384]), namespace="other")
+    other.scheduler.keep_answer(asked)
+    other.scheduler.keep_answer(replace(asked, namespace=""))
+    assert [answer.generation.namespace for answer in other.scheduler.answers] == (
+        ["other", ""] if decode_reuse == "canonical" else []
+    )
+    other.run()
+    turn = seq.tokens + words(80, 2)
+    found = [it.ask(turn).account.resumed_at for it in (mine, other)]
+    assert found == ([384, 384] if decode_reuse == "canonical" else [192, 192])
+    for n in range(20):
+        other.scheduler.keep_answer(replace(asked, namespace=str(n)))
+    assert len(other.scheduler.answers) == (other.scheduler.limits.max_running if decode_reuse == "canonical" else 0)
 
 
 def test_a_chat_turn_with_stripped_reasoning_resumes_at_the_last_user_query():

@@ -139,6 +139,8 @@ def replay(
     tiers = common.choices(tier, TierLaw.read)
     given = common.choices(hints, Hints.read)
     clusters = _clusters(workers, router, event_delay, pulls, prefill, failures)
+    if decode_reuse == "raw" and any(one is not None and one.prefill for one in clusters):
+        raise ConfigError(f"--prefill {prefill} not with --decode-reuse raw: what that caches is not exact")
     if serve is None and any(tiers):
         raise ConfigError(f"--tier {tier} needs --serve: without a clock nothing is read")
     if serve is None and any(laws):

@@ -52,6 +52,11 @@ def prefill_of(generation: Generation) -> Generation:
     return replace(generation, params=replace(generation.params, max_tokens=1), keep_output=False, ended=False)
 
 
+def decode_of(generation: Generation) -> Generation:
+    """Return a request that is handed over, for the worker that decodes: the router says where its answer is cached."""
+    return replace(generation, keep_output=False)
+
+
 def decoders(candidates: Sequence[Candidate]) -> list[int]:
     """Return the workers that take whole requests, and go on with answers: all, if none of another role is there."""
     prefills = Role.PREFILL
@@ -98,6 +103,38 @@ def decoder_after(prompt: Prompt, prefilling: Candidate, candidates: Sequence[Ca
         if candidates[i].pull is not None and candidates[i].pool == prefilling.pool
     }
     return min(costs, key=costs.__getitem__)
+
+
+def kept(prompt: Prompt, tokens: int) -> Prompt | None:
+    """Return the part of a prompt and its answer, `tokens` together, that is prefilled after the answer's end.
+
+    None: the answer fills no block more than the prompt does, whose end is cached where it was prefilled.
+    """
+    end = tokens // prompt.block_tokens * prompt.block_tokens
+    if end <= prompt.tokens // prompt.block_tokens * prompt.block_tokens:
+        return None
+    return Prompt(end, prompt.blocks, prompt.block_tokens)
+
+
+def keeper(answer: Prompt, candidates: Sequence[Candidate], decoded: str) -> int | None:
+    """Return the worker that is to prefill a finished answer (decision 002); None: there is none.
+
+    The cost is that of a prompt, in seconds, with what its computing costs the requests that run there. The worker
+    that has `decoded` it, which still counts its request, reads what another one computes before it goes on with the
+    next turn.
+
+    `candidates`: the workers that have prefilled and decoded it, as far as they take requests.
+    """
+    reading = 0.0
+    for one in candidates:
+        if one.name == decoded:
+            one.running -= 1
+            reading = math.inf if one.pull is None else one.pull.seconds(answer.tokens - one.cached)
+    costs = [
+        _with_delays(answer, one, speed) + (0.0 if one.name == decoded else reading)
+        for one, speed in zip(candidates, prefill_speeds(candidates), strict=True)
+    ]
+    return costs.index(min(costs)) if costs else None
 
 
 def note_prefilled(prompt: Prompt, name: str, candidates: Sequence[Candidate]) -> None:

@@ -12,11 +12,12 @@ from headwater.account import CacheAccount
 from headwater.cache.segments.compose import composed_key
 from headwater.cluster.choice import OpenRequests, Outstanding, Prompt
 from headwater.cluster.digests import TOKEN_BYTES, Digests
-from headwater.cluster.disaggregation import Prefilled, prefill_of
-from headwater.cluster.wire import Cancel, Prepare, Submit
+from headwater.cluster.disaggregation import Prefilled, decode_of, kept, prefill_of
+from headwater.cluster.wire import Cancel, KeepAnswer, Prepare, Submit
 from headwater.errors import HeadwaterError
 from headwater.events import Event, FinishedEvent, TokenEvent
 from headwater.request import Generation
+from headwater.schedule.sequence import key_of
 from headwater.schedule.tail import TailPlace
 from headwater.tiers.store import PEER
 
@@ -108,12 +109,28 @@ class Routed:
         """Return the message for the worker that goes on with it at `now`, with what is left of its deadline."""
         output = tuple(event.token for event in self.sent[:-1])
         generation = prefill_of(self.generation) if self.prefills else self.generation
+        if self.prefilled is not None:
+            generation = decode_of(generation)
         if generation.deadline is not None:
             generation = replace(generation, deadline=max(0.001, generation.deadline - (now - self.began)))
         tail = self.tail if self.prefilled is not None and len(self.sent) == 1 else None
         if self.prefills:
             tail = self.tail = TailPlace(secrets.token_bytes(TAIL_BYTES))
         return Submit(self.id, self.attempt, replace(generation, prompt=()), self.key, output, self.peers, tail)
+
+    def kept(self, prompt: Prompt, end: FinishedEvent) -> tuple[Prompt, KeepAnswer] | None:
+        """Return the part of its prompt and its answer that is to be cached, and the order to do so; None: nothing is.
+
+        A token that ends an answer is in its last event alone.
+        """
+        tokens = [event.token for event in self.sent]
+        if isinstance(end.stop, int) and end.output_tokens > len(tokens):
+            tokens.append(end.stop)
+        answer = kept(prompt, prompt.tokens + len(tokens)) if self.generation.keep_output else None
+        if answer is None:
+            return None
+        key = (self.key + key_of(tokens))[: TOKEN_BYTES * answer.tokens]
+        return answer, KeepAnswer(self.id, self.attempt, replace(self.generation, prompt=()), key)
 
     def difference(self, event: TokenEvent, again: TokenEvent) -> HeadwaterError | None:
         """Return the error of a worker that has said `event` in place of the token `again`, which was sent; or None."""

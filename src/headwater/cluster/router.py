@@ -404,6 +404,7 @@ class Router:
                 return
             event = replace(event, account=replace(account, prefilled_by=link.name))
         elif request.prefilled is not None:
+            self._keep_answer(request, link, event)
             event = request.prefilled.whole(event)
         self.counts["answered"] += 1
         account = request.account_of(event.account)
@@ -419,6 +420,16 @@ class Router:
             request.tail = replace(request.tail, peer=link.incarnation or b"")
         self.counts["handed_over"] += 1
         self._assign(request, link.info.fingerprint)
+
+    def _keep_answer(self, request: Routed, link: Link, event: FinishedEvent) -> None:
+        """Let a handed-over answer be prefilled where that costs least: where it was decoded it is not cached."""
+        kept = request.kept(request.prompt(self._key, link.unit_bytes, self.spec), event)
+        if kept is None or link.info is None:
+            return
+        answer, order = kept
+        keeper = self._selection.keeper(request, answer, link.name, self._links.taking(link.info.fingerprint))
+        if keeper is not None:
+            keeper.send(order)
 
     def _end(self, request: Routed, event: Event) -> None:
         self._requests.pop(request.id, None)

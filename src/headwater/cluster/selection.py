@@ -17,7 +17,7 @@ from headwater.cluster.choice import (
     price_reads,
 )
 from headwater.cluster.digests import Digests
-from headwater.cluster.disaggregation import decoder_after, decoders, may_be_apart, note_prefilled, prefiller
+from headwater.cluster.disaggregation import decoder_after, decoders, keeper, may_be_apart, note_prefilled, prefiller
 from headwater.cluster.preparing import Preparing, may_be_prepared, needed_by
 from headwater.cluster.routed import Convolving, Holder, Routed
 
@@ -105,6 +105,19 @@ class Selection:
             return alone
         serving = decoders(candidates)
         return serving[self.choice.choose(prompt, [candidates[i] for i in serving])]
+
+    def keeper(self, request: Routed, answer: Prompt, decoded: str, links: Sequence[Worker]) -> Worker | None:
+        """Return the worker that is to prefill a finished answer that was handed over; None: neither takes requests.
+
+        `decoded`: the name of the worker that has decoded it.
+        """
+        assert request.prefilled is not None, "others cache their answers themselves"
+        both = [link for link in links if link.name in (request.prefilled.name, decoded)]
+        at = keeper(answer, [link.candidate(answer) for link in both], decoded)
+        if at is None:
+            return None
+        self._counts["answers_apart"] += both[at].name != decoded
+        return both[at]
 
     # -- what the rule is told of a request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headwater.cache.changes import ChangeLog
 from headwater.cluster.choice import Candidate, Known, OpenRequests, Outstanding, Prompt, Role
@@ -12,9 +12,11 @@ from headwater.cluster.digests import Digests
 from headwater.cluster.ledger import Ledger, Tokens
 from headwater.cluster.messages import Message
 from headwater.cluster.picture import Picture
+from headwater.cluster.routed import Routed
 from headwater.cluster.store_ledger import StoreLedger
 from headwater.cluster.stream import EventStream
 from headwater.engine.meter import PROBED, Meter
+from headwater.lab.replayed import ReplayedAnswer
 from headwater.lab.row import Share
 from headwater.lab.serving import Engine, Lost, OneStep, Serving
 from headwater.lab.setup import Setup, as_reused
@@ -32,6 +34,29 @@ class Sent:
     at: float
     predicted: int  # that its worker has, by the router's picture
     matched: int  # that it had when the request came
+
+
+@dataclass(eq=False)
+class Visit:
+    """A request of the trace, and what the router knows of it."""
+
+    request: Request
+    key: bytes  # of the index
+    composed: bytes | None  # likewise, if it is composed of its segments
+    prompt: Prompt
+    routed: Routed
+    followed: int | None = None  # number of its prefill, where it is followed
+    first_token: float | None = None  # seconds: when a worker had it
+    lost: Lost | None = None  # what a worker that failed had of it
+    failures: int = 0  # of its workers
+
+    @property
+    def sent(self) -> Request:
+        """The request as its worker gets it: without its answer, if that one only prefills, or is not to cache it."""
+        one = self.request
+        if self.routed.prefills:
+            return replace(one, output_tokens=1, known_tokens=one.prompt_tokens, ended=False)
+        return one if self.routed.prefilled is None else replace(one, known_tokens=one.prompt_tokens)
 
 
 @dataclass
@@ -126,6 +151,13 @@ class SimulatedWorker:
         self.outstanding.add(sent.outstanding)
         self.inbox.put(sent.at, request)
         self.serving.shorten(now)
+
+    def keep_answer(self, request: Request, end: int) -> None:
+        """Take the order to prefill the first `end` tokens of a request and its answer."""
+        scheduler = self.serving.scheduler
+        if scheduler.decode_reuse == "canonical":
+            answer = ReplayedAnswer(scheduler.new_id(), self._trace, request, end, ())
+            scheduler.answers.add(answer, scheduler.limits.max_running)
 
     def begin(self, now: float) -> float | None:
         """Begin the next work, and publish what was evicted for it; return when it ends, or None if there is none."""

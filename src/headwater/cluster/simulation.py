@@ -13,7 +13,7 @@ import heapq
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -21,7 +21,7 @@ from headwater.account import CacheAccount, Reason
 from headwater.cache.segments.compose import composed_key
 from headwater.cluster.choice import Prompt, Role
 from headwater.cluster.digests import Digests
-from headwater.cluster.disaggregation import Prefilled
+from headwater.cluster.disaggregation import Prefilled, kept
 from headwater.cluster.preparing import Preparing
 from headwater.cluster.rivals import make_choice
 from headwater.cluster.routed import Routed, in_memory
@@ -29,7 +29,7 @@ from headwater.cluster.router import HEARTBEAT_TIMEOUT, MOST_ATTEMPTS
 from headwater.cluster.selection import Selection
 from headwater.cluster.simulated_link import SimulatedLink
 from headwater.cluster.simulated_pulls import SimulatedPulls
-from headwater.cluster.simulated_worker import Inbox, Sent, SimulatedWorker
+from headwater.cluster.simulated_worker import Inbox, Sent, SimulatedWorker, Visit
 from headwater.errors import ConfigError
 from headwater.events import TokenEvent
 from headwater.lab.replay import result_of, timed
@@ -65,29 +65,6 @@ def simulate(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | No
 
 def nobody(event: object) -> None:
     """Ignore an event: answers are the simulation's."""
-
-
-@dataclass(eq=False)
-class Visit:
-    """A request of the trace, and what the router knows of it."""
-
-    request: Request
-    key: bytes  # of the index
-    composed: bytes | None  # likewise, if it is composed of its segments
-    prompt: Prompt
-    routed: Routed
-    followed: int | None = None  # number of its prefill, where it is followed
-    first_token: float | None = None  # seconds: when a worker had it
-    lost: Lost | None = None  # what a worker that failed had of it
-    failures: int = 0  # of its workers
-
-    @property
-    def sent(self) -> Request:
-        """The request as its worker gets it: without its answer, if that one only prefills."""
-        one = self.request
-        return (
-            replace(one, output_tokens=1, known_tokens=one.prompt_tokens, ended=False) if self.routed.prefills else one
-        )
 
 
 def roles(cluster: Cluster) -> list[Role]:
@@ -393,21 +370,35 @@ class Simulation:
         return True
 
     def _answered(self, worker: SimulatedWorker, request: Request, now: float) -> None:
-        worker.answered(request, now)
         visit = self._open.pop(id(request))
         routed = visit.routed
+        if routed.prefilled is not None:
+            self._keep_answer(visit, worker)
+        worker.answered(request, now)
         if routed.prefills:
             self._counts["handed_over"] += 1
             self._now = now
             account = CacheAccount(request.prompt_tokens, 0, 0, 0, Reason.COLD)  # of no account here
             routed.prefilled, routed.sent = Prefilled(worker.name, account, None), [TokenEvent(0, "")]
+            self._ideal.hit(visit.request)  # from now on its answer is known
             self._place(visit)
             return
         if (routed.prefilled is not None or visit.lost is not None) and request.output_tokens > 1:
             assert visit.first_token is not None, "it is answered"  # by two workers: the time between them counts
             self._total.token_seconds[-1] = (now - visit.first_token) / (request.output_tokens - 1)
         self._selection.choice.ended(visit.prompt, worker.name)
-        self._arrivals.answered(request, now)
+        self._arrivals.answered(visit.request, now)
+
+    def _keep_answer(self, visit: Visit, worker: SimulatedWorker) -> None:
+        """Let a handed-over answer be prefilled where that costs least."""
+        request = as_reused(visit.request, self._setup.reuse)
+        answer = kept(visit.prompt, request.known_tokens)
+        if answer is None or request.ended:
+            return
+        keeper = self._selection.keeper(visit.routed, answer, worker.name, self._taking)
+        if keeper is not None:
+            keeper.worker.keep_answer(request, answer.tokens)
+            self._ordered(self._links.index(keeper))
 
     def _summed(self) -> Tally:
         """Return the sums of all workers' tallies."""
@@ -438,6 +429,7 @@ class Simulation:
             pulls_failed=sum(one.failed for one in self.pulls),
             prefill=self._cluster.prefill,
             handed_over=self._counts["handed_over"],
+            answers_apart=self._counts["answers_apart"],
             combined=self._counts["combined"],
             segments_apart=self._counts["segments_apart"],
             failures=OFF if self._cluster.failures is None else str(self._cluster.failures),

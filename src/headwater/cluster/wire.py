@@ -62,24 +62,38 @@ class AboutRequest(msgspec.Struct, array_like=True):
     attempt: int
 
 
-class Submit(AboutRequest, tag=True):
-    """A request for a worker.
+class WithPrompt(AboutRequest):
+    """Message with a request's prompt.
 
     `generation` is without its prompt, and `prompt` the prompt's index key: reading 8,192 integers takes twice as long.
-    `output`: the first tokens of its answer, which another worker sent. `peers`: incarnations of workers that have more
-    of its prompt cached. `tail`: of its prompt, which this worker is to keep for another one, or to read.
     """
 
     generation: Generation
     prompt: bytes
-    output: tuple[int, ...] = ()
-    peers: tuple[bytes, ...] = ()
-    tail: TailPlace | None = None
 
     @property
     def whole(self) -> Generation:
         """The request with its prompt. Raises struct.error for a prompt with a part of a token."""
         return replace(self.generation, prompt=tokens_of(self.prompt))
+
+
+class Submit(WithPrompt, tag=True):
+    """A request for a worker.
+
+    `output`: the first tokens of its answer, which another worker sent. `peers`: incarnations of workers that have more
+    of its prompt cached. `tail`: of its prompt, which this worker is to keep for another one, or to read.
+    """
+
+    output: tuple[int, ...] = ()
+    peers: tuple[bytes, ...] = ()
+    tail: TailPlace | None = None
+
+
+class KeepAnswer(WithPrompt, tag=True):
+    """Order to prefill a finished answer, so that its next turn resumes at this worker. It has no answer.
+
+    `prompt`: the index key of prompt and answer, up to a page boundary.
+    """
 
 
 class FollowMessage(AboutRequest, tag=True):
@@ -182,7 +196,7 @@ class FailedMessage(AboutRequest, tag=True):
 
 
 Answered = PromptMessage | TokenMessage | FinishedMessage | FailedMessage
-ToWorker = Ping | Members | Submit | FollowMessage | Prepare | Cancel
+ToWorker = Ping | Members | Submit | KeepAnswer | FollowMessage | Prepare | Cancel
 OfRequests = WorkerInfo | PreparedMessage | Answered  # messages after which a router has to do something
 FromWorker = Heartbeat | StatsMessage | OfRequests
 

@@ -27,6 +27,7 @@ from headwater.cluster.wire import (
     FollowMessage,
     FromWorker,
     Heartbeat,
+    KeepAnswer,
     Members,
     Peer,
     Ping,
@@ -94,6 +95,8 @@ class WorkingEngine(Protocol):
     ) -> int: ...
 
     def cancel(self, request_id: int) -> None: ...
+
+    def keep_answer(self, asked: Generation) -> None: ...
 
     def follow(self, peer: bytes, namespace: str, key: bytes) -> int: ...
 
@@ -204,6 +207,8 @@ class Worker:
             self._heard[router] = time.monotonic()
             if isinstance(message, Submit):
                 self._begin(Task(router, message.request, message.attempt), message)
+            elif isinstance(message, KeepAnswer):
+                self._keep(message)
             elif isinstance(message, Prepare):
                 self._begin_segment(Task(router, message.request, message.attempt), message)
             elif isinstance(message, Cancel):
@@ -216,6 +221,13 @@ class Worker:
                 self._tell_known()
             else:
                 assert isinstance(message, Ping)
+
+    def _keep(self, message: KeepAnswer) -> None:
+        """Let the engine prefill an answer; if that fails, its next turn only has more to compute."""
+        try:
+            self._engine.keep_answer(message.whole)
+        except Exception as error:
+            log.warning("an answer is not prefilled: %r", error)
 
     def _follow(self, router: bytes, message: FollowMessage) -> None:
         self._unfollow(router, message.request)

@@ -17,6 +17,7 @@ from headwater.engine.sampler import Choice, StepLogits
 from headwater.errors import ConstraintError, DeadlineExceeded, HeadwaterError, InvalidLogits, OutOfPages, QueueFull
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.models.load import LoadedModel
+from headwater.request import Generation
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Sequence
@@ -53,6 +54,15 @@ class Answering:
         self._live: dict[int, Live] = {}
         self._changed = threading.Condition()
         self._meter = Meter(scheduler.layout.flops)
+
+    def keep_answer(self, asked: Generation) -> None:
+        """Prefill an answer that another worker of a cluster has decoded, so that its next turn resumes here.
+
+        `asked`: the request, with prompt and answer as its prompt, up to a page boundary. Any thread may call this.
+        """
+        with self._changed:
+            self.scheduler.keep_answer(asked)
+            self._changed.notify_all()
 
     def _report_failures(self) -> None:
         with self._changed:

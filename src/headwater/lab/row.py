@@ -84,6 +84,7 @@ class Routing:
     pulls_failed: int = 0  # since the prefix was evicted before it was sent
     prefill: int = 0  # of the workers, those that only prefill; `workers` counts requests where they were prefilled
     handed_over: int = 0
+    answers_apart: int = 0  # of them, those whose answers are prefilled where their prompts were
     combined: int = 0  # requests whose segments workers prepared for another one
     segments_apart: int = 0  # of their cold segments, those that other workers than the combining one computed
     failures: str = OFF  # how often workers fail, as it was asked for

@@ -93,6 +93,14 @@ class Scheduler(Preemption):
         if seq.generation.ended:
             self.planner.end_conversation(seq)
 
+    def keep_answer(self, asked: Generation) -> None:
+        """Queue the prefill of an answer that another engine has decoded, as `finish` does of one of its own.
+
+        `asked`: the request, with prompt and answer as its prompt, up to a page boundary.
+        """
+        if self.decode_reuse == "canonical":
+            self.answers.add(FinishedAnswer.of(self.new_id(), asked, asked.prompt), self.limits.max_running)
+
     def stop_healing(self) -> None:
         """Give up all prefixes that are to be healed; the one being healed leaves before the next step."""
         self.healer = self.healer.stopped()

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from headwater.cache.positions import Placed, Placement, PlacementQuery
+from headwater.request import Generation
 from headwater.schedule.sequence import Purpose, Sequence
 
 
@@ -14,6 +15,12 @@ class FinishedAnswer(Sequence):
     """Prompt and output of an answered request, to be prefilled up to a page boundary. No token is sampled."""
 
     purpose = Purpose.ANSWER
+
+    @classmethod
+    def of(cls, id: int, asked: Generation, tokens: tuple[int, ...]) -> FinishedAnswer:
+        """Return the prefill of `tokens`, which are prompt and output of a request, as it was asked."""
+        named = asked.namespace
+        return cls(id, Generation(tokens, asked.params, named, fidelity=asked.fidelity, priority=asked.priority))
 
     def place(self, placement: Placement, query: PlacementQuery) -> Placed:
         return placement.place_answer(query)

@@ -12,7 +12,7 @@ from headwater.cache.segments.compose import Widths, runs
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.draft.forced import Grammar
 from headwater.plan import Composed, Match, Plan
-from headwater.request import Generation, Span
+from headwater.request import Span
 from headwater.schedule.kinds.answer import FinishedAnswer
 from headwater.schedule.segment_loads import Awaited, SegmentLoad
 from headwater.schedule.sequence import TOKEN_BYTES, Phase, Purpose, Sequence
@@ -123,12 +123,8 @@ class Request(Sequence):
 
     def answer(self, id: int, end: int) -> FinishedAnswer:
         """Return the prefill of the first `end` tokens, output included."""
-        asked = self.generation
-        generation = Generation(
-            tuple(self.tokens[:end]), asked.params, self.namespace, fidelity=asked.fidelity, priority=asked.priority
-        )
-        answer = FinishedAnswer(id, generation, marked_from=self.marked_from, whole=self.whole)
-        answer.key = self.key_until(end)
+        answer = FinishedAnswer.of(id, self.generation, tuple(self.tokens[:end]))
+        answer.marked_from, answer.whole, answer.key = self.marked_from, self.whole, self.key_until(end)
         return answer
 
     @property
