@@ -123,7 +123,7 @@ def main() -> None:
         equal = lost == whole and len(whole) > 0
         console.print(f"  {len(lost):,} and {len(whole):,} characters: {'equal' if equal else 'DIFFERENT'}")
         requests = state(base)["requests"]
-        console.print("\nRequests: " + ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in requests.items()))
+        console.print("\nRequests: " + ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in requests.items() if n))
     broken = [
         *(["a turn found nothing cached"] if not kept else []),
         *(["the story changed when its worker was killed"] if not equal else []),

@@ -298,7 +298,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--family", default="qwen3_5", choices=sorted(checkpoints.RECIPES))
+    parser.add_argument("--family", default="qwen3_5", metavar="NAME", choices=sorted(checkpoints.RECIPES))
     parser.add_argument("--embedded", action="store_true", help="the embedded model in place of a random one")
     parser.add_argument("--dtype", default="float32")
     given = parser.parse_args()

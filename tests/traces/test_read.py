@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import TraceError
-from headwater.traces.read import read_trace
+from headwater.traces.read import make_trace, read_trace
 
 LINE = "[1, 2, 3]\n"
 
@@ -59,6 +59,12 @@ def test_a_name_of_several_is_told_with_their_names(folder):
 def test_a_name_of_none_is_told(folder, asked):
     with pytest.raises(TraceError, match=rf"{asked} is no file, nor is there one below .*data"):
         read_trace(Path(asked), data=folder)
+
+
+@pytest.mark.parametrize("asked", ["nowhere", "generated"])
+def test_a_name_without_a_data_folder_is_told_with_the_option_and_the_form_of_drawn_traffic(asked):
+    with pytest.raises(TraceError, match=rf"^{asked} is no file, and .* \(--data FOLDER\); .*: generated\(0\)$"):
+        make_trace(asked)
 
 
 def test_a_file_of_no_format_is_told_with_those_that_there_are(written):

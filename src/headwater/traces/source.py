@@ -22,6 +22,7 @@ CHUNK = 1 << 20  # bytes read at once
 ENDINGS = {".jsonl", ".json", ".csv", ".trace"}  # of traces in a folder, .zst or .gz aside
 ARRAY_OF_OBJECTS = re.compile(rb"\s*\[\s*\{")
 BETWEEN = re.compile(r"[\s,]*")
+NO_DATA = ", and no folder of traces is given (--data FOLDER); drawn traffic has options in brackets: generated(0)"
 
 
 def find(path: Path, data: Path | None = None) -> Path:
@@ -36,7 +37,8 @@ def find(path: Path, data: Path | None = None) -> Path:
         if found:
             names = ", ".join(sorted(stem(file) for file in found))
             raise TraceError(f"{candidate} is {len(found)} files, must be one of {names}")
-    raise TraceError(f"{path} is no file{'' if data is None else f', nor is there one below {data}'}")
+    more = NO_DATA if data is None else f", nor is there one below {data}"
+    raise TraceError(f"{path} is no file{more}")
 
 
 def stem(path: Path) -> str:
