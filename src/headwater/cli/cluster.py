@@ -147,7 +147,10 @@ def upgrade(
     config: ConfigFile = None,
     **flags: Any,
 ) -> None:
-    """Replace every worker, one after the other; settings that are not given stay as they are."""
+    """Replace every worker, one after the other.
+
+    Settings that are not given stay as they are.
+    """
     values = given_values(flags, os.environ, config)
     mailbox = _mailbox(address)
     if "model" in values:

@@ -42,7 +42,7 @@ KeyFile = Annotated[Path | None, Option(help="The servers' tier key. [default: i
 
 @group.command()
 def ls(place: Place, tier_key: KeyFile = None) -> None:
-    """Print the parts of a store and their bytes, and the fingerprints under which they were stored."""
+    """Print the parts of a store, their bytes and fingerprints."""
     store, file = opened(place), tier_key or own_folder() / "tier-key"
     sealer = Sealer(read_key(file)) if file.is_file() else None
     catalog = store.catalog()
@@ -120,7 +120,7 @@ def verify(
 
 @group.command()
 def gc(place: Place) -> None:
-    """Delete runs of KV that no state needs, and fingerprints of which nothing is left."""
+    """Delete KV that no state needs, and empty fingerprints."""
     store = opened(place)
     stranded = store.catalog().stranded()
     store.delete(stranded)
