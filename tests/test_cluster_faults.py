@@ -5,6 +5,7 @@ Longer checks, `make test-cluster`: two raylets beside the head, each behind a l
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 
@@ -29,6 +31,8 @@ from tests.test_cluster_serve import PATIENCE, Running, until, up
 pytestmark = pytest.mark.full
 
 HEAD, PORT, NETWORK = "10.77.0.1", 6399, "10.77.0"
+BRIDGE, MOST_HOSTS = "hwb", 3
+LOCK = Path(gettempdir()) / "headwater-hosts.lock"
 TOKENS, AT_ONCE = 300, 4
 EACH = 4  # requests of a client
 RAY = sys.executable, "-m", "ray.scripts.scripts", "start"
@@ -36,6 +40,12 @@ RAY = sys.executable, "-m", "ray.scripts.scripts", "start"
 
 def ip(*command: str) -> None:
     subprocess.run(["ip", *command], check=True, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def delete(kind: str, name: str) -> None:
+    """Remove a link or a namespace, if it is there."""
+    with suppress(subprocess.CalledProcessError):
+        ip(kind, "delete", name)
 
 
 @dataclass
@@ -47,7 +57,7 @@ class Host:
     raylet: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.name = f"hw{os.getpid() % 10000}n{self.number}"
+        self.name = f"hwn{self.number}"
         self.address = f"{NETWORK}.{10 + self.number}"
 
     @property
@@ -78,7 +88,7 @@ class Host:
 
     def _listens(self) -> bool:
         """Return whether its raylet has bound the socket that its command names."""
-        commands = (_command_of(process) for process in self.processes())
+        commands = (command_of(process) for process in self.processes())
         sockets = [
             Path(word.partition("=")[2])
             for command in commands
@@ -107,15 +117,11 @@ class Host:
 
     def remove(self) -> None:
         self.kill()
-        for of_kernel in (
-            ("link", "delete", self.link),
-            ("netns", "delete", self.name),
-        ):  # the link may outlive the other
-            with suppress(subprocess.CalledProcessError):
-                ip(*of_kernel)
+        delete("link", self.link)  # it may outlive the other
+        delete("netns", self.name)
 
 
-def _command_of(process: int) -> bytes:
+def command_of(process: int) -> bytes:
     with suppress(OSError):  # it has ended
         return Path(f"/proc/{process}/cmdline").read_bytes()
     return b""
@@ -123,23 +129,30 @@ def _command_of(process: int) -> bytes:
 
 @contextmanager
 def network(environment: dict[str, str], number: int = 2) -> Iterator[list[Host]]:
-    """Yield hosts on a bridge, which has the address of this one."""
-    bridge = f"hw{os.getpid() % 10000}b"
-    try:
-        ip("link", "add", bridge, "type", "bridge")
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespaces can be made here: {getattr(error, 'stderr', error)}")
-    hosts = [Host(n, environment) for n in range(1, number + 1)]
-    try:
-        ip("address", "add", f"{HEAD}/24", "dev", bridge)
-        ip("link", "set", bridge, "up")
-        for host in hosts:
-            host.connect(bridge)
-        yield hosts
-    finally:
-        for host in hosts:
-            host.remove()
-        ip("link", "delete", bridge)
+    """Yield hosts on a bridge, which has the address of this one. Processes have the network in turns."""
+    hosts = [Host(n, environment) for n in range(1, MOST_HOSTS + 1)]
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second bridge with this address would take the first one's packets
+        try:
+            remove(hosts)  # of a run that was killed
+            ip("link", "add", BRIDGE, "type", "bridge")
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces can be made here: {getattr(error, 'stderr', error)}")
+        try:
+            ip("address", "add", f"{HEAD}/24", "dev", BRIDGE)
+            ip("link", "set", BRIDGE, "up")
+            for host in hosts[:number]:
+                host.connect(BRIDGE)
+            yield hosts[:number]
+        finally:
+            remove(hosts)
+
+
+def remove(hosts: list[Host]) -> None:
+    """Remove hosts with all that runs on them, and the bridge."""
+    for host in hosts:
+        host.remove()
+    delete("link", BRIDGE)
 
 
 @dataclass

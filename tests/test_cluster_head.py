@@ -6,8 +6,10 @@ is on this one, which has a raylet without processors.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +27,7 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed")
 
 from tests.redis_server import redis_server
-from tests.test_cluster_faults import HEAD, NETWORK, PORT, RAY, Host, network
+from tests.test_cluster_faults import BRIDGE, HEAD, LOCK, NETWORK, PORT, RAY, Host, command_of, ip, network
 from tests.test_cluster_serve import PATIENCE, STORY, Running, until, up
 
 pytestmark = pytest.mark.full
@@ -42,6 +44,14 @@ ray.init = partial(ray.init, _node_ip_address="{HEAD}")
 from headwater.cli import app
 
 app()
+"""
+KILLED = """
+import subprocess, time
+from tests.test_cluster_faults import network
+
+with network({}, 1) as (host,):
+    print(subprocess.Popen(["ip", "netns", "exec", host.name, "sleep", "600"]).pid, flush=True)
+    time.sleep(600)
 """
 
 
@@ -129,6 +139,27 @@ def asking(running: Running) -> Iterator[Clients]:
             one.over.set()
         for each in asked:
             each.result(PATIENCE)
+
+
+def test_hosts_that_a_killed_run_left_are_removed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bridge that was left would take the packets of the next one, which has the same address."""
+    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True) as run:
+        said = run.stdout.readline()
+        run.kill()
+    if not said:
+        pytest.skip("no network namespaces can be made here")
+    monkeypatch.setattr(pytest, "skip", pytest.fail)  # they can
+    assert command_of(int(said))
+    with network({}, 1) as (host,), socket.create_server((HEAD, 0)) as server:
+        assert not command_of(int(said))
+        ip("netns", "exec", host.name, "bash", "-c", f"< /dev/tcp/{HEAD}/{server.getsockname()[1]}")
+    with pytest.raises(subprocess.CalledProcessError):
+        ip("link", "show", BRIDGE)
+
+
+def test_one_process_at_a_time_has_hosts() -> None:
+    with network({}, 1), LOCK.open("w") as second, pytest.raises(BlockingIOError):
+        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.parametrize("seconds", [5, 30])
