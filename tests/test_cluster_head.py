@@ -26,6 +26,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
+from headwater.cluster.ray_cluster import RECONNECTING
 from tests.redis_server import redis_server
 from tests.test_cluster_faults import BRIDGE, HEAD, LOCK, NETWORK, PORT, RAY, Host, command_of, ip, network
 from tests.test_cluster_serve import PATIENCE, STORY, Running, until, up
@@ -76,7 +77,9 @@ def hosts(folder: Path, *, with_redis: bool) -> Iterator[Hosts]:
     secrets = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 64}
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         files = stack.enter_context(TemporaryDirectory(prefix="hw", ignore_cleanup_errors=True))  # of a short name
-        for name, value in {**secrets, "RAY_TMPDIR": files}.items():
+        # with Redis the head comes back, however long a busy machine takes to start it
+        patience = {RECONNECTING: str(2 * PATIENCE)} if with_redis else {}
+        for name, value in {**secrets, **patience, "RAY_TMPDIR": files}.items():
             patch.setenv(name, value)
         patch.setattr("tests.test_cluster_serve.HEADWATER", (sys.executable, "-c", HEADWATER))
         *workers, head = stack.enter_context(network({**os.environ}, 3))
