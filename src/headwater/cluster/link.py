@@ -18,6 +18,7 @@ from headwater.cluster.wire import (
     Members,
     OfRequests,
     Peer,
+    Ping,
     StatsMessage,
     ToWorker,
     WireError,
@@ -41,6 +42,8 @@ class Link:
         self._connect = client.to(contact.key)
         self.socket = opened(zmq.DEALER)
         self.socket.setsockopt(zmq.IDENTITY, identity)
+        self._breaks = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._is_broken = False  # and what was sent may be lost, until the worker has answered to a first ping
         self._connect(self.socket, contact.address)
         self.heard = time.monotonic()
         self.incarnation: bytes | None = None
@@ -61,11 +64,24 @@ class Link:
         self.socket.send(encode(message))
 
     def receive(self) -> list[OfRequests]:
-        """Return the messages that are there, without those of another incarnation than the one that is known."""
-        found: list[OfRequests] = []
+        """Return the messages that are there, without those of another incarnation than the one that is known.
+
+        When a connection breaks, ZeroMQ makes another one, and messages between are lost. So the worker is asked to
+        cancel what it has of this router, and its info, in answer, is the first message that counts.
+        """
+        payloads: list[bytes] = []
         while has_message(self.socket):
+            payloads.append(self.socket.recv(zmq.NOBLOCK))
+        if has_message(self._breaks):  # asked after they were read: a break before any of them is seen
+            while has_message(self._breaks):
+                self._breaks.recv_multipart(zmq.NOBLOCK)
+            payloads.clear()
+            self._is_broken = True
+            self.send(Ping(is_first=True))
+        found: list[OfRequests] = []
+        for payload in payloads:
             try:
-                found += self._of(from_worker(self.socket.recv(zmq.NOBLOCK)))
+                found += self._of(from_worker(payload))
             except WireError as error:
                 log.warning("a message of worker %s is left out: %s", self.name, error)
         return found
@@ -78,6 +94,7 @@ class Link:
         self.heard = time.monotonic()
         others: list[OfRequests] = []
         for message in sent.messages:
+            self._is_broken = self._is_broken and not isinstance(message, WorkerInfo)
             if isinstance(message, Heartbeat):
                 self.backlog = message.backlog
                 if self._known is not None:
@@ -89,7 +106,7 @@ class Link:
                 given = message.max_running, self.backlog, self.outstanding, message.fingerprint, message.role
                 self._known = Known(self.name, *given)
                 self._follow(message)
-            else:  # a second info, too: it says that the worker has forgotten this router
+            elif not self._is_broken:  # a second info, too: it says that the worker has forgotten this router
                 others.append(message)
         return others
 
@@ -143,4 +160,6 @@ class Link:
 
     def close(self) -> None:
         self._following.set()
+        self.socket.disable_monitor()
+        self._breaks.close()
         self.socket.close()

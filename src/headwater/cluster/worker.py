@@ -1,6 +1,6 @@
 """Worker: an engine that answers for routers, over one ROUTER socket, on a thread of its own.
 
-A router that is silent is gone: its requests are cancelled.
+A router whose connection is closed, or that is silent, is gone: its requests are cancelled.
 """
 
 from __future__ import annotations
@@ -138,6 +138,7 @@ class Worker:
         self._members: dict[bytes, tuple[Peer, ...]] = {}  # as each router says
         self._socket, self.contact = bound(server, address)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a router that connects again is the same router
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to one that is not connected is an error
         self._heard: dict[bytes, float] = {}  # routers, and when each was heard last
         self._tasks: dict[Task, Callable[[], None] | None] = {}  # what cancels each; None: it is being submitted
         self._lock = threading.Lock()  # of `_tasks`
@@ -311,10 +312,14 @@ class Worker:
 
     def _forget_silent(self, now: float) -> None:
         for router in [router for router, heard in self._heard.items() if now - heard > self._router_timeout]:
-            del self._heard[router]
-            if self._members.pop(router, None) is not None:
-                self._tell_known()
-            self._cancel_all(router)
+            self._forget(router)
+
+    def _forget(self, router: bytes) -> None:
+        """Cancel the requests of a router that is gone."""
+        self._heard.pop(router, None)
+        if self._members.pop(router, None) is not None:
+            self._tell_known()
+        self._cancel_all(router)
 
     def _tell_known(self) -> None:
         """Say which workers the routers name; what is wrong with one of them does not end this thread."""
@@ -344,8 +349,14 @@ class Worker:
             self._send(router, messages)
 
     def _tell_all(self, messages: list[FromWorker]) -> None:
-        for router in self._heard:
+        for router in tuple(self._heard):
             self._send(router, messages)
 
     def _send(self, router: bytes, messages: Iterable[FromWorker]) -> None:
-        self._socket.send_multipart((router, encode(Batch(self._incarnation, list(messages)))))
+        """Send to a router, or forget it if its connection is closed: the kernel closes that of a killed process."""
+        try:
+            self._socket.send_multipart((router, encode(Batch(self._incarnation, list(messages)))))
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._forget(router)
