@@ -34,6 +34,9 @@ class Holder:
     def has_segment(self, digest: int) -> bool:
         return False
 
+    def stores_of(self, digest: int) -> list[str]:
+        return []
+
     def send(self, message: Prepare | Cancel) -> None:
         self.sent.append(message)
 

@@ -1,4 +1,4 @@
-"""Real engines with disk tiers behind a router: a prefix that memory has lost goes to the worker that has it stored."""
+"""Real engines with disk tiers behind a router: what memory has lost goes to the worker that has it stored."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headwater.cluster.messages import STATES
+from headwater.cluster.messages import SEGMENTS, STATES
 from headwater.engine.meter import Backlog
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import key_of
 from tests.cluster.fake import until
+from tests.cluster.test_parallel_segments import cold, composed, turned
 from tests.cluster.test_routed_answers import (
     RealWorker,
     ask,
@@ -86,3 +87,49 @@ def test_a_folder_that_workers_share_is_not_published_and_serves_each(model, tmp
     assert loaded == {had: 0, "b" if had == "a" else "a": END}
     assert again.comparable == first.comparable
     assert (counts.get("expected_loads", 0), counts["loaded"], counts["cached_as_predicted"]) == (0, 1, 2)
+
+
+@contextmanager
+def segments_lost_from_memory(model, folder: Callable[[str], Path]) -> Iterator:  # noqa: F811
+    """Yield a router, its workers, one that has built a prompt's segments and lost them in memory, and the prompt.
+
+    The prompt has the same segments in another order, so that no prefix is there.
+    """
+    with cluster(model, folder=folder, a="one", b="one") as (router, workers):
+        first, had = composed("stored"), workers["a"]
+        pictures = [router._links[name]._follower.picture for name in "ab"]
+        queued(had, 0)
+        queued(workers["b"], 100_000)
+        until(lambda: router._links["b"].backlog.queued_tokens)
+        assert ask(router, first).wait().error is None
+        until(lambda: not had.engine.scheduler.tiers.busy)
+        assert had.engine.stats().segment_tokens == cold(first), "they were built at one worker"
+        with had.engine._changed:
+            while had.engine.scheduler.cache.segments.evict():
+                pass
+        assert ask(had.engine, generation("greedy", words(9, "a step"), 2)).wait().error is None
+        until(lambda: not pictures[0].held[SEGMENTS])
+        queued(had, 200)
+        queued(workers["b"], 0)
+        until(lambda: [router._links[name].backlog.queued_tokens for name in "ab"] == [200, 0])
+        yield router, workers, pictures, turned(first)
+
+
+def test_segments_on_a_workers_own_disk_are_loaded_there(model, tmp_path: Path) -> None:  # noqa: F811
+    with segments_lost_from_memory(model, lambda name: tmp_path / name) as (router, workers, pictures, asked):
+        assert len(pictures[0].stored[MEDIUM][SEGMENTS]) == len(asked.segments)
+        again = ask(router, asked).wait()
+        counts = dict(router.counts)
+        loaded = {name: one.engine.stats().loaded_segments for name, one in workers.items()}
+    assert loaded == {"a": len(asked.segments), "b": 0}
+    assert again.finished.account.loaded_from == "disk"
+    wanted = {"combined": 0, "expected_loads": 1, "loaded": 1, "missed_loads": 0}
+    assert {name: counts.get(name, 0) for name in wanted} == wanted
+
+
+def test_segments_in_a_folder_that_workers_share_are_not_published(model, tmp_path: Path) -> None:  # noqa: F811
+    """The router takes them to be cold, and has them prepared at both workers."""
+    with segments_lost_from_memory(model, lambda name: tmp_path) as (router, _, pictures, asked):
+        assert not any(one.stored.get(MEDIUM, {}).get(SEGMENTS) for one in pictures)
+        assert ask(router, asked).wait().error is None
+        assert (router.counts["combined"], router.counts["expected_loads"]) == (1, 0)

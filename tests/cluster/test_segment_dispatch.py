@@ -145,6 +145,34 @@ def test_the_worker_that_has_segments_combines_them() -> None:
     assert (found.combiner, found.is_alone, found.builders) == (1, True, {})
 
 
+STORED = [replace(one, stores={1: ("STORAGE", "CPU")}) for one in COLD]
+
+
+def test_the_worker_that_has_segments_stored_loads_them_and_combines() -> None:
+    owner = replace(IDLE, queued_tokens=200, loads={"STORAGE": SLOW, "CPU": FAST})
+    found = dispatch(PROMPT, STORED, [IDLE, owner], [0, 1])
+    assert (found.combiner, found.is_alone, found.builders, found.loaded) == (1, True, {}, [0, 1, 2, 3])
+    held = dispatch(PROMPT, [replace(one, holders=(1,)) for one in COLD], [IDLE, owner], [1])
+    assert found.seconds == pytest.approx(held.seconds + 4 * (FAST.seconds(500) + FAST.state))
+
+
+@pytest.mark.parametrize(
+    ("loads", "why"), [({"CPU": SLOW}, "computing is faster"), ({}, "the store cannot be read, or is not measured")]
+)
+def test_segments_that_are_not_worth_a_load_are_computed(loads: dict[str, ReadSpeed], why: str) -> None:
+    found = dispatch(PROMPT, STORED, [IDLE, replace(IDLE, loads=loads)], [0, 1])
+    assert found == dispatch(PROMPT, COLD, [IDLE, IDLE], [0, 1]), why
+
+
+def test_a_segment_is_pulled_or_loaded_whichever_is_sooner() -> None:
+    there = [replace(STORED[0], holders=(0,)), *COLD[1:]]
+    slower = ReadSpeed(2e-4, 1e-7)
+    for pull, load, loaded in ((FAST, slower, []), (slower, FAST, [0])):
+        one = replace(IDLE, pull=pull, loads={"CPU": load})
+        found = dispatch(PROMPT, there, [replace(one, queued_tokens=9000), one], [1])
+        assert (found.loaded, found.pulled) == (loaded, {} if loaded else {0: 0})
+
+
 def test_segments_inside_a_cached_prefix_are_not_needed() -> None:
     ahead = replace(IDLE, reusable=1152, cached=1152)
     found = dispatch(PROMPT, COLD, [ahead], [0])

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from headwater.cache.segments.compose import Widths
+from headwater.cache.segments.store import SegmentKey
 from headwater.cluster.choice import Found, Stored
 from headwater.cluster.digests import Digests
-from headwater.cluster.messages import KV, STATES, BlockStored
+from headwater.cluster.messages import KV, SEGMENTS, STATES, BlockRemoved, BlockStored
 from headwater.cluster.picture import Picture
 from headwater.cluster.store_ledger import StoreLedger
 from headwater.cluster.store_watch import StoreWatch
 from headwater.plan import CacheLayout
-from headwater.tiers.changes import AllForgotten, PartsRemoved, PrefixStored, StoreChanges, StoreLog
+from headwater.tiers.changes import AllForgotten, PartsRemoved, PrefixStored, SegmentsStored, StoreChanges, StoreLog
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.names import Names, run_name, runs_of, state_name
@@ -138,6 +140,30 @@ def test_events_have_a_place_and_a_parent() -> None:
     assert [one.group_idx for one in (first, second, state)] == [KV, KV, STATES]
 
 
+def segment(seed: int, namespace: str = "", tokens: int = 40) -> SegmentKey:
+    return SegmentKey(namespace, random.Random(seed).randbytes(4 * tokens), Widths(8, 8))
+
+
+def test_segments_are_blocks_of_their_own_group_as_in_memory() -> None:
+    reader, keys = Reader(), [segment(1), segment(2, "salt", 60)]
+    names, digests = [NAMES.segment(key.encoded) for key in keys], [DIGESTS.segment(key.as_change) for key in keys]
+    events = StoreLedger(MEDIUM, DIGESTS, LAYOUT.unit_tokens).events([SegmentsStored(names, keys)])
+    in_memory = reader.stream._ledger.events([replace(key.as_change, page=page) for page, key in enumerate(keys)])
+    for event, wanted in zip(events, in_memory, strict=True):
+        wanted.medium = MEDIUM
+        assert event == wanted
+    reader.take(stored(key(3)), SegmentsStored(names, keys))
+    assert [reader.picture.stores_of(digest) for digest in digests] == [[MEDIUM], [MEDIUM]]
+    assert not any(map(reader.picture.has_segment, digests)), "memory has none"
+    assert not reader.take(SegmentsStored(names, keys)), "they are known"
+    again = Picture()
+    assert again.load(reader.stream.snapshot())
+    assert again.stored[MEDIUM][SEGMENTS] == set(digests)
+    reader.take(PartsRemoved([names[0], *parts(key(3))]))
+    assert [reader.picture.stores_of(digest) for digest in digests] == [[], [MEDIUM]]
+    assert [one for one in reader.ledger.events([AllForgotten()])] == [BlockRemoved(digests[1:], MEDIUM, SEGMENTS)]
+
+
 # -- what a prompt finds
 
 
@@ -230,6 +256,19 @@ def test_states_of_a_model_without_attention_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kv_pages", [0, 1])
+def test_segments_that_an_earlier_server_left_are_found(tmp_path: Path, kv_pages: int) -> None:
+    """Also those of a namespace, which is in their keys. Not those of another fingerprint, nor damaged ones."""
+    store, sealer, own = DiskStore(tmp_path, None), Sealer(KEY), [segment(1), segment(2, "salt")]
+    for one, names in ((own[0], NAMES), (own[1], NAMES), (segment(3), OTHERS)):
+        name, encoded = names.segment(one.encoded), one.encoded
+        store.put(name, sealer.seal(name, Part("g", 8, 32, encoded, [b"all" * 50], 1.0)))
+    damaged = NAMES.segment(segment(4).encoded)
+    store.put(damaged, sealer.seal(damaged, Part("g", 8, 32, segment(5).encoded, [b"all" * 50], 1.0)))
+    _, reader = watched(store, replace(LAYOUT, kv_pages_per_unit=kv_pages))
+    assert reader.picture.stored[MEDIUM][SEGMENTS] == {DIGESTS.segment(one.as_change) for one in own}
+
+
+@pytest.mark.parametrize("kv_pages", [0, 1])
 def test_files_that_are_no_parts_are_left_out(tmp_path: Path, kv_pages: int) -> None:
     store = DiskStore(tmp_path, None)
     put(store, key(5), has_kv=kv_pages > 0)
@@ -237,7 +276,7 @@ def test_files_that_are_no_parts_are_left_out(tmp_path: Path, kv_pages: int) -> 
     huge = Part("k", 0, 4, b"", [], below=begin)
     content = bytearray(b"".join(Sealer(KEY).seal("k", huge)))
     content[HEADER.size - 16 : HEADER.size] = b"\xff" * 7 + b"\x7f" * 9  # it says to have an endless key
-    for name in ("kx", "kabc", "sx", f"k{begin}-999999999999999", f"s{begin}"):
+    for name in ("kx", "kabc", "sx", "gx", f"g{begin}", f"k{begin}-999999999999999", f"s{begin}"):
         (tmp_path / "aa").mkdir(exist_ok=True)
         for folder in (tmp_path / "aa", Path(store._file(name)).parent):
             folder.mkdir(exist_ok=True)

@@ -136,6 +136,10 @@ class Link:
         """Return whether a segment is stored here, as far as this worker's picture says."""
         return self._follower is not None and self._follower.picture.has_segment(digest)
 
+    def stores_of(self, digest: int) -> list[str]:
+        """Return the media of this worker's own stores that have a segment, likewise."""
+        return [] if self._follower is None else self._follower.picture.stores_of(digest)
+
     # -- what it has to do
 
     def candidate(self, prompt: Prompt) -> Candidate:

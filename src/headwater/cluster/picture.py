@@ -189,6 +189,10 @@ class Picture:
         """Return whether a segment is stored here."""
         return digest in self.held[SEGMENTS]
 
+    def stores_of(self, digest: int) -> list[str]:
+        """Return the media of the stores that have a segment."""
+        return [medium for medium, held in tuple(self.stored.items()) if digest in held[SEGMENTS]]
+
 
 def lifetime_of(events: Sequence[Event]) -> bytes | None:
     """Return the lifetime that a message names; None if it names none."""

@@ -122,10 +122,14 @@ class Preparing:
         """
         may_pull = len(needed) <= MOST_SEGMENTS and len(self._orders) + len(needed) <= MOST_ORDERS
         priced = candidates if may_pull else [replace(one, pull=None) for one in candidates]
-        segments = [Segment(one.start, one.tokens, one.interior, self._holders(one.digest, links)) for one in needed]
+        segments = [
+            Segment(one.start, one.tokens, one.interior, self._holders(one.digest, links), _stores(one.digest, links))
+            for one in needed
+        ]
         found = dispatch(prompt, segments, priced, combiners)
         one = candidates[found.combiner]
         one.compose(prompt, found.interiors)
+        request.loads_segments = bool(found.loaded)
         if found.is_alone:
             return found.combiner
         self._begin(request, Assignment(found, needed, links), Outstanding(prompt, one.uncached(prompt)))
@@ -246,3 +250,8 @@ class Preparing:
                 self._counts["segments_late"] += 1
                 self.cancel(one.request)
                 self._ready(one.request)
+
+
+def _stores(digest: int, links: Sequence[Holder]) -> dict[int, Sequence[str]]:
+    """Return the media of the stores that have a segment, by worker."""
+    return {at: media for at, link in enumerate(links) if (media := link.stores_of(digest))}

@@ -37,7 +37,10 @@ class Holder(Protocol):
     def outstanding(self) -> OpenRequests: ...
 
     def has_segment(self, digest: int) -> bool:
-        """Return whether a segment is stored there."""
+        """Return whether it has a segment in memory."""
+
+    def stores_of(self, digest: int) -> Sequence[str]:
+        """Return the media of its own stores that have a segment."""
 
     def send(self, message: Prepare | Cancel) -> None:
         """Give an order, or take it back; `Preparing.prepared` is called later with its end."""
@@ -86,6 +89,7 @@ class Routed:
     follower: Holder | None = None  # the worker that reads what that one computes, and is to go on
     combiner: object = None  # the link of the worker that has its segments, once they are prepared
     composed: int = 0  # tokens of these segments
+    loads_segments: bool = False  # its worker is expected to load some of them from a store of its own
     built: dict[int, int] = field(default_factory=dict)  # segments that were built ahead for it: digest, interior
     built_apart: set[int] = field(default_factory=set)  # of them, those that others than the combining worker built
 

@@ -6,9 +6,10 @@ by segment. Pure functions of what a router knows.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from heapq import heappush, heapreplace
 
 from headwater.cluster.choice import Candidate, Prompt, expected_seconds, prefill_speeds
@@ -27,8 +28,13 @@ class Lane:
     hand_over: ReadSpeed | None = None  # to the worker that combines; None: it is that worker
 
     def seconds_of_pull(self, tokens: int) -> float:
-        """Return the seconds to pull a segment of so many tokens: its KV, its state, and a transition of that size."""
-        return 0.0 if self.hand_over is None else self.hand_over.seconds(tokens) + self.hand_over.state
+        """Return the seconds to pull a segment of so many tokens."""
+        return 0.0 if self.hand_over is None else seconds_to_read(tokens, self.hand_over)
+
+
+def seconds_to_read(tokens: int, reading: ReadSpeed) -> float:
+    """Return the seconds to read a segment of so many tokens: its KV, its state, and a transition of that size."""
+    return reading.seconds(tokens) + reading.state
 
 
 Rule = Callable[[Sequence[int], Sequence[Lane]], list[int]]  # (tokens of each segment, lanes) -> lane of each segment
@@ -107,7 +113,13 @@ class Segment:
     start: int  # in the prompt
     tokens: int  # to compute, if it is built
     interior: int  # that a request does not compute itself
-    holders: Collection[int]  # workers that have it, or are computing it
+    holders: Collection[int]  # workers that have it in memory, or are computing it
+    stores: Mapping[int, Sequence[str]] = field(default_factory=dict)  # own stores that have it: media, by worker
+
+    def load_seconds(self, at: int, one: Candidate) -> float:
+        """Return the seconds in which a worker loads it from a store of its own; infinite if none has it."""
+        speeds = (one.loads[medium] for medium in self.stores.get(at, ()) if medium in one.loads)
+        return min((seconds_to_read(self.tokens, speed) for speed in speeds), default=math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +129,13 @@ class Dispatch:
     combiner: int
     builders: dict[int, int]  # of each segment that is to be built, by its index; the longest first
     pulled: dict[int, int]  # workers that have a segment which the combining one is to pull
+    loaded: Sequence[int]  # segments that it is to load from a store of its own, when the request begins
     interiors: int  # tokens of all segments, which the combining worker does not compute itself
     seconds: float  # the cost: until the first token, and of what is evicted
 
     @property
     def is_alone(self) -> bool:
-        """True if the combining worker has or computes all segments: nothing is to be prepared."""
+        """True if the combining worker has, loads or computes all segments: nothing is to be prepared."""
         return not self.pulled and all(worker == self.combiner for worker in self.builders.values())
 
 
@@ -152,8 +165,9 @@ def _seconds_alone(at: int, prompt: Prompt, segments: Sequence[Segment], one: Ca
     start = max(one.own, one.read)
     needed = [segment for segment in segments if segment.start >= start]
     interiors = sum(segment.interior for segment in needed)
-    cold = sum(segment.tokens for segment in needed if at not in segment.holders)
-    return expected_seconds(prompt, replace(one, composed=interiors), speed) + cold * speed.token
+    lacking = (segment for segment in needed if at not in segment.holders)
+    seconds = sum(min(segment.tokens * speed.token, segment.load_seconds(at, one)) for segment in lacking)
+    return expected_seconds(prompt, replace(one, composed=interiors), speed) + seconds
 
 
 def _combined_at(
@@ -167,24 +181,27 @@ def _combined_at(
     """Return the cheaper way of combining a prompt at one worker."""
     one = candidates[at]
     needed = [i for i, segment in enumerate(segments) if segment.start >= max(one.own, one.read)]
-    cold, pulled, pulling = list[int](), dict[int, int](), 0.0
+    cold, loaded, loading, pulled, pulling = list[int](), list[int](), 0.0, dict[int, int](), 0.0
     for i in needed:
         holders = [n for n in segments[i].holders if candidates[n].pool == one.pool]
         if at in holders:
             continue
-        tokens = segments[i].tokens
-        seconds = Lane(0.0, 0.0, one.pull).seconds_of_pull(tokens)
-        if holders and one.pull is not None and seconds < tokens * speeds[at].token:
-            pulled[i] = min(holders, key=lambda n: candidates[n].load)
-            pulling += seconds
-        else:
+        tokens, load = segments[i].tokens, segments[i].load_seconds(at, one)
+        pull = seconds_to_read(tokens, one.pull) if holders and one.pull is not None else math.inf
+        if min(load, pull) >= tokens * speeds[at].token:
             cold.append(i)
+        elif load <= pull:
+            loaded.append(i)
+            loading += load
+        else:
+            pulled[i] = min(holders, key=lambda n: candidates[n].load)
+            pulling += pull
     builders, ready = _builders(at, [segments[i].tokens for i in cold], candidates, speeds, rule, pulling)
     interiors = sum(segments[i].interior for i in needed)
     queue = one.queued_tokens * speeds[at].token
     cost = expected_seconds(prompt, replace(one, composed=interiors), speeds[at])
-    seconds = cost + max(0.0, ready - queue)
-    return Dispatch(at, {cold[i]: worker for i, worker in builders.items()}, pulled, interiors, seconds)
+    seconds = cost + max(0.0, ready - queue) + loading
+    return Dispatch(at, {cold[i]: worker for i, worker in builders.items()}, pulled, loaded, interiors, seconds)
 
 
 def _builders(

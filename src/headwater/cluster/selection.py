@@ -43,7 +43,7 @@ class Selected(NamedTuple, Generic[Worker]):
     outstanding: Outstanding
     predicted: int  # leading tokens that the worker is thought to have
     holders: tuple[Worker, ...]  # from which it is to pull
-    is_loaded: bool  # whether it is to load a part of the prompt from a store of its own
+    is_loaded: bool  # whether it is to load a part of the prompt, or segments, from a store of its own
     decoder: Worker | None  # that is to go on after it, if it only prefills
 
 
@@ -71,7 +71,8 @@ class Selection:
         decoder = links[decoder_after(prompt, chosen, candidates)] if request.prefills else None
         outstanding = Outstanding(prompt, chosen.uncached(prompt), bool(request.sent))
         pulled_from = tuple(links[i] for i in holders(at, candidates))
-        return Selected(links[at], outstanding, chosen.reusable, pulled_from, chosen.is_loaded, decoder)
+        is_loaded = chosen.is_loaded or request.loads_segments
+        return Selected(links[at], outstanding, chosen.reusable, pulled_from, is_loaded, decoder)
 
     def _with_segments(
         self, request: Routed, prompt: Prompt, links: Sequence[Worker], candidates: Sequence[Candidate]
@@ -81,6 +82,7 @@ class Selection:
             at = next(at for at, link in enumerate(links) if link is request.combiner)
             candidates[at].compose(prompt, request.composed)
             return at
+        request.loads_segments = False
         chosen = self._chosen(request, prompt, candidates)
         if not may_be_prepared(request) or len(links) < 2 or not links[chosen].unit_bytes:
             return chosen

@@ -45,6 +45,9 @@ class SimulatedLink:
     def has_segment(self, digest: int) -> bool:
         return self.worker.picture.has_segment(digest)
 
+    def stores_of(self, digest: int) -> list[str]:
+        return self.worker.picture.stores_of(digest)
+
     def send(self, message: Prepare | Cancel) -> None:
         """Take an order; none is ever cancelled."""
         assert isinstance(message, Prepare), "no client leaves, and no request is late"

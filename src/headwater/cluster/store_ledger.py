@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headwater.cluster.digests import Digests
-from headwater.cluster.messages import KINDS, KV, STATES, BlockRemoved, BlockStored
-from headwater.tiers.changes import AllForgotten, BlocksStored, Change, PartsRemoved, PrefixStored
-from headwater.tiers.names import RUN, STATE
+from headwater.cluster.messages import KINDS, KV, SEGMENTS, STATES, BlockRemoved, BlockStored
+from headwater.tiers.changes import AllForgotten, BlocksStored, Change, PartsRemoved, PrefixStored, SegmentsStored
+from headwater.tiers.names import RUN, SEGMENT, STATE
 
-GROUPS = {RUN: KV, STATE: STATES}  # by the first letter of a part's name
+GROUPS = {RUN: KV, STATE: STATES, SEGMENT: SEGMENTS}  # by the first letter of a part's name
 LONGEST = 4096  # blocks of one event that removes them
 
 
@@ -27,7 +27,7 @@ def units_of(run: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A part as blocks. `end`: in units of the index."""
+    """A part as blocks. `end`: in units of the index; of a segment, which is one block, its tokens."""
 
     group: int
     end: int
@@ -49,6 +49,10 @@ class StoreLedger:
         for change in changes:
             if isinstance(change, PrefixStored):
                 yield from self._store_prefix(change)
+            elif isinstance(change, SegmentsStored):
+                for name, key in zip(change.names, change.keys, strict=True):
+                    digests = array("Q", [self._digests.segment(key.as_change)])
+                    yield from self._store(name, Blocks(SEGMENTS, key.tokens, None, digests))
             elif isinstance(change, BlocksStored):
                 group = GROUPS[change.name[0]]
                 yield from self._store(
@@ -83,13 +87,15 @@ class StoreLedger:
             yield self._stored(blocks)
 
     def _stored(self, blocks: Blocks) -> BlockStored:
-        stored = BlockStored(list(blocks.digests), blocks.parent, [], self._unit, None, self.medium)
+        is_segment = blocks.group == SEGMENTS
+        size = blocks.end if is_segment else self._unit
+        stored = BlockStored(list(blocks.digests), blocks.parent, [], size, None, self.medium)
         stored.lora_name, stored.group_idx, stored.kv_cache_spec_kind = None, blocks.group, KINDS[blocks.group]
-        stored.position = blocks.end * self._unit
+        stored.position = None if is_segment else blocks.end * self._unit
         return stored
 
     def _remove(self, names: Iterable[str]) -> Iterator[BlockRemoved]:
-        removed: dict[int, list[int]] = {KV: [], STATES: []}
+        removed: dict[int, list[int]] = {group: [] for group in GROUPS.values()}
         for name in names:
             blocks = self._parts.pop(name, None)
             if blocks is not None:

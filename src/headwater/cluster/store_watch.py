@@ -12,12 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from headwater.cache.segments.store import SegmentKey
 from headwater.cluster.digests import Digests
 from headwater.cluster.store_ledger import units_of
 from headwater.plan import CacheLayout
 from headwater.tiers.catalog import digest_of
 from headwater.tiers.changes import BlocksStored, PartsRemoved, StoreChanges, StoreLog
-from headwater.tiers.names import RUN, STATE, Names, is_name
+from headwater.tiers.names import RUN, SEGMENT, STATE, Names, is_name, tag_of
 from headwater.tiers.part import HEADER, key_bytes_of
 from headwater.tiers.store import OwnStore, StoreError
 
@@ -87,15 +88,18 @@ class StoreWatch:
     # -- what earlier servers left there
 
     def _found(self) -> Iterator[BlocksStored]:
-        """Yield the parts of prefixes without a namespace that this server could load, runs before the states on them.
+        """Yield the parts that this server could load: segments, and prefixes without a namespace.
 
-        Parts have the tokens, and not the namespace, without which their digests cannot be computed.
+        Parts of prefixes have the tokens, and not the namespace, without which their digests cannot be computed. Runs
+        come before the states on them.
         """
         try:
             entries = dict(self._tier.own_store.catalog().entries)
         except StoreError as error:
             log.warning("%s", error)
             return
+        own = self._tier.names.tag
+        yield from self._segments(name for name in entries if name.startswith(SEGMENT) and tag_of(name) == own)
         states = {digest_of(name): name for name in entries if name.startswith(STATE)}
         if not self._layout.kv_pages_per_unit:
             yield from self._whole(states.values())
@@ -129,8 +133,19 @@ class StoreWatch:
     def _whole(self, states: Iterable[str]) -> Iterator[BlocksStored]:
         """Yield states of a model without attention, each of which has the only copy of its prefix."""
         for name in states:
-            header = self._tier.own_store.piece(name, 0, HEADER.size)
-            key = self._tier.own_store.piece(name, HEADER.size, key_bytes_of(header))
+            key = self._key_of(name)
             if key and self._tier.names.digests(NO_NAMESPACE, key)[-1] == digest_of(name):
                 *before, digest = self._digests.prefix(NO_NAMESPACE, key)
                 yield BlocksStored(name, len(before) + 1, before[-1] if before else None, [digest])
+
+    def _segments(self, names: Iterable[str]) -> Iterator[BlocksStored]:
+        for name in names:
+            encoded = self._key_of(name)
+            if encoded and self._tier.names.segment(encoded) == name:  # else it is damaged
+                key = SegmentKey.decoded(encoded)
+                yield BlocksStored(name, key.tokens, None, [self._digests.segment(key.as_change)])
+
+    def _key_of(self, name: str) -> bytes:
+        """Return the key that a part says to have; empty if it is gone, or is no part."""
+        header = self._tier.own_store.piece(name, 0, HEADER.size)
+        return self._tier.own_store.piece(name, HEADER.size, key_bytes_of(header))

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from headwater.cache.segments.store import SegmentKey
 from headwater.engine.tier import NamedPart, Tier
 from headwater.engine.workers import Workers
 from headwater.schedule.scheduler import Scheduler
-from headwater.tiers.changes import PrefixStored
+from headwater.tiers.changes import Change, PrefixStored, SegmentsStored
 from headwater.tiers.store import StoreError, StoreFull
 
 MOST_QUEUED = 256  # copies
@@ -22,12 +23,17 @@ log = logging.getLogger("headwater.engine")
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Parts that are to be stored. Their pages stay as they are until `release` is called."""
+    """Parts of a prefix, or of segments, to be stored. Their pages stay as they are until `release` is called."""
 
     pages: int
     parts: Callable[[], list[NamedPart]]
     release: Callable[[], None]
-    prefix: tuple[str, bytes] | None = None  # namespace and key; None: they are segments
+    prefix: tuple[str, bytes] | None = None  # namespace and key
+    segments: Sequence[SegmentKey] = ()
+
+    def stored(self, names: Sequence[str]) -> Change:
+        """Return the change of a store that has the parts, whose names these are."""
+        return SegmentsStored(names, self.segments) if self.prefix is None else PrefixStored(*self.prefix, names)
 
 
 class Copies:
@@ -113,8 +119,8 @@ class Copies:
                 continue
             try:
                 tier.put(parts, lambda: self._closing)
-                if copy.prefix is not None and not self._closing:
-                    tier.changes.put(PrefixStored(*copy.prefix, [name for name, _ in parts]))
+                if not self._closing:
+                    tier.changes.put(copy.stored([name for name, _ in parts]))
             except StoreFull as error:
                 tier.counts["full"] += 1
                 self.dropped += 1

@@ -393,7 +393,8 @@ class TierIO(Tiers):
             for stored in segments:
                 self._cache.segments.pin(stored)
             pages, parts = sum(stored.pages for stored in segments), partial(self._segments.parts, segments)
-            self._copies.add(Copy(pages, parts, partial(self._unpin, segments)))
+            keys = [stored.key for stored in segments]
+            self._copies.add(Copy(pages, parts, partial(self._unpin, segments), segments=keys))
 
     def _unpin(self, segments: Sequence[StoredSegment]) -> None:
         for stored in segments:

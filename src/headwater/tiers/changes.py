@@ -1,4 +1,4 @@
-"""Changes of what one store holds for this server: prefixes that were stored, and parts that are gone.
+"""Changes of what one store holds for this server: prefixes and segments that were stored, and parts that are gone.
 
 A change is noted by the thread that made it, and taken by another one.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from headwater.cache.segments.store import SegmentKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +22,21 @@ class PrefixStored:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentsStored:
+    """Segments are there, each of which is one part."""
+
+    names: Sequence[str]
+    keys: Sequence[SegmentKey]
+
+
+@dataclass(frozen=True, slots=True)
 class BlocksStored:
     """One part is there, by digests of its blocks, as KV events have them; found when the store was listed."""
 
     name: str
-    end: int  # units of the index
+    end: int  # units of the index; of a segment, its tokens
     parent: int | None  # digest of the block before a run; None at a prompt's begin
-    digests: Sequence[int]  # of a run's blocks; of a state, that of the block after which it stands
+    digests: Sequence[int]  # of a run's blocks; of a state, that of the block after which it stands; of a segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,7 @@ class AllForgotten:
     """Nothing is known of the store any more."""
 
 
-Change = PrefixStored | BlocksStored | PartsRemoved | AllForgotten
+Change = PrefixStored | SegmentsStored | BlocksStored | PartsRemoved | AllForgotten
 
 
 class StoreChanges:
