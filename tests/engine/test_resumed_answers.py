@@ -9,8 +9,10 @@ import pytest
 
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
+from headwater.errors import QueueFull
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Constraint, Fidelity, Generation, SamplingParams, Span
+from headwater.schedule.tail import TailPlace
 from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import PATIENCE, words
 
@@ -152,3 +154,29 @@ def test_another_beginning_gives_another_answer(engine: Engine) -> None:
     other = [event.token for event in whole[:9]]
     other[4] = (other[4] + 1) % 1000
     assert said(asked(engine, generation("greedy"), other)) != whole[9:]
+
+
+def test_an_answer_that_began_elsewhere_is_neither_refused_nor_displaced(load) -> None:  # noqa: F811
+    """By a full queue, which other requests in it leave for those of a namespace that waits less."""
+    engine = started(*load("qwen3_5", "float32", 2), max_waiting=2).engine  # not started: nobody leaves the queue
+
+    def submit(namespace: str = "", **more: object) -> int:
+        one = Generation(tuple(words(9, "any")), SamplingParams(max_tokens=4), namespace=namespace)
+        return engine.submit(one, lambda event: None, **more)
+
+    def waiting() -> list[int]:
+        return [seq.id for seq in engine.scheduler.waiting]
+
+    first, second = submit(), submit()
+    for more in ({}, {"tail": TailPlace(b"to be kept")}):
+        with pytest.raises(QueueFull):
+            submit(**more)
+    prefilled, resumed = submit(tail=TailPlace(b"its", b"worker")), submit(output=words(2, "sent"))
+    assert waiting() == [first, second, prefilled, resumed]
+    other = submit("other")
+    assert waiting() == [first, prefilled, resumed, other]
+    another = submit("another")
+    assert waiting() == [prefilled, resumed, other, another]
+    with pytest.raises(QueueFull):
+        submit("last")
+    engine.stop()

@@ -280,7 +280,8 @@ class Engine(Answering):
         follows has events. `peers` are workers of a cluster that have more of the prompt. `follows`: the number that
         `follow` returned for the prompt's prefill. `tail`: of the prompt, to be kept for another worker, or read. If
         the queue is full, the last request of the namespace with most waiting ones may be displaced, and gets
-        QueueFull. If `on_event` raises, the request is given up.
+        QueueFull; one whose answer has begun, here or elsewhere, is neither refused nor displaced. If `on_event`
+        raises, the request is given up.
         """
         # first, so that no request is displaced by one that cannot be served
         self.scheduler.check_fits(len(generation.prompt) + generation.params.max_tokens)
@@ -297,8 +298,10 @@ class Engine(Answering):
             text.push(token)
         now = time.monotonic()
         with self._changed:
-            self._check_admission(generation.namespace)
+            begun = bool(known) or (tail is not None and bool(tail.peer))
+            self._check_admission(generation.namespace, begun)
             seq = self.scheduler.submit(generation, machine)
+            seq.begun_elsewhere = begun
             seq.tokens += known  # computed by decode rows, as after a preemption
             seq.peers, seq.follows, seq.tail_place = tuple(peers), follows, tail
             scores = PromptScores.wanted(generation.prompt, params)
@@ -329,12 +332,12 @@ class Engine(Answering):
         with self._changed:
             self.scheduler.tiers.unfollow(number)
 
-    def _check_admission(self, namespace: str) -> None:
+    def _check_admission(self, namespace: str, begun: bool = False) -> None:
         if self._refusing or self._stopping or self._broken is not None:
             why = "is stopping" if self._broken is None else f"failed: {self._broken}"
             raise EngineStopped(f"the engine {why} and takes no more requests")
         waiting, limits = self.scheduler.waiting, self.scheduler.limits
-        if len(waiting) < limits.max_waiting:
+        if begun or len(waiting) < limits.max_waiting:
             return
         self._meter.refused += 1
         retry_after = self._meter.retry_after(len(waiting), limits.max_running)

@@ -65,8 +65,8 @@ class Queue:
         longest = max(counts, key=lambda name: counts[name], default=namespace)
         if counts[longest] <= counts[namespace] + 1:
             return None
-        fresh = (seq for seq in reversed(self._waiting) if seq.namespace == longest and not seq.preemptions)
-        return next(fresh, None)
+        waiting = (seq for seq in reversed(self._waiting) if seq.namespace == longest)
+        return next((seq for seq in waiting if not (seq.preemptions or seq.begun_elsewhere)), None)
 
 
 class Shares:

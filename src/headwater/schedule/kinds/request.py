@@ -85,6 +85,7 @@ class Request(Sequence):
     account: CacheAccount | None = None
     waited: bool = False  # for a request that computes the same prefix
     preemptions: int = 0
+    begun_elsewhere: bool = False  # its client has tokens of its answer from another worker
     started_over: bool = False  # preempted while it ran alone, for want of memory
     composition: Composition | None = None  # until its composed leg ran
     tried: set[SegmentKey] = field(default_factory=set)  # segments built for it, or tried, or awaited
