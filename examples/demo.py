@@ -257,7 +257,8 @@ def report(asked: list[Asked]) -> None:
             console.print(f"\n[bold]{one.conversation}[/bold]")
         verdict = {None: "", True: " (right)", False: f" [red](wrong: {escape(one.right or '')})[/red]"}[one.is_right]
         answered = Text.from_markup(f"{escape(one.what)} [bold]{escape(one.answer)}[/bold]{verdict}")
-        share = f" ({one.cached_tokens / one.prompt_tokens:.0%}, {one.account['reason']})"
+        why = f"segments: {one.account['segments']}" if one.account["segments"] else one.account["reason"]
+        share = f" ({one.cached_tokens / one.prompt_tokens:.0%}, {why})"
         figures = (
             f"{one.prompt_tokens:,} tokens, {one.cached_tokens:,} cached{share}, first token {one.ttft * 1000:,.0f} ms"
         )
