@@ -68,6 +68,7 @@ class InstantEngine:
         output: Iterable[int] = (),
         peers: Iterable[bytes] = (),
         follows: int | None = None,
+        tail: object = None,
     ) -> int:
         on_event(TokenEvent(1, "a", -0.5))
         prompt = len(generation.prompt)
@@ -76,6 +77,9 @@ class InstantEngine:
 
     def cancel(self, request_id: int) -> None:
         """Do nothing: the answer was given."""
+
+    def keep_answer(self, asked: Generation) -> None:
+        """Do nothing: it has no cache."""
 
     def backlog(self) -> Backlog:
         return Backlog(0, 0, 0, PrefillSpeed(0.0, 1e-4), 0.1)
