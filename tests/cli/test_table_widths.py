@@ -193,7 +193,7 @@ def test_the_demo_takes_a_few_lines_a_request(width: int, monkeypatch: pytest.Mo
     spec.loader.exec_module(demo)  # type: ignore[union-attr]
     out = io.StringIO()
     monkeypatch.setattr(demo, "console", Console(file=out, width=width))
-    account = {"prompt_tokens": 12_345, "cached_tokens": 11_264, "reason": "no_checkpoint"}
+    account = {"prompt_tokens": 12_345, "cached_tokens": 11_264, "reason": "no_checkpoint", "segments": 0}
     question = "In which room does the thing stand that Berta Wesworth owns?"
     answers = (("the back barn", "the back barn"), ("It is not in the documents [1].", "MK-227"), ("Hello.", None))
     demo.report([demo.Asked("growing chat", question, answer, right, 12.345, account) for answer, right in answers])
