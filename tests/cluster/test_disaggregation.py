@@ -23,7 +23,7 @@ from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import Purpose, key_of
 from headwater.schedule.tail import TailPlace
 from headwater.schedule.tier_load import ReadSpeed
-from tests.cluster.fake import FakeWorker, FormulaEngine, asking, cluster, formula, kill, until
+from tests.cluster.fake import FakeWorker, FormulaEngine, Received, Router, asking, cluster, formula, kill, until
 from tests.cluster.test_routed_answers import KINDS, Whole, ask, generation, lost_after
 from tests.cluster.test_routed_answers import cluster as real_cluster
 from tests.cluster.test_router import submit
@@ -103,6 +103,15 @@ def decode_worker() -> FakeWorker:
     return FakeWorker(FormulaEngine(0.01, pull=FAST), role=Role.DECODE)
 
 
+def lose_the_decoder(router: Router, received: Received, decoding: dict[str, FakeWorker]) -> FakeWorker:
+    """End the worker that decodes an answer, after ten of its tokens; return the other one."""
+    received.wait_for(10)
+    (home,) = (link.name for link in router._links.values() if received.id in link.open)
+    kill(router, home, decoding[home])
+    (other,) = (one for name, one in decoding.items() if name != home)
+    return other
+
+
 def test_a_long_prompt_is_prefilled_apart() -> None:
     with disaggregated() as (router, p, decoding):
         received = submit(router, asking(PROMPT, 20)).wait()
@@ -143,13 +152,10 @@ def test_a_prompt_whose_prefill_worker_is_lost_is_begun_again() -> None:
 def test_an_answer_whose_decode_worker_is_lost_goes_on() -> None:
     with disaggregated(d=decode_worker(), e=decode_worker()) as (router, p, decoding):
         received = submit(router, asking(PROMPT, 60))
-        received.wait_for(10)
-        (home,) = (link.name for link in router._links.values() if received.id in link.open)
-        kill(router, home, decoding[home])
+        other = lose_the_decoder(router, received, decoding)
         assert received.wait().tokens == formula(PROMPT, 60)
         assert received.finished.account.prefilled_by == "p"
         assert len(p.engine.seen) == 1, "it is not prefilled apart once more"
-        (other,) = (one for name, one in decoding.items() if name != home)
         assert other.engine.tails[-1] is None, "its client has more than the first token"
 
 

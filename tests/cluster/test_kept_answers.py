@@ -16,7 +16,16 @@ from headwater.request import Generation
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import Purpose, key_of
 from tests.cluster.fake import asking, formula, kill, until
-from tests.cluster.test_disaggregation import PROMPT, SLOW, decode_worker, disaggregated, one_server, real, worker
+from tests.cluster.test_disaggregation import (
+    PROMPT,
+    SLOW,
+    decode_worker,
+    disaggregated,
+    lose_the_decoder,
+    one_server,
+    real,
+    worker,
+)
 from tests.cluster.test_disaggregation import model as model  # a fixture
 from tests.cluster.test_routed_answers import ask, generation, settle
 from tests.cluster.test_router import submit
@@ -116,14 +125,11 @@ def test_an_answer_is_prefilled_where_it_was_decoded(then) -> None:
 def test_an_answer_whose_decode_worker_is_lost_is_prefilled_once() -> None:
     with disaggregated(d=decode_worker(), e=decode_worker()) as (router, p, decoding):
         received = submit(router, asking(PROMPT, 60))
-        received.wait_for(10)
-        (home,) = (link.name for link in router._links.values() if received.id in link.open)
-        kill(router, home, decoding[home])
+        other = lose_the_decoder(router, received, decoding)
         assert received.wait().tokens == formula(PROMPT, 60)
         until(lambda: orders(p, decoding))
         ((_, found),) = orders(p, decoding)
         assert found == asking((*PROMPT, *formula(PROMPT, 60))[:1024], 60)
-        (other,) = (one for name, one in decoding.items() if name != home)
         assert [one.keep_output for one in other.engine.seen if len(one.prompt) == 1000] == [False]
 
 

@@ -43,7 +43,7 @@ class Link:
         self.socket = opened(zmq.DEALER)
         self.socket.setsockopt(zmq.IDENTITY, identity)
         self._breaks = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._is_broken = False  # and what was sent may be lost, until the worker has answered to a first ping
+        self._is_broken = False  # messages may be lost, until the worker has answered a first ping again
         self._connect(self.socket, contact.address)
         self.heard = time.monotonic()
         self.incarnation: bytes | None = None

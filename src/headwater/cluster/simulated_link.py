@@ -1,15 +1,41 @@
-"""Simulated worker as the code of the router sees it: as a choice for a prompt, and as a holder of segments."""
+"""Simulated requests and workers as the code of the router sees them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headwater.cache.segments.store import SegmentKey
 from headwater.cluster.choice import Candidate, OpenRequests, Prompt
+from headwater.cluster.routed import Routed
 from headwater.cluster.simulated_pulls import SimulatedPulls
 from headwater.cluster.simulated_worker import SimulatedWorker
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage
+from headwater.lab.serving import Lost
+from headwater.traces.request import Request
+
+
+@dataclass(eq=False)
+class Visit:
+    """A request of the trace, and what the router knows of it."""
+
+    request: Request
+    key: bytes  # of the index
+    composed: bytes | None  # likewise, if it is composed of its segments
+    prompt: Prompt
+    routed: Routed
+    followed: int | None = None  # number of its prefill, where it is followed
+    first_token: float | None = None  # seconds: when a worker had it
+    lost: Lost | None = None  # what a worker that failed had of it
+    failures: int = 0  # of its workers
+
+    @property
+    def sent(self) -> Request:
+        """The request as its worker gets it: without its answer, if that one only prefills, or is not to cache it."""
+        one = self.request
+        if self.routed.prefills:
+            return replace(one, output_tokens=1, known_tokens=one.prompt_tokens, ended=False)
+        return one if self.routed.prefilled is None else replace(one, known_tokens=one.prompt_tokens)
 
 
 @dataclass(eq=False)

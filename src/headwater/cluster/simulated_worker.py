@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from headwater.cache.changes import ChangeLog
 from headwater.cluster.choice import Candidate, Known, OpenRequests, Outstanding, Prompt, Role
@@ -12,7 +12,6 @@ from headwater.cluster.digests import Digests
 from headwater.cluster.ledger import Ledger, Tokens
 from headwater.cluster.messages import Message
 from headwater.cluster.picture import Picture
-from headwater.cluster.routed import Routed
 from headwater.cluster.store_ledger import StoreLedger
 from headwater.cluster.stream import EventStream
 from headwater.engine.meter import PROBED, Meter
@@ -34,29 +33,6 @@ class Sent:
     at: float
     predicted: int  # that its worker has, by the router's picture
     matched: int  # that it had when the request came
-
-
-@dataclass(eq=False)
-class Visit:
-    """A request of the trace, and what the router knows of it."""
-
-    request: Request
-    key: bytes  # of the index
-    composed: bytes | None  # likewise, if it is composed of its segments
-    prompt: Prompt
-    routed: Routed
-    followed: int | None = None  # number of its prefill, where it is followed
-    first_token: float | None = None  # seconds: when a worker had it
-    lost: Lost | None = None  # what a worker that failed had of it
-    failures: int = 0  # of its workers
-
-    @property
-    def sent(self) -> Request:
-        """The request as its worker gets it: without its answer, if that one only prefills, or is not to cache it."""
-        one = self.request
-        if self.routed.prefills:
-            return replace(one, output_tokens=1, known_tokens=one.prompt_tokens, ended=False)
-        return one if self.routed.prefilled is None else replace(one, known_tokens=one.prompt_tokens)
 
 
 @dataclass

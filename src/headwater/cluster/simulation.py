@@ -27,9 +27,9 @@ from headwater.cluster.rivals import make_choice
 from headwater.cluster.routed import Routed, in_memory
 from headwater.cluster.router import HEARTBEAT_TIMEOUT, MOST_ATTEMPTS
 from headwater.cluster.selection import Selection
-from headwater.cluster.simulated_link import SimulatedLink
+from headwater.cluster.simulated_link import SimulatedLink, Visit
 from headwater.cluster.simulated_pulls import SimulatedPulls
-from headwater.cluster.simulated_worker import Inbox, Sent, SimulatedWorker, Visit
+from headwater.cluster.simulated_worker import Inbox, Sent, SimulatedWorker
 from headwater.errors import ConfigError
 from headwater.events import TokenEvent
 from headwater.lab.replay import result_of, timed

@@ -299,7 +299,9 @@ class Engine(Answering):
         now = time.monotonic()
         with self._changed:
             begun = bool(known) or (tail is not None and bool(tail.peer))
-            self._check_admission(generation.namespace, begun)
+            self._check_running()
+            if not begun:
+                self._check_queue(generation.namespace)
             seq = self.scheduler.submit(generation, machine)
             seq.begun_elsewhere = begun
             seq.tokens += known  # computed by decode rows, as after a preemption
@@ -332,12 +334,14 @@ class Engine(Answering):
         with self._changed:
             self.scheduler.tiers.unfollow(number)
 
-    def _check_admission(self, namespace: str, begun: bool = False) -> None:
+    def _check_running(self) -> None:
         if self._refusing or self._stopping or self._broken is not None:
             why = "is stopping" if self._broken is None else f"failed: {self._broken}"
             raise EngineStopped(f"the engine {why} and takes no more requests")
+
+    def _check_queue(self, namespace: str) -> None:
         waiting, limits = self.scheduler.waiting, self.scheduler.limits
-        if begun or len(waiting) < limits.max_waiting:
+        if len(waiting) < limits.max_waiting:
             return
         self._meter.refused += 1
         retry_after = self._meter.retry_after(len(waiting), limits.max_running)
@@ -353,7 +357,8 @@ class Engine(Answering):
         Raises ConfigError where no segments are stored, EngineStopped.
         """
         with self._changed:
-            self._check_admission(namespace)
+            self._check_running()
+            self._check_queue(namespace)
             return Warming(self.scheduler, self._changed, self._is_ending).warm(segments, namespace)
 
     def preparations(self) -> Preparations:
