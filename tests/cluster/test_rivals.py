@@ -100,7 +100,7 @@ def test_costs_are_seconds() -> None:
 def test_a_prefix_that_many_workers_have_is_no_reason_against_one_that_lacks_it() -> None:
     """An idle worker without a system prompt of 40 blocks, beside others with a short queue."""
     what = prompt(*range(60))
-    for n, widespread in ((2, 0), (3, 40 * BLOCK), (6, 40 * BLOCK)):  # of seven others
+    for n, widespread in ((3, 0), (4, 40 * BLOCK), (6, 40 * BLOCK)):  # of seven others
         having = [worker(str(i), reusable=40 * BLOCK, cached=40 * BLOCK, queued_tokens=500) for i in range(n)]
         workers = [*having, *(worker(str(i), queued_tokens=10_000) for i in range(n, 7)), worker("idle")]
         note_widespread(workers)
@@ -109,12 +109,12 @@ def test_a_prefix_that_many_workers_have_is_no_reason_against_one_that_lacks_it(
         cost = expected_seconds(what, workers[-1], SPEED)
         assert cost == pytest.approx(1.5 * (what.tokens - widespread) * 1e-4)
         assert workers[-1].uncached(what) == what.tokens, "it computes all of it"
-    many = [worker(str(i), reusable=n * BLOCK) for i, n in enumerate([40] * 3 + [20] * 2 + [0] * 11)]
+    many = [worker(str(i), reusable=n * BLOCK) for i, n in enumerate([40] * 3 + [20] * 3 + [0] * 10)]
     note_widespread(many)
     assert {one.widespread for one in many} == {20 * BLOCK}, "a quarter of 16 have so many"
-    few = [worker(name, reusable=BLOCK) for name in "abc"]
+    few = [worker(name, reusable=BLOCK) for name in "abcd"]
     note_widespread(few)
-    assert {one.widespread for one in few} == {0}, "three workers of three"
+    assert {one.widespread for one in few} == {0}, "four workers of four"
 
 
 def test_a_prefix_that_none_has_goes_to_one_of_its_own() -> None:

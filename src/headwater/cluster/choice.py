@@ -28,7 +28,7 @@ TIE = 0.1  # of the least cost, within which other things decide
 UNLIKE = 2.0  # ratio of measured seconds a token from which workers are taken to differ
 NEEDED = 0.5  # share of what is evicted that is taken to be computed again
 WIDESPREAD = 0.25  # share of the workers that have a prefix which each of them is going to need
-LEAST_WIDESPREAD = 3  # of these workers
+LEAST_WIDESPREAD = 4  # of these workers
 MOST_HOLDERS = 2  # workers that another one is told of
 MOST_HELD = 0.95  # share of the memory that requests are counted with at most
 
@@ -250,7 +250,7 @@ def price_reads(candidates: Sequence[Candidate]) -> None:
 
 
 def note_widespread(candidates: Sequence[Candidate]) -> None:
-    """Note in each worker the leading tokens of a prompt that many have: a quarter of all, and at least three."""
+    """Note in each worker the leading tokens of a prompt that many have: a quarter of all, and at least four."""
     many = max(LEAST_WIDESPREAD, math.ceil(WIDESPREAD * len(candidates)))
     if many < len(candidates):
         tokens = sorted((one.reusable for one in candidates), reverse=True)[many - 1]
