@@ -56,6 +56,7 @@ class FormulaEngine:
         self.unfollowed: list[int] = []
         self.submitted_follows: list[int | None] = []
         self.tails: list[TailPlace | None] = []
+        self.begun: list[bool] = []
         self.kept: list[Generation] = []  # answers of other workers that it was to prefill
         self._open: dict[int, Running] = {}
         self._ids = 0
@@ -72,6 +73,7 @@ class FormulaEngine:
         peers: Iterable[bytes] = (),
         follows: int | None = None,
         tail: TailPlace | None = None,
+        begun: bool = False,
     ) -> int:
         if self.raises is not None:
             raise self.raises
@@ -80,6 +82,7 @@ class FormulaEngine:
             self.seen.append(generation)
             self.submitted_follows.append(follows)
             self.tails.append(tail)
+            self.begun.append(begun)
             self._open[self._ids] = Running(generation, on_event, list(output))
             return self._ids
 

@@ -139,7 +139,10 @@ def test_an_answer_goes_on_where_its_worker_was_lost(after: int) -> None:
         assert received.tokens == formula(range(9), 60)
         assert received.finished.output_tokens == 60
         assert router.counts["resumed"] + router.counts["moved"] == 1
+        resumed = router.counts["resumed"] == 1
     assert len(a.engine.seen) == len(b.engine.seen) == 1
+    assert resumed or not after
+    assert sorted(a.engine.begun + b.engine.begun) == [False, resumed]
 
 
 def test_a_silent_worker_is_lost() -> None:

@@ -171,7 +171,7 @@ def test_an_answer_that_began_elsewhere_is_neither_refused_nor_displaced(load) -
     for more in ({}, {"tail": TailPlace(b"to be kept")}):
         with pytest.raises(QueueFull):
             submit(**more)
-    prefilled, resumed = submit(tail=TailPlace(b"its", b"worker")), submit(output=words(2, "sent"))
+    prefilled, resumed = submit(begun=True), submit(output=words(2, "sent"), begun=True)
     assert waiting() == [first, second, prefilled, resumed]
     other = submit("other")
     assert waiting() == [first, prefilled, resumed, other]

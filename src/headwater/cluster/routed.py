@@ -120,7 +120,8 @@ class Routed:
         tail = self.tail if self.prefilled is not None and len(self.sent) == 1 else None
         if self.prefills:
             tail = self.tail = TailPlace(secrets.token_bytes(TAIL_BYTES))
-        return Submit(self.id, self.attempt, replace(generation, prompt=()), self.key, output, self.peers, tail)
+        bare = replace(generation, prompt=())
+        return Submit(self.id, self.attempt, bare, self.key, output, self.peers, tail, bool(self.sent))
 
     def kept(self, prompt: Prompt, end: FinishedEvent) -> tuple[Prompt, KeepAnswer] | None:
         """Return the part of its prompt and its answer that is to be cached, and the order to do so; None: nothing is.

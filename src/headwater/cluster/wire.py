@@ -80,13 +80,15 @@ class WithPrompt(AboutRequest):
 class Submit(WithPrompt, tag=True):
     """A request for a worker.
 
-    `output`: the first tokens of its answer, which another worker sent. `peers`: incarnations of workers that have more
-    of its prompt cached. `tail`: of its prompt, which this worker is to keep for another one, or to read.
+    `output`: the first tokens of its answer, which another worker sent, without the last one: that is said again, and
+    compared. `begun`: there is one. `peers`: incarnations of workers that have more of its prompt cached. `tail`: of
+    its prompt, which this worker is to keep for another one, or to read.
     """
 
     output: tuple[int, ...] = ()
     peers: tuple[bytes, ...] = ()
     tail: TailPlace | None = None
+    begun: bool = False
 
 
 class KeepAnswer(WithPrompt, tag=True):

@@ -92,6 +92,7 @@ class WorkingEngine(Protocol):
         peers: Iterable[bytes] = (),
         follows: int | None = None,
         tail: TailPlace | None = None,
+        begun: bool = False,
     ) -> int: ...
 
     def cancel(self, request_id: int) -> None: ...
@@ -262,7 +263,9 @@ class Worker:
     def _submit(self, task: Task, work: Submit, follows: int | None) -> None:
         """Give a request to the engine; what it raises is the answer."""
         try:
-            number = self._engine.submit(work.whole, self._receiver(task), work.output, work.peers, follows, work.tail)
+            number = self._engine.submit(
+                work.whole, self._receiver(task), work.output, work.peers, follows, work.tail, work.begun
+            )
         except Exception as error:
             self._give_up(follows)
             self._receiver(task)(FailedEvent(error))

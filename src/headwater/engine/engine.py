@@ -273,6 +273,7 @@ class Engine(Answering):
         peers: Iterable[bytes] = (),
         follows: int | None = None,
         tail: TailPlace | None = None,
+        begun: bool = False,
     ) -> int:
         """Queue a request; returns its id. Raises RequestTooLarge, ConstraintError, QueueFull or EngineStopped at once.
 
@@ -280,8 +281,8 @@ class Engine(Answering):
         follows has events. `peers` are workers of a cluster that have more of the prompt. `follows`: the number that
         `follow` returned for the prompt's prefill. `tail`: of the prompt, to be kept for another worker, or read. If
         the queue is full, the last request of the namespace with most waiting ones may be displaced, and gets
-        QueueFull; one whose answer has begun, here or elsewhere, is neither refused nor displaced. If `on_event`
-        raises, the request is given up.
+        QueueFull; one whose answer has begun, here or elsewhere (`begun`), is neither refused nor displaced. If
+        `on_event` raises, the request is given up.
         """
         # first, so that no request is displaced by one that cannot be served
         self.scheduler.check_fits(len(generation.prompt) + generation.params.max_tokens)
@@ -298,7 +299,6 @@ class Engine(Answering):
             text.push(token)
         now = time.monotonic()
         with self._changed:
-            begun = bool(known) or (tail is not None and bool(tail.peer))
             self._check_running()
             if not begun:
                 self._check_queue(generation.namespace)
