@@ -9,7 +9,6 @@ cells have changed. Prints each cell's hit rates and the summary, writes results
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
 import shlex
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import FILE, Cell, Cells, Pair, Traffic, read_cells
-from benchmarks.measure import machine
+from benchmarks.measure import machine, package_digest
 from benchmarks.policies import write_page
 from benchmarks.verdict import Verdict, summary, table, verdict
 from headwater.cache_folder import write_whole
@@ -86,9 +85,8 @@ class Runner:
     def _memory(self, cell: Cell, trace: Trace) -> int:
         """Return the bytes of a cell's share of the memory that reaches the ideal. The whole is found once a model."""
         whole = f"ideal memory of {cell.traffic}, {cell.model}"
-        if whole not in self._journal:
-            self._journal.add(whole, Sizing(trace, cell.setup(SIZED_BY, 0), self._arrivals(cell)(trace)).range())
-        least, ideal = self._journal[whole]
+        setup, arrivals = cell.setup(SIZED_BY, 0), self._arrivals(cell)
+        least, ideal = self._journal.part(whole, lambda: Sizing(trace, setup, arrivals(trace)).range())
         return max(least, round(cell.size * ideal))
 
     def _arrivals(self, cell: Cell) -> partial[Any]:
@@ -108,10 +106,7 @@ def name_of(pair: Pair) -> str:
 
 def code_digest() -> str:
     """Return a digest of the package and the file of cells: rows of other code are not mixed with these."""
-    digest = hashlib.sha256(FILE.read_bytes())
-    for file in sorted((HERE.parent / "src").rglob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
+    return package_digest(FILE)
 
 
 def shown(cell: Finished) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import os
 import platform
@@ -49,6 +50,14 @@ class Row:
             return None
         relation, bound = self.goal.split()
         return self.median <= float(bound) if relation == "<=" else self.median >= float(bound)
+
+
+def package_digest(*more: Path) -> str:
+    """Return a digest of the package and more files: a run does not go on with the figures of other code."""
+    digest = hashlib.sha256()
+    for file in [*more, *sorted((HERE.parent / "src").rglob("*.py"))]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def timed(run: Callable[[], object]) -> Callable[[], float]:

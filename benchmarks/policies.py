@@ -3,7 +3,8 @@
     python -m benchmarks.policies [--data FOLDER] [--seed 0] [--traces NAME,...] [--small]
 
 Requests come one by one, Qwen3.5-9B, pages of 64 tokens; where sessions have no recorded starts they are drawn.
-Writes results/policies.json, which the page is made of.
+Writes results/policies.json, which the page is made of, after each trace; those that it has from the same code are not
+run again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+from benchmarks.measure import package_digest
 from headwater.cache.eviction import EVICTION
+from headwater.cache_folder import write_whole
 from headwater.lab.replay import run_grid
 from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
@@ -23,6 +26,7 @@ from headwater.traces.loads import make_arrivals
 from headwater.traces.read import read_trace
 
 HERE = Path(__file__).resolve().parent
+OUT = HERE / "results" / "policies.json"
 MODEL = "qwen3.5-9b"
 OPTIONS = {"path_cap": "(4)", "last_n": "(100)", "flop_aware": "(1.0)"}
 PLACEMENTS = ("structural", "every_block(8)", "sqrt", "balanced(8)", "logarithmic(8)", "optimal(8)")
@@ -46,7 +50,12 @@ def measured(name: str, data: Path, seed: int, small: bool) -> dict[str, object]
     setups = [Setup(profile, int(gb * 1e9), p, e) for gb, (p, e) in product(SIZES[name][: 1 if small else None], pairs)]
     results = dict(run_grid(trace, setups, partial(make_arrivals, seed=seed)))
     rows = [results[number].row.as_dict() for number in range(len(setups))]
-    return {"trace": name, "requests": len(trace.requests), "notes": trace.notes, "seed": seed, "rows": rows}
+    return {"trace": name, "requests": len(trace.requests), "notes": trace.notes, **run_of(seed), "rows": rows}
+
+
+def run_of(seed: int) -> dict[str, object]:
+    """Return what figures depend on beside the trace."""
+    return {"seed": seed, "code": package_digest(Path(__file__))}
 
 
 def page(documents: Iterable[dict]) -> str:
@@ -68,7 +77,7 @@ def write_page() -> None:
     """Write docs/policies.md from what was measured so far: here, over kinds of traffic (`policy_map.py`), by cell."""
     from benchmarks import grid, policy_map
 
-    text, results = page(json.loads((HERE / "results" / "policies.json").read_text())), HERE / "results"
+    text, results = page(json.loads(OUT.read_text())), HERE / "results"
     if (mapped := results / "policy_map.json").exists():
         text += "\n" + "\n".join(policy_map.page(json.loads(mapped.read_text())))
     if (cells := results / "cells.json").exists():
@@ -103,15 +112,16 @@ def main() -> None:
     parser.add_argument("--traces", default=",".join(SIZES))
     parser.add_argument("--small", action="store_true", help="sizes that only show that it runs; keeps no results")
     given = parser.parse_args()
-    out = HERE / "results" / "policies.json"
-    known = {document["trace"]: document for document in json.loads(out.read_text())} if out.exists() else {}
+    known = {document["trace"]: document for document in json.loads(OUT.read_text())} if OUT.exists() else {}
     for name in given.traces.split(","):
-        known[name] = measured(name, given.data, given.seed, given.small)
-        print(f"{name}: {len(known[name]['rows'])} rows")
         if given.small:
+            print(f"{name}: {len(measured(name, given.data, given.seed, small=True)['rows'])} rows")
             continue
-        out.write_text(json.dumps([known[trace] for trace in SIZES if trace in known], indent=1) + "\n")
-        write_page()
+        if not run_of(given.seed).items() <= known.get(name, {}).items():
+            known[name] = measured(name, given.data, given.seed, small=False)
+            write_whole(OUT, [json.dumps([known[trace] for trace in SIZES if trace in known], indent=1) + "\n"])
+            write_page()
+        print("\n".join(_section(known[name])), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python -m benchmarks.policy_map [--data FOLDER] [--jobs N] [--small] [--out FILE] [--image FILE]
 
-Varies one thing of the traffic at a time (think times, collapsed histories, sessions that end) at five sizes of memory,
-and replays it one request at a time under each policy. Writes results/policy_map.json, the figure in docs/images and
-the section of docs/policies.md.
+Varies one thing of the traffic at a time (think times, collapsed histories, sessions that end) at four sizes of memory,
+and replays it one request at a time under each policy. Goes on where it was cut short. Writes results/policy_map.json,
+the figure in docs/images and the section of docs/policies.md.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import machine
+from benchmarks.measure import machine, package_digest
 from benchmarks.policies import write_page
 from headwater.cache_folder import write_whole
 from headwater.cli.common import prepare_outputs
+from headwater.journal import Journal
 from headwater.lab.replay import run_grid
 from headwater.lab.setup import Setup
 from headwater.lab.size import Sizing
@@ -77,7 +78,7 @@ def sessions_of(spelling: str, data: Path, sessions: int) -> Trace:
 
 
 def measured(
-    traffic: Traffic, sizes: Sequence[float], data: Path, sessions: int, jobs: int, seed: int = 0
+    traffic: Traffic, sizes: Sequence[float], *, data: Path, sessions: int, jobs: int, seed: int = 0
 ) -> dict[str, Any]:
     """Return the hit rates in percent of one row of the figure, by size and policy."""
     trace = sessions_of(traffic.trace, data, sessions)
@@ -102,13 +103,13 @@ def measured(
     }
 
 
-def scanned(data: Path, sessions: int, jobs: int, first: int | None = None) -> list[dict[str, Any]]:
+def scanned(journal: Journal, measure: Callable[..., dict[str, Any]], first: int | None = None) -> list[dict[str, Any]]:
     """Return rows along the variation of think times at one size, for each seed; only the `first` ones of both."""
-    return [
-        {**measured(Traffic(f"{cv:g}", cv=cv), (MIDDLE,), data, sessions, jobs, seed), "seed": seed}
-        for seed in SEEDS[:first]
-        for cv in VARIATIONS[:first]
-    ]
+    rows = []
+    for seed, cv in product(SEEDS[:first], VARIATIONS[:first]):
+        row = journal.part(f"scan {seed} {cv}", partial(measure, Traffic(f"{cv:g}", cv=cv), (MIDDLE,), seed=seed))
+        rows.append({**row, "seed": seed})
+    return rows
 
 
 def best(row: dict[str, Any], at: int) -> tuple[str, float, float]:
@@ -210,16 +211,19 @@ def main() -> None:
     given = parser.parse_args()
     prepare_outputs(given.out, given.image)
     sizes, sessions = (SIZES[:2], 4) if given.small else (SIZES, SESSIONS)
+    measure = partial(measured, data=given.data, sessions=sessions, jobs=given.jobs)
+    journal = Journal(given.out, [package_digest(), given.small])
     document: dict[str, Any] = {"commit": machine()["commit"], "sizes": sizes, "rows": [], "scan": []}
     for axis, rows in AXES.items():
         for traffic in rows[:1] if given.small else rows:
-            row = {**measured(traffic, sizes, given.data, sessions, given.jobs), "axis": axis}
-            document["rows"].append(row)
+            row = journal.part(f"{axis}: {traffic.value}", partial(measure, traffic, sizes))
+            document["rows"].append(row := {**row, "axis": axis})
             print("\n".join(list(table([row], sizes))[2:]), flush=True)
-    document["scan"] = scanned(given.data, sessions, given.jobs, 1 if given.small else None)
+    document["scan"] = scanned(journal, measure, 1 if given.small else None)
     print("\n".join(scan(document)))
     draw(document, given.image)
     write_whole(given.out, [json.dumps(document, indent=1) + "\n"])
+    journal.end()
     if given.out == OUT and not given.small:
         write_page()
 

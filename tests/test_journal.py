@@ -58,3 +58,14 @@ def test_without_an_output_nothing_is_written(tmp_path: Path, monkeypatch: pytes
     journal.end()
     assert journal["a"] == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_part_is_computed_once(tmp_path: Path) -> None:
+    computed = []
+
+    def part() -> int:
+        computed.append(1)
+        return 7
+
+    assert [Journal(tmp_path / "out.json", {}).part("a", part) for _ in range(2)] == [7, 7]
+    assert len(computed) == 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.policy_map import AXES, SIZES, best, boundary, draw, page, scan, table
+from benchmarks import policies
+from benchmarks.policy_map import AXES, SIZES, Traffic, best, boundary, draw, page, scan, scanned, table
+from headwater.journal import Journal
 
 ROW = {
     "axis": "think times",
@@ -20,6 +23,9 @@ ROW = {
     },
     "seconds": 3.2,
 }
+POLICY_ROWS = [
+    {"placement": "branch", "eviction": "lru", "memory": 1e9, "token_hit_rate": 0.25, "ideal_hit_rate": 0.5},
+]
 
 
 @pytest.mark.parametrize(
@@ -62,3 +68,45 @@ def test_traffic_of_a_panel_differs_in_one_thing() -> None:
         spelled = {(one.trace, one.arrival) for one in rows}
         assert len(spelled) == len(rows)
         assert len({one.trace for one in rows}) == 1 or len({one.arrival for one in rows}) == 1
+
+
+def test_a_map_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
+    measured = []
+
+    def measure(traffic: Traffic, sizes: object, seed: int) -> dict[str, object]:
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append((traffic.cv, seed))
+        return {"cv": traffic.cv}
+
+    out = tmp_path / "map.json"
+    with pytest.raises(KeyboardInterrupt):
+        scanned(Journal(out, "code"), measure)
+    del measured[:2]
+    with pytest.raises(KeyboardInterrupt):
+        scanned(Journal(out, "code"), measure)
+    assert measured == [(cv, 0) for cv in (0.7, 0.8, 0.9)]
+
+
+def test_the_table_of_policies_keeps_the_traces_that_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured = []
+
+    def measure(name: str, data: Path, seed: int, small: bool) -> dict[str, object]:
+        measured.append((name, seed))
+        return {"trace": name, "requests": 1, "notes": [], **policies.run_of(seed), "rows": POLICY_ROWS}
+
+    def run(*arguments: str) -> list[tuple[str, int]]:
+        measured.clear()
+        monkeypatch.setattr("sys.argv", ["policies", *arguments])
+        policies.main()
+        return list(measured)
+
+    monkeypatch.setattr(policies, "OUT", tmp_path / "policies.json")
+    monkeypatch.setattr(policies, "measured", measure)
+    monkeypatch.setattr(policies, "write_page", lambda: None)
+    assert run("--traces", "mtbench101") == [("mtbench101", 0)]
+    assert run("--traces", "mtbench101,mini_swe_agent") == [("mini_swe_agent", 0)]
+    assert run("--traces", "mtbench101", "--seed", "1") == [("mtbench101", 1)]
+    monkeypatch.setattr(policies, "package_digest", lambda *more: "other code")
+    assert run("--traces", "mini_swe_agent") == [("mini_swe_agent", 0)]
+    assert json.loads(policies.OUT.read_text())[0]["code"] == "other code"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,12 @@ class Journal:
                 new.write_text("".join([self._head, *lines]), encoding="utf-8")
                 new.replace(self._path)
                 self._begun = True
+
+    def part(self, name: str, compute: Callable[[], Any]) -> Any:
+        """Return a part, computed and kept if it is not there."""
+        if name not in self:
+            self.add(name, compute())
+        return self[name]
 
     def end(self) -> None:
         """Remove the file: the output is written."""
