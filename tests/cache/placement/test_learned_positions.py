@@ -65,6 +65,17 @@ def test_prompts_that_begin_deeper_do_not_count_against_it() -> None:
     assert placed.learned == (8064, 8128)
 
 
+def test_prompts_that_are_left_anywhere_have_positions_all_along() -> None:
+    """Each depth was left once: none alone is likely, and two of three prompts are left in the first seven eighths."""
+    depths = [64 * (7 * number % 125) for number in range(125)]
+    lessons = [one for depth in depths for one in (query(8001), query(8001, depth, is_first=True))]
+    placed = taught(lessons).place(query(8001)).learned
+    assert len(placed) == 4
+    assert all(0 < here - above <= 8000 / 3 for above, here in zip((0, *placed), (*placed, 8000), strict=True))
+    known = [query(8001, 4032, is_first=True) for _ in range(250)]
+    assert taught(known).place(query(8001)).learned == (4032,), "nobody is left where it was not expected"
+
+
 def test_what_is_left_seldom_is_not_taken() -> None:
     lessons = [query(3000) for _ in range(100)] + [query(3000, 640, is_first=True) for _ in range(3)]
     assert taught(lessons).place(query(3000)).learned == ()
@@ -76,7 +87,7 @@ def test_the_depth_that_saves_most_is_taken_first() -> None:
     depths = [2560, 640, 2560, 4160, 2560, 2560] * 2
     lessons = [one for depth in depths for one in (query(9000), query(9000, depth, is_first=True))]
     for most, expected in enumerate(((), (2560,), (2560, 4160), (640, 2560, 4160))):
-        assert taught(lessons, f"most={most}, beta=1").place(query(9000)).learned == expected
+        assert taught(lessons, f"most={most}, beta=1, pooled=0").place(query(9000)).learned == expected
 
 
 def test_a_checkpoint_that_is_placed_anyway_is_not_taken_twice() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headwater.cache.placement.structural import Structural
 from headwater.cache.positions import Placed, Placement, PlacementQuery
 from headwater.cache.positions.departures import Chance, Departures
+from headwater.cache.positions.new_places import NewPlaces
 
 
 class Headwater(Placement):
@@ -12,19 +13,28 @@ class Headwater(Placement):
 
     `structural` takes a checkpoint at a branch point when the second prompt leaves there: this prompt resumes above it.
     A learned position is one at which the first prompt takes it, because prompts of about this length were left there
-    before (`Departures`). A checkpoint serves the requests that leave at or below it and above the next checkpoint. The
-    one that saves most tokens is taken first, then the best beside it, as long as at least the share `least` of such
-    prompts would be served. Eviction keeps unused learned checkpoints in classes of their own.
+    before (`Departures`), or are left at ever new places of this part of them (`NewPlaces`). A checkpoint serves the
+    requests that leave at or below it and above the next checkpoint. The one that saves most tokens is taken first,
+    then the best beside it, as long as at least the share `least` of such prompts would be served. Eviction keeps
+    unused learned checkpoints in classes of their own.
     """
 
     def __init__(
-        self, least: float = 0.06, most: int = 4, beta: float = 0.99, prior: float = 4.0, every: int = 10
+        self,
+        least: float = 0.06,
+        most: int = 4,
+        beta: float = 0.99,
+        prior: float = 4.0,
+        pooled: float = 16.0,
+        every: int = 10,
     ) -> None:
         if not 0 < least <= 1 or not 0 < beta <= 1:
             raise ValueError(f"least is {least:g} and beta {beta:g}; both must be above 0, and 1 at most")
-        if prior <= 0 or every < 1 or most < 0:
-            raise ValueError(f"prior is {prior:g}, every {every} and most {most}; at least above 0, 1 and 0")
+        if prior <= 0 or pooled < 0 or every < 1 or most < 0:
+            given = f"prior is {prior:g}, pooled {pooled:g}, every {every} and most {most}"
+            raise ValueError(f"{given}; at least above 0, 0, 1 and 0")
         self._structural, self._departures = Structural(), Departures(beta, prior, every)
+        self._new_places = NewPlaces(beta, prior, pooled)
         self._least, self._most = least, most
 
     def place(self, query: PlacementQuery) -> Placed:
@@ -38,11 +48,15 @@ class Headwater(Placement):
 
     def learn(self, query: PlacementQuery) -> None:
         match = query.match
-        self._departures.add(match.branch_tokens, match.is_first, query.last_page, query.page_size)
+        is_new = self._departures.add(match.branch_tokens, match.is_first, query.last_page, query.page_size)
+        self._new_places.add(match.branch_tokens, is_new, query.last_page)
 
     def _learned(self, query: PlacementQuery, placed: tuple[int, ...]) -> tuple[int, ...]:
         chances = self._departures.of(query.last_page, query.page_size)
-        depths = [one for one in chances if query.is_new(one[0])]
+        chances += self._new_places.of(query.last_page, query.page_size)
+        depths = sorted(one for one in chances if query.is_new(one[0]))
+        if sum(chance for _, chance in depths) < self._least:
+            return ()
         taken = [query.match.checkpoint_tokens, *placed]
         while len(taken) - len(placed) <= self._most:
             best = best_of(depths, taken, self._least)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import log2
 
 OCTAVE = 8  # classes of lengths in an octave
+NEAR = 1  # classes of lengths on either side that count as alike
+UNIT_LIMIT = 1e100  # weight of a request at which all are scaled down
 FAINT = 0.01  # of the newest request's weight: smaller weights are dropped from large tables
 MANY = 128  # entries that a table may have before its faint ones are dropped
 
@@ -29,22 +31,27 @@ class Departures:
         self._left: dict[int, Weights] = {}  # where they were the first to do so
         self._chances: dict[int, tuple[int, list[Chance]]] = {}  # by class, with the time at which they are stale
 
-    def add(self, depth: int, is_first: bool, last: int, page: int) -> None:
-        """Count a request whose prompt, with its last page at `last`, left the tree at `depth`."""
-        kind, at = _class(last), _place(depth, last, page)
+    def add(self, depth: int, is_first: bool, last: int, page: int) -> bool:
+        """Count a request whose prompt, with its last page at `last`, left the tree at `depth`.
+
+        Returns whether it was the first to do so, at a place where no prompt of about its length was left before.
+        """
+        kind, at = class_of(last), _place(depth, last, page)
         self._seen += 1
         self._unit /= self._beta
         _count(self._begun.setdefault(kind, {}), at, self._unit)
+        is_new = is_first and at not in self._left.get(kind, ())
         if is_first:
             _count(self._left.setdefault(kind, {}), at, self._unit)
-        if self._unit > 1e100:
+        if self._unit > UNIT_LIMIT:
             self._scale_down()
+        return is_new
 
     def of(self, last: int, page: int) -> list[Chance]:
         """Return the depths at which such a prompt may be left, ascending, and their chances."""
         if not self._left:
             return []
-        kind = _class(last)
+        kind = class_of(last)
         stale, chances = self._chances.get(kind, (0, []))
         if self._seen >= stale:
             chances = self._renewed(kind)
@@ -52,7 +59,7 @@ class Departures:
         return sorted((at * page if at >= 0 else last + (at + 1) * page, chance) for at, chance in chances)
 
     def _renewed(self, kind: int) -> list[Chance]:
-        near = range(kind - 1, kind + 2)
+        near = range(kind - NEAR, kind + NEAR + 1)
         left = _sum([self._left[one] for one in near if one in self._left])
         begun = _sum([self._begun[one] for one in near if one in self._begun]) if left else {}
         total, chances = self._prior * self._unit, []
@@ -70,7 +77,8 @@ class Departures:
         self._unit = 1.0
 
 
-def _class(last: int) -> int:
+def class_of(last: int) -> int:
+    """Return the class of a prompt's length, by its last page."""
     return int(OCTAVE * log2(max(1, last)))
 
 
