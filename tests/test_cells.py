@@ -142,7 +142,7 @@ def test_verdicts() -> None:
 
 def test_the_page_has_a_part_for_each_kind_of_traffic() -> None:
     run = {"code": "x", "commit": "abc", "seconds": 1234}
-    names = [KNOWN.recorded[0].name, KNOWN.drawn(3).name, KNOWN.drawn(100).name]
+    names = [KNOWN.recorded[0].name, KNOWN.drawn(3).name, KNOWN.drawn(200).name]
     cells = [cell(name, 5000, 0.6, 0.5) for name in names]
     for one in cells:
         one["rates"] = {" / ".join(pair): 0.3 for pair in KNOWN.rivals} | one["rates"]
