@@ -1,9 +1,11 @@
 """Triton's interpreter in less time: what it computes again at each operation is computed once.
 
-It replaces `triton.language`'s functions by its own when a kernel is called, and again whenever the kernel calls
-another function. They are there already then: looking for them took a third of the time. Each sum and product of
-integers is computed a second time in 64 bits, to assert that it fits, but nothing is asserted unless `debug` is set.
-Types and shapes of blocks are few, and were made anew for each block.
+It replaces `triton.language`'s functions by its own when a kernel is called, again whenever the kernel calls another
+function, and puts Triton's back after the kernel. Here they are replaced once and stay: nothing is compiled for a card
+in these processes. Each call of one went through two more, which looked for an argument that the first of them sets.
+Each sum and product of integers is computed a second time in 64 bits, to assert that it fits, but nothing is asserted
+unless `debug` is set. Types and shapes of blocks are few, and were made anew for each block. Two blocks of one type and
+one shape need no conversion.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ def prepare() -> None:
         return
     _replace_once(interpreter)
     _leave_out_what_is_not_asserted(interpreter)
+    _call_directly(interpreter)
     _keep_types(interpreter)
     _broadcast_what_differs(interpreter)
+    _convert_what_differs(interpreter)
 
 
 def _leave_out_what_is_not_asserted(interpreter: Any) -> None:
@@ -81,25 +85,54 @@ def _broadcast_what_differs(interpreter: Any) -> None:
     semantic.broadcast_impl_value = unless_equal
 
 
+def _convert_what_differs(interpreter: Any) -> None:
+    """Leave out the promotion of two blocks of one type, which every operation of two blocks begins with."""
+    language, semantic = interpreter.tl, type(interpreter.interpreter_semantic)
+    plain = (language.float32, language.int32, language.int64)  # they stay what they are in divisions, too
+    check, block = semantic.binary_op_type_checking_impl, language.core.tensor
+
+    def unless_equal(self: Any, lhs: Any, rhs: Any, *how: Any, **named: Any) -> tuple[Any, Any]:
+        blocks = type(lhs) is block and type(rhs) is block
+        if blocks and lhs.dtype is rhs.dtype and lhs.shape is rhs.shape and lhs.dtype in plain:
+            return lhs, rhs
+        return check(self, lhs, rhs, *how, **named)
+
+    semantic.binary_op_type_checking_impl = unless_equal
+
+
+def _call_directly(interpreter: Any) -> None:
+    """Call what `triton.language`'s decorator wraps: it asserts that an argument is there, which is set here."""
+    if not hasattr(interpreter, "_patch_attr"):
+        return
+    semantic = interpreter.interpreter_semantic
+    wrapper = interpreter.tl.core.builtin(lambda: None).__code__
+
+    def replace_function(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        function = member.__wrapped__ if getattr(member, "__code__", None) is wrapper else member
+
+        def call(*args: Any, **named: Any) -> Any:
+            named["_semantic"] = semantic
+            return function(*args, **named)
+
+        scope.set_attr(owner, name, call)
+
+    interpreter._patch_attr = replace_function
+
+
 def _replace_once(interpreter: Any) -> None:
     if not (hasattr(interpreter, "_patch_lang") and hasattr(interpreter, "_LangPatchScope")):
         return
     patch, language = interpreter._patch_lang, (interpreter.tl, interpreter.tl.core)
-    replaced: set[int] = set()  # modules, while a kernel runs
+    replaced: set[int] = set()  # modules
+    seen: set[Any] = set()  # functions, all of whose modules are replaced
 
     def once(function: Any) -> Any:
-        seen = {id(value) for value in function.__globals__.values() if inspect.ismodule(value) and value in language}
-        if seen and seen <= replaced:
-            return interpreter._LangPatchScope()
-        scope = patch(function)
-        restore = scope.restore
-        replaced.update(seen)
-
-        def restored() -> None:
-            replaced.clear()
-            restore()
-
-        scope.restore = restored
-        return scope
+        if function not in seen:
+            modules = {id(one) for one in function.__globals__.values() if inspect.ismodule(one) and one in language}
+            if not (modules and modules <= replaced):
+                patch(function)
+            replaced.update(modules)
+            seen.add(function)
+        return interpreter._LangPatchScope()  # of no change: nothing is restored
 
     interpreter._patch_lang = once
