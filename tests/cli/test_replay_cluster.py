@@ -44,11 +44,12 @@ def test_numbers_of_workers_that_prefill_are_compared(tmp_path: Path, capfd: pyt
 def test_failures_are_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rows.json"
     options = ("--serve", "h100", "--workers", "3", "--failures", "off,5s/2s", "--json", str(out))
-    assert run([*TRAFFIC, *options]) == 0
+    brief = ("replay", "rag(sessions=20)", *TRAFFIC[2:])  # TRAFFIC pauses for a day, in which 5,000 workers fail
+    assert run([*brief, *options]) == 0
     whole, failing = (row["cluster"] for row in json.loads(out.read_text())["rows"])
     assert (whole["failures"], failing["failures"]) == ("off", "5s/2s")
     assert whole["failed"] == 0 < failing["failed"]
-    assert failing["resumed"] + failing["moved"] > 0
+    assert failing["resumed"] > 0 < failing["moved"]
     assert len(failing["workers"]) == 3 + failing["replaced"]
     printed = " ".join(capfd.readouterr().out.split())
     assert f"failed {failing['failed']:,}, resumed {failing['resumed']}, moved {failing['moved']}" in printed
