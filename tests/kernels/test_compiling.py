@@ -4,11 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests import processors
+from tests import processors, programs
 
 pytest.importorskip("numba", reason="numba is not installed")
 
@@ -22,11 +24,10 @@ print(passes().n_larger(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([1.5])), c
 """
 
 
-def start(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    names = {"HEADWATER_CACHE_DIR": str(folder), "NUMBA_CACHE_DIR": ""} | environment
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, **names}, capture_output=True, text=True, check=True
-    )
+def start(folder: Path, program: str = PROGRAM, **environment: str) -> subprocess.CompletedProcess[str]:
+    done = programs.run(program, HEADWATER_CACHE_DIR=str(folder), NUMBA_CACHE_DIR="", **environment)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def kept(folder: Path) -> set[Path]:
@@ -59,10 +60,9 @@ stats = sampling.count_above_into.compiled.stats
 print(sum(stats.cache_misses.values()), sum(stats.cache_hits.values()))
 """
     )
-    environment = {**os.environ, "HEADWATER_CACHE_DIR": str(tmp_path / "cache"), "NUMBA_CACHE_DIR": ""}
-    command = [sys.executable, "-c", program]
-    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate()[0].splitlines() for process in both]
+    with ThreadPoolExecutor(2) as processes:
+        both = list(processes.map(partial(start, program=program), [tmp_path / "cache"] * 2))
+    said = [one.stdout.splitlines() for one in both]
     assert all(first.startswith("[2] ") for first, _ in said)
     assert sorted(last for _, last in said) == ["0 1", "1 0"]  # compiled by one, loaded by the other
 
@@ -90,10 +90,8 @@ def fail(*_): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 IndexDataCacheFile.save = fail
 """
     program = PROGRAM.replace("from numba import config", f"{full}from numba import config")
-    environment = {**os.environ, "HEADWATER_CACHE_DIR": str(tmp_path / "cache"), "NUMBA_CACHE_DIR": ""}
     program += "passes().largest(torch.tensor([[1.0, 2.0, 3.0]]))"
-    command = [sys.executable, "-c", program]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    run = start(tmp_path / "cache", program)
     assert run.stdout.startswith("[2] ")
     assert run.stderr == "kernels that are compiled now cannot be kept for later starts: No space left on device\n"
     assert not kept(tmp_path)

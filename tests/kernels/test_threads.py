@@ -17,6 +17,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.mixers.linear import Linear
 from headwater.mixers.numerics import Numerics
+from tests import programs
 
 
 def test_two_callers_at_once_get_their_own_results():
@@ -108,16 +109,11 @@ print((y_RN.view(torch.int32) == 0).all().item())
 @pytest.mark.parametrize(("mode", "zeros"), [("flushed", "True"), ("kept", "False")])
 def test_kernels_flush_denormals_on_every_thread(mode, zeros):
     """Half of the smallest normal number is a denormal: without the setting the results are not all zeros."""
-    run = [sys.executable, "-c", DENORMALS, mode]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.split() == [zeros]
+    assert programs.run(DENORMALS, mode).stdout.split() == [zeros]
 
 
 @pytest.mark.parametrize("n", [1, (os.cpu_count() or 1) + 1])
 def test_torch_and_kernels_have_the_number_of_threads_that_was_asked_for(n):
     program = f"import torch; from headwater.mixers.numerics import prepare_process; prepare_process({n}); "
     shown = "from headwater.kernels.compiling import threads_in_use; print(torch.get_num_threads(), threads_in_use())"
-    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_NUM_THREADS"}
-    run = [sys.executable, "-c", program + shown]
-    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(n)] * 2
+    assert programs.run(program + shown, without="NUMBA_NUM_THREADS").stdout.split() == [str(n)] * 2

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from headwater.mixers.numerics import same_bits
+from tests import programs
 
 # Every worker thread multiplies a part of the smallest normal number by a half: a denormal, unless it is flushed.
 SCRIPT = """
@@ -31,10 +28,8 @@ print(os.environ["MKL_CBWR"], torch.get_num_threads(), *flushed)
 
 @pytest.mark.parametrize(("given", "wanted"), [(None, "STRICT"), ("COMPATIBLE", "COMPATIBLE")])
 def test_strict_mode_threads_and_flushed_denormals_in_every_thread(given: str | None, wanted: str) -> None:
-    env = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
-    env |= {"MKL_CBWR": given} if given else {}
-    out = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=True).stdout
-    mode, threads, *flushed = out.split()
+    chosen = {"MKL_CBWR": given} if given else {}
+    mode, threads, *flushed = programs.run(SCRIPT, without="MKL_CBWR", **chosen).stdout.split()
     assert mode.endswith(wanted)
     assert (threads, flushed) == ("2", ["True", "True"])
 
@@ -77,8 +72,7 @@ for flushed in (True, False):
 def test_the_self_check_finds_threads_that_keep_denormals() -> None:
     """Products are found whose outputs several threads compute: two of six have those of one task."""
     pytest.importorskip("numba", reason="numba is not installed")
-    out = subprocess.run([sys.executable, "-c", MIXED], capture_output=True, text=True, check=True).stdout
-    flushed, mixed = (line.split() for line in out.splitlines())
+    flushed, mixed = (line.split() for line in programs.run(MIXED).stdout.splitlines())
     assert flushed == ["True", "6", "6"]
     assert mixed == ["False", "2", "6"]
 
@@ -120,7 +114,7 @@ for flushed in (True, False):
 
 def test_the_checks_of_all_kernels_find_threads_that_keep_denormals() -> None:
     pytest.importorskip("numba", reason="numba is not installed")
-    done = subprocess.run([sys.executable, "-c", MIXED_KERNELS], capture_output=True, text=True, check=False)
+    done = programs.run(MIXED_KERNELS)
     lines = [line.split() for line in done.stdout.splitlines()]
     assert {found for flushed, *_, found in lines if flushed == "True"} == {"False"}, done.stderr
     mixed = {(kind, check): found for flushed, kind, check, found in lines if flushed == "False"}
