@@ -5,10 +5,7 @@ from __future__ import annotations
 import io
 import re
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -16,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from headwater.table import Table
+from tests.forked import Forked, address, listening
 
 COLUMNS = 80
 RESULTS = pytest.StashKey[list[tuple[str, ...]]]()
@@ -67,18 +65,10 @@ class Outside:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    command = [sys.executable, "-u", "-m", "headwater", "serve", "--memory", "400MB", "--port", "0"]
-    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
-        try:
-            while not (listening := re.search(r"Live page: (\S+)/\n", log.read_text())):
-                assert process.poll() is None, log.read_text()
-                time.sleep(0.1)
-            yield Server(listening[1])
-        finally:
-            process.terminate()
-            process.wait()
+def server() -> Iterator[Server]:
+    with listening(Forked("serve", "--memory", "400MB", "--port", "0")) as (process, said):
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop the server
+        yield Server(address(said).removesuffix("/v1"))
 
 
 @pytest.fixture

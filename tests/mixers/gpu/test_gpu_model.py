@@ -54,22 +54,22 @@ def test_a_model_computes_what_it_does_on_the_cpu(
     ran: list[str] = []
     for module, kernel in KERNELS:
         monkeypatch.setattr(module, kernel, noted(getattr(module, kernel), ran))
-    tokens = list(range(300, 400))
+    tokens = list(range(300, 370))
     logits = {}
     for gpu in (False, True):
         gpu_path(gpu)
         assert not ran
         model = load_model(folder, "float32").model
         bench = Bench(model, poison=True)
-        seq = bench.sequence(110)
+        seq = bench.sequence(80)
         first = bench.prefill(seq, tokens)
         logits[gpu] = torch.cat((first, bench.step([], [(seq, 301)]), bench.step([], [(seq, 302)])))
     assert (ran.count("prefill"), ran.count("decode")) == (prefills, 2 * decodes)
     assert (logits[True] - logits[False]).abs().max() < 1e-4
     bench = Bench(model, poison=True)
-    seq, other = bench.sequence(110), bench.sequence(70)
+    seq, other = bench.sequence(80), bench.sequence(30)
     first = bench.prefill(seq, tokens, (64,))
-    bench.step([(other, tokens[30:80])])
+    bench.step([(other, tokens[30:50])])
     rest = [bench.step([], [(other, 400 + token), (seq, token)])[1:] for token in (301, 302)]
     assert torch.equal(torch.cat((first, *rest)), logits[True])
 
@@ -85,8 +85,8 @@ def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(
     def decoded(at_once: bool) -> torch.Tensor:
         bench = Bench(model, poison=True)
         seqs = [bench.sequence(80) for _ in range(2)]
-        bench.step([(seqs[0], list(range(400, 462))), (seqs[1], list(range(500, 530)))])
-        rows = [(seq, token) for seq in seqs for token in known]
+        bench.step([(seqs[0], list(range(400, 462))), (seqs[1], list(range(500, 503)))])
+        rows = [*((seqs[0], token) for token in known), (seqs[1], known[0])]
         steps = [rows] if at_once else [[row] for row in rows]
         logits = [bench.step([], step) for step in steps]
         return torch.cat([*logits, bench.step([], [(seq, 304) for seq in seqs])])
