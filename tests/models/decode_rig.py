@@ -28,12 +28,17 @@ class Replaying:
         return self.graphs.forward(batch)
 
 
-def prefilled(model: HybridModel | Replaying, lengths: tuple[int, ...]) -> Bench:
-    """A bench with one sequence of each length, `bench.seqs`."""
+def prefilled(model: HybridModel | Replaying, lengths: tuple[int, ...], like: Bench | None = None) -> Bench:
+    """A bench with one sequence of each length, `bench.seqs`; with the memory of another one after the same prompts."""
     bench = Bench(model, poison=True)
     bench.seqs = [bench.sequence(length + 80) for length in lengths]
     for i, (seq, length) in enumerate(zip(bench.seqs, lengths, strict=True)):
-        bench.step([(seq, list(range(300 + i, 300 + i + length)))])
+        if like is None:
+            bench.step([(seq, list(range(300 + i, 300 + i + length)))])
+        seq.length = length
+    if like is not None:
+        bench.arena.pages.copy_(like.arena.pages)
+        bench.states.bytes_RB.copy_(like.states.bytes_RB)
     return bench
 
 
@@ -51,7 +56,8 @@ class Pair:
     def __init__(
         self, model: HybridModel, lengths: tuple[int, ...], recorder_of: Callable[[Arena, StateMemory], Recorder]
     ) -> None:
-        self.eager, self.replayed = prefilled(model, lengths), prefilled(Replaying(model, recorder_of), lengths)
+        self.eager = prefilled(model, lengths)
+        self.replayed = prefilled(Replaying(model, recorder_of), lengths, self.eager)
         self.steps = 0
 
     @property

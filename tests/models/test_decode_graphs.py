@@ -49,7 +49,7 @@ def test_a_replayed_step_has_the_bits_of_an_eager_one(
     gpu_path(True)
     model = load_model(checkpoint(name), "float32").model
     pair = Pair(model, (9, 63, 2), recorder_of)
-    for who in ([0, 1], [1, 0], [2, 1], [0], [2], [0, 1]):
+    for who in ([0, 1], [2, 1], [0], [2], [1, 0]):
         pair.decode(who)
     assert pair.graphs.recorder.count == 2, "of two sequences, and of one"
 
