@@ -35,6 +35,7 @@ from headwater.engine import verdict
 from headwater.mixers import gpu, numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from tests import checkpoints, covering, interpreter, processors
+from tests.support import examples
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # 0: `make test-card`
 if "PYTEST_XDIST_WORKER" not in os.environ:  # its folder is that of the process that distributes the tests
@@ -43,7 +44,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # its folder is that of the process
 verdict.KEPT = 1000  # the models of a run are more than a user's
 prepare_process(3)  # the most that a test uses: numba starts no more later
 prepare_process(2)
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples(100)
+)
 settings.load_profile("untimed")
 gc.set_threshold(50000, 20, 100)
 httpx_default.create_ssl_context = cache(httpx_default.create_ssl_context)

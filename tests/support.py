@@ -16,6 +16,11 @@ from headwater.models.hybrid import HybridModel
 FULL = bool(os.environ.get("HEADWATER_TEST_FULL"))  # `make test-full`: as many steps as once; `make test`: fewer
 
 
+def examples(n: int) -> int:
+    """Return the number of examples that hypothesis draws: `n` in `make test-full`, and a third of them else."""
+    return n if FULL else n // 3
+
+
 @dataclass
 class Sequence:
     """One running sequence: its slot, its pages and its length so far."""

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("ray", reason="Ray is not installed")
 
 from headwater.models.embedded import embedded
-from tests.forked import address, serving
+from tests.forked import address, headwater, serving
 
 PATIENCE = 120  # seconds
 LONG = 2000  # tokens: two seconds, in which a worker is found and killed
@@ -63,8 +63,7 @@ class Running:
 
     def cluster(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command of `headwater cluster` about it."""
-        command = *HEADWATER, "cluster", *command, "--address", self.ray
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        return headwater("cluster", *command, "--address", self.ray)
 
     def workers(self) -> dict[str, dict]:
         health = httpx.get(f"{self.url.removesuffix('/v1')}/health", timeout=PATIENCE).json()
@@ -472,13 +471,13 @@ def test_on_several_hosts_each_worker_listens_at_its_own_address(
 
 
 def test_kv_events_are_refused() -> None:
-    wrong = subprocess.run([*HEADWATER, "cluster", "up", "--kv-events"], capture_output=True, text=True)
+    wrong = headwater("cluster", "up", "--kv-events")
     assert wrong.returncode == 2
     assert "the workers of a cluster publish to their router alone" in wrong.stderr
 
 
 def test_settings_are_checked_before_anything_starts() -> None:
-    wrong = subprocess.run([*HEADWATER, "cluster", "up", "--rule", "best"], capture_output=True, text=True)
+    wrong = headwater("cluster", "up", "--rule", "best")
     assert wrong.returncode == 2
     assert "rule is 'best', must be one of least_cost, round_robin, least_loaded" in wrong.stderr
 

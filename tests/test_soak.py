@@ -92,7 +92,7 @@ def test_a_short_soak_loses_nothing(model, speculation):
 def test_a_soak_goes_on_with_what_an_earlier_server_stored(model, tmp_path):
     told, loaded = io.StringIO(), []
     for _ in range(2):
-        run = soak(1, Limits(PATIENCE, VISITS, clients=6), model, Console(file=told, width=140), tier=tmp_path)
+        run = soak(1, Limits(PATIENCE, VISITS // 2, clients=6), model, Console(file=told, width=140), tier=tmp_path)
         assert not run.faults, told.getvalue()
         stats = run.server.engine.stats()
         loaded.append(stats.loaded_tokens)

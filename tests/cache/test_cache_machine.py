@@ -30,6 +30,7 @@ from tests.cache.toy import (
     reserve_segment,
     watch_evictions,
 )
+from tests.support import examples
 
 LAYOUTS = {
     "unified": replace(LAYOUT, n_pages=26),
@@ -270,7 +271,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=150, stateful_step_count=40)
+TestCacheMachine.settings = settings(max_examples=examples(150), stateful_step_count=40)
 
 
 def test_the_machine_would_notice_a_checkpoint_of_another_prompt() -> None:

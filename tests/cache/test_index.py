@@ -14,6 +14,7 @@ from headwater.cache.eviction.lru import Lru
 from headwater.cache.index import Index
 from headwater.cache.node import EvictionLog, Node
 from tests.cache.toy import LAYOUT
+from tests.support import examples
 
 
 def make(unit_bytes: int = 1) -> tuple[Index, Node]:
@@ -225,4 +226,4 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexMachine = IndexMachine.TestCase
-TestIndexMachine.settings = settings(max_examples=120, stateful_step_count=30)
+TestIndexMachine.settings = settings(max_examples=examples(120), stateful_step_count=30)

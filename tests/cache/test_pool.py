@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from headwater.cache.pool import Pool, Region
 from headwater.plan import CacheLayout
+from tests.support import examples
 
 
 def test_taking_more_than_is_free_takes_nothing() -> None:
@@ -117,4 +118,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=40, stateful_step_count=20)
+TestPoolMachine.settings = settings(max_examples=examples(40), stateful_step_count=20)

@@ -20,6 +20,7 @@ from headwater.plan import CacheLayout
 from tests.cache.test_cache_machine import LAYOUTS, PROMPTS, TAILS, CacheMachine
 from tests.cache.toy import PAGE, Tokens, Toy, floor, key_of, publish_segment, reserve_segment, words
 from tests.cluster.rig import DIGESTS, TIGHT, begun, held, logged, stepped, stream_of
+from tests.support import examples
 
 
 def predicted(picture: Picture, tokens: Tokens, salt: str = "") -> int:
@@ -101,7 +102,7 @@ class EventMachine(CacheMachine):
 
 
 TestEventMachine = EventMachine.TestCase
-TestEventMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestEventMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def traffic(draw: random.Random, count: int) -> Iterator[tuple[Tokens, str]]:

@@ -14,6 +14,7 @@ from headwater.cache.positions import Edge, Path, Placement, PlacementQuery
 from headwater.plan import Match
 from headwater.request import Boundaries
 from tests.cache.toy import example
+from tests.support import examples
 
 OPTIONS = {  # more telling than 1
     "every_block": "every_block(3)",
@@ -69,7 +70,7 @@ GRIDS = st.sampled_from([1, 16, 64])
 
 
 @pytest.mark.parametrize("policy", SPELLINGS)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(case=lessons_and_query(GRIDS))
 def test_positions_ascend_on_the_grid_beyond_the_match_and_before_the_last_token(
     policy: str, case: tuple[list[PlacementQuery], PlacementQuery]
@@ -84,7 +85,7 @@ def test_positions_ascend_on_the_grid_beyond_the_match_and_before_the_last_token
 
 
 @pytest.mark.parametrize("policy", SPELLINGS)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(case=lessons_and_query(GRIDS))
 def test_placing_changes_nothing(policy: str, case: tuple[list[PlacementQuery], PlacementQuery]) -> None:
     """One that was asked after each lesson, and twice, answers as one that was not asked before."""
@@ -98,7 +99,7 @@ def test_placing_changes_nothing(policy: str, case: tuple[list[PlacementQuery], 
 
 
 @pytest.mark.parametrize("policy", BY_PROMPT)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(query=queries())
 def test_of_policies_that_go_by_the_prompt_alone_a_deeper_match_only_takes_positions_away(
     policy: str, query: PlacementQuery

@@ -27,6 +27,7 @@ from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import Make, words
 from tests.exactness.test_tiers import PROMPT, copied, server
 from tests.redis_server import RedisServer, redis_server
+from tests.support import examples
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_a_manifest_of_anybody_is_a_corrupt_part(tmp_path, caplog) -> None:
         tier = Tier(0, store, TierFingerprints(store, bytes(32), fingerprint, 4), Sealer(bytes(32)))
 
         @given(MANIFESTS)
-        @settings(max_examples=60, deadline=1000)
+        @settings(max_examples=examples(60), deadline=1000)
         @example(b"%s -1 -1048576" % ZEROS)
         @example(b"%s 953674317 %d" % (ZEROS, 10**15 - 1))
         @example(b"a\xff 1 1")

@@ -16,6 +16,7 @@ from headwater.layers.feed_forward import Experts
 from headwater.models.families import read_config
 from headwater.models.profiles import PROFILES, Profile, load_profile
 from headwater.models.profiles.marconi import FullAttention
+from tests.support import examples
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
@@ -128,7 +129,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     return config
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(configs(), st.integers(0, 5000), st.integers(0, 5000))
 def test_a_folders_profile_costs_what_the_engine_says(config: dict[str, Any], start: int, more: int) -> None:
     spec = read_config(config, config["dtype"])
@@ -145,7 +146,7 @@ def test_a_folders_profile_costs_what_the_engine_says(config: dict[str, Any], st
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(config=configs())
 def test_a_folders_profile_holds_weights_as_the_engine_does(config: dict[str, Any], weights: str) -> None:
     spec = read_config(config, config["dtype"], weights=weights)

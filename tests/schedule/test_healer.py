@@ -15,8 +15,9 @@ from headwater.schedule.kinds.request import Request
 from headwater.schedule.sequence import Phase, Purpose, key_of
 from tests.schedule.ledger import Lab, Ledger, words
 from tests.schedule.traffic import check_nothing_is_lost, drawn_sizes, run_traffic
+from tests.support import FULL, examples
 
-SETTINGS = settings(max_examples=60, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 
 
 class MarkedLedger(Ledger):
@@ -224,7 +225,7 @@ def test_however_little_memory_there_is_no_session_resumes_less_deep_than_withou
     pool: str, eviction: str
 ) -> None:
     outcomes = set()
-    for n_pages in range(140, 330, 4):
+    for n_pages in range(140, 330, 4 if FULL else 12):
         sizes = {"n_pages": n_pages, "checkpoint_pages": 5, "max_running": 2, "eviction": eviction, **POOLS[pool]}
         it = HealingLab(**sizes)
         longest = 500 if pool == "one" else 250

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from tests.schedule.ledger import Lab
 from tests.schedule.traffic import check_nothing_is_lost, drawn_sizes, run_traffic
+from tests.support import examples
 
-SETTINGS = settings(max_examples=60, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("eviction", ["lru", "seglen"])

@@ -13,6 +13,7 @@ from headwater.errors import ConfigError
 from headwater.traces.arrivals import RATE, THINK, Closed, Open, Poisson, Recorded, in_order, natural
 from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Request, Trace
+from tests.support import examples
 
 
 def request(session, at=None, think=None, number=0):
@@ -196,7 +197,7 @@ LOADS = ["recorded", "recorded(speed=3)", "1.5", "poisson(rate=9,think=0)", "clo
 
 @pytest.mark.parametrize("load", LOADS)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), min_size=1, max_size=30), st.integers(0, 20))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_a_session_keeps_its_order_and_waits_for_its_answers(load, drawn, seconds):
     of = trace(*(request(str(name), at, number=number) for number, (name, at) in enumerate(drawn)))
     came = play(make_arrivals(of, load, seed=3), seconds)

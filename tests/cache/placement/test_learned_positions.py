@@ -17,6 +17,7 @@ from headwater.plan import Match
 from headwater.request import Boundaries
 from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, words
 from tests.contract.test_placement import GRIDS, lessons_and_query
+from tests.support import examples
 
 
 def query(length: int, branch: int = 0, is_first: bool = False, checkpoint: int = 0) -> PlacementQuery:
@@ -98,7 +99,7 @@ def test_a_checkpoint_that_is_placed_anyway_is_not_taken_twice() -> None:
     assert placed.learned == (8128,)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(case=lessons_and_query(GRIDS))
 def test_all_positions_of_structural_are_kept(case: tuple[list[PlacementQuery], PlacementQuery]) -> None:
     """So its promises hold: a shared prefix hits on its second request, at n - prompt/8 - 64 or deeper."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headwater.cache.positions import Edge
 from headwater.cache.positions.overlaps import HEAVY, LATEST, Distribution, Overlaps
 from tests.cache.toy import PAGE, Tokens, Toy, floor
+from tests.support import examples
 
 LENGTH = 200_000  # of all prompts, unless lengths are the question
 
@@ -28,7 +29,7 @@ def common(a: Tokens, b: Tokens) -> int:
 prompts = st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9), min_size=1, max_size=10)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(prompts=prompts, data=st.data())
 def test_along_a_path_are_those_that_left_it_whatever_was_split_meanwhile(
     prompts: list[list[int]], data: st.DataObject

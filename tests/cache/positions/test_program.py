@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headwater.cache.positions import program
 from headwater.cache.positions.program import solve
 from tests.cache.positions.recurrence import by_hull_trick, by_recurrence, cost_of, over_all_sets
+from tests.support import examples
 
 laws = st.dictionaries(st.integers(1, 14), st.integers(0, 6), min_size=1, max_size=14)
 
@@ -22,7 +23,7 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("either_way")
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(law=laws, k=st.integers(0, 5), grid=st.integers(1, 4))
 def test_no_set_of_k_positions_costs_less(law: dict[int, int], k: int, grid: int) -> None:
     total = max(1, sum(law.values()))
@@ -32,7 +33,7 @@ def test_no_set_of_k_positions_costs_less(law: dict[int, int], k: int, grid: int
     assert schedule.cost == cost_of(schedule.positions, law) / total == over_all_sets(law, k, grid) / total
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(law=laws.filter(lambda law: any(law.values())), k=st.integers(1, 6))
 def test_the_hull_trick_gives_the_recurrence(law: dict[int, int], k: int) -> None:
     assert by_hull_trick(law, k) == by_recurrence(law, k) == over_all_sets(law, k)

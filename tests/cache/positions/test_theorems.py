@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from headwater.cache.placement.balanced import balanced
 from headwater.cache.positions.overlaps import Distribution
 from headwater.cache.positions.program import recomputation, solve
+from tests.support import examples
 
 Law = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -28,7 +29,7 @@ def gaps(positions: tuple[int, ...] | list[int], n: int) -> list[int]:
     return [after - before for before, after in zip((0, *positions), (*positions, n + 1), strict=True)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(size=sizes)
 def test_theorem_1_exactly_the_balanced_sets_are_the_best_under_uniform_overlap(size: tuple[int, int]) -> None:
     n, k = size
@@ -44,7 +45,7 @@ def test_theorem_1_exactly_the_balanced_sets_are_the_best_under_uniform_overlap(
         assert cost >= total
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(size=sizes)
 def test_theorem_1_no_set_is_better_than_the_balanced_one_in_the_worst_case(size: tuple[int, int]) -> None:
     n, k = size
@@ -52,7 +53,7 @@ def test_theorem_1_no_set_is_better_than_the_balanced_one_in_the_worst_case(size
     assert worst(balanced(n, k), n) == least == -(-(n + 1) // (k + 1)) - 1
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(n=st.integers(1, 3000), percent=st.integers(0, 100))
 def test_theorem_1_holds_for_long_prefixes(n: int, percent: int) -> None:
     k = percent * n // 100

@@ -14,6 +14,7 @@ from headwater.cache.positions import pricing, program
 from headwater.cache.positions.pricing import Candidates, Greedy, Relaxed, eliminate, improved
 from headwater.cache.positions.program import solve
 from headwater.cache.positions.tree import Tree, best, convolve, solve_tree
+from tests.support import examples
 
 
 def drawn(rng: random.Random, n: int) -> Tree:
@@ -127,7 +128,7 @@ def test_the_known_set_grows_by_what_gains_most(seed: int) -> None:
         assert losses == [saved - candidates.savings([u for u in chosen if u != v])[0] for v in chosen]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(law=st.dictionaries(st.integers(1, 60), st.integers(0, 6), min_size=1, max_size=30), k=st.integers(0, 8))
 def test_a_path_costs_what_the_program_of_a_single_path_says(law: dict[int, int], k: int) -> None:
     depths = [0, *sorted(law)]
