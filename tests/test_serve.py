@@ -94,26 +94,26 @@ def events(lines):
     return [json.loads(line) for line in data[:-1]]
 
 
-def test_after_sigterm_a_stream_is_finished_and_nothing_new_begun(server):
-    process, said, _ = server
-    url = address(said)
-    with httpx.stream("POST", f"{url}/completions", json=LONG, timeout=PATIENCE) as stream:
-        lines = stream.iter_lines()
-        first = next(lines)
-        process.send_signal(signal.SIGTERM)
-        try:
-            while (health := httpx.get(f"{url.removesuffix('/v1')}/health")).status_code == 200:
-                pass  # until the signal has been taken
-            assert health.json()["status"] == "draining"
-            refused = httpx.post(f"{url}/completions", json={"prompt": "abc"})
-            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-        except httpx.ConnectError:
-            pass  # the stream was over by then, and the server with it
-        answer = events([first, *lines])
-    assert answer[-1]["choices"][0]["finish_reason"] == "length"
-    assert not any("error" in event for event in answer)
-    _, log = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, "Traceback" in log) == (0, False), log
+def test_after_sigterm_a_stream_is_finished_and_nothing_new_begun():
+    with serving("--port", "0") as (process, said):
+        url = address(said)
+        with httpx.stream("POST", f"{url}/completions", json=LONG, timeout=PATIENCE) as stream:
+            lines = stream.iter_lines()
+            first = next(lines)
+            process.send_signal(signal.SIGTERM)
+            try:
+                while (health := httpx.get(f"{url.removesuffix('/v1')}/health")).status_code == 200:
+                    pass  # until the signal has been taken
+                assert health.json()["status"] == "draining"
+                refused = httpx.post(f"{url}/completions", json={"prompt": "abc"})
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            except httpx.ConnectError:
+                pass  # the stream was over by then, and the server with it
+            answer = events([first, *lines])
+        assert answer[-1]["choices"][0]["finish_reason"] == "length"
+        assert not any("error" in event for event in answer)
+        _, log = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, "Traceback" in log) == (0, False), log
 
 
 def test_behind_a_unix_socket_with_a_key_and_without_time_to_drain(tmp_path):
