@@ -27,8 +27,9 @@ from benchmarks.verdict import Verdict, summary, table, verdict
 from headwater.cache_folder import write_whole
 from headwater.cli.common import prepare_outputs
 from headwater.journal import Journal
-from headwater.lab.replay import replay, run_grid
+from headwater.lab.replay import NewArrivals, replay, run_grid
 from headwater.lab.row import Result
+from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
 from headwater.lab.size import Sizing
 from headwater.machine import usable_cores
@@ -56,16 +57,18 @@ class Runner:
             trace = None if all(cell.name in self._journal for cell in todo) else self._trace(traffic)
             for cell in todo:
                 if trace is not None and cell.name not in self._journal:
-                    self._journal.add(cell.name, self._finished(cell, trace))
+                    self._journal.add(cell.name, self.finished(cell, trace))
                 yield self._journal[cell.name]
 
     def _trace(self, traffic: Traffic) -> Trace:
         return make_trace(traffic.trace, self._data, limit=traffic.sessions)
 
-    def _finished(self, cell: Cell, trace: Trace) -> Finished:
+    def finished(self, cell: Cell, trace: Trace) -> Finished:
+        """Return the hit rates of a cell under every policy."""
         memory = cell.memory or self._memory(cell, trace)
         names = [name_of(pair) for pair in self._pairs]
-        results = self._results(cell, trace, [cell.setup(pair, memory) for pair in self._pairs])
+        setups = [cell.setup(pair, memory) for pair in self._pairs]
+        results = self.results(trace, setups, self.arrivals(cell))
         first = results[0].row
         resumed = None
         if cell.request is not None:
@@ -85,18 +88,21 @@ class Runner:
     def _memory(self, cell: Cell, trace: Trace) -> int:
         """Return the bytes of a cell's share of the memory that reaches the ideal. The whole is found once a model."""
         whole = f"ideal memory of {cell.traffic}, {cell.model}"
-        setup, arrivals = cell.setup(SIZED_BY, 0), self._arrivals(cell)
+        setup, arrivals = cell.setup(SIZED_BY, 0), self.arrivals(cell)
         least, ideal = self._journal.part(whole, lambda: Sizing(trace, setup, arrivals(trace)).range())
         return max(least, round(cell.size * ideal))
 
-    def _arrivals(self, cell: Cell) -> partial[Any]:
+    def arrivals(self, cell: Cell) -> NewArrivals:
+        """Return a function from the trace to its arrivals in a cell."""
         return partial(make_arrivals, spelling=cell.traffic.arrival, data=self._data)
 
-    def _results(self, cell: Cell, trace: Trace, setups: Sequence[Setup]) -> list[Result]:
-        arrivals = self._arrivals(cell)
+    def results(
+        self, trace: Trace, setups: Sequence[Setup], arrivals: NewArrivals, engine: Engine | None = None
+    ) -> list[Result]:
+        """Replay a trace under each setup, in as many processes as there are jobs."""
         if self._jobs == 1:
-            return [replay(trace, setup, arrivals(trace)) for setup in setups]
-        found = dict(run_grid(trace, setups, arrivals, jobs=self._jobs))
+            return [replay(trace, setup, arrivals(trace), engine) for setup in setups]
+        found = dict(run_grid(trace, setups, arrivals, engine, self._jobs))
         return [found[number] for number in range(len(setups))]
 
 

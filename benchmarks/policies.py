@@ -74,14 +74,16 @@ def page(documents: Iterable[dict]) -> str:
 
 
 def write_page() -> None:
-    """Write docs/policies.md from what was measured so far: here, over kinds of traffic (`policy_map.py`), by cell."""
-    from benchmarks import grid, policy_map
+    """Write docs/policies.md from what was measured so far: here, over kinds of traffic, by cell, and under a clock."""
+    from benchmarks import grid, policy_map, served_cells
 
     text, results = page(json.loads(OUT.read_text())), HERE / "results"
     if (mapped := results / "policy_map.json").exists():
         text += "\n" + "\n".join(policy_map.page(json.loads(mapped.read_text())))
     if (cells := results / "cells.json").exists():
         text += "\n" + "\n".join(grid.page(json.loads(cells.read_text()), grid.read_cells()))
+    if (served := results / "served_cells.json").exists():
+        text += "\n" + "\n".join(served_cells.page(json.loads(served.read_text())))
     (HERE.parent / "docs" / "policies.md").write_text(text)
 
 
