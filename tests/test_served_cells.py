@@ -11,9 +11,10 @@ from benchmarks import grid, served_cells
 from benchmarks.cells import Cell, Traffic, read_cells
 from benchmarks.served_cells import Stretched, Times
 from headwater.journal import Journal
-from headwater.lab.cost import StepCost, load_device
+from headwater.lab.cost import Load, StepCost, load_device
 from headwater.lab.replay import replay
 from headwater.lab.serving import Engine
+from headwater.lab.tally import Outcome
 from headwater.models.profiles import load_profile
 from headwater.traces.arrivals import in_order
 from headwater.traces.loads import make_arrivals
@@ -23,6 +24,7 @@ from headwater.traces.request import Trace
 KNOWN = read_cells()
 OURS = " / ".join(KNOWN.ours[0])
 CELL = Cell(Traffic("forked_chains(chains=2, tokens=4096, turn=1024, fork=2048)"), KNOWN.models[1], 0.5)
+COST = StepCost(load_profile(CELL.model), load_device(served_cells.DEVICE))
 COMPARED = {CELL.name: {"memory": 10**9, "rates": {" / ".join(pair): 0.5 for pair in KNOWN.rivals}}}
 
 
@@ -50,27 +52,28 @@ def test_a_pause_after_an_answer_is_stretched_and_the_answer_is_not() -> None:
     assert len(slow) == len(usual) + 1
 
 
+def outcome(at: float, prompt_tokens: int = 4096, resumed_at: int = 0, output_tokens: int = 1) -> Outcome:
+    return Outcome(0, "s", prompt_tokens, output_tokens, resumed_at, 0, "", 0, at=at)
+
+
 def test_half_of_the_work_comes_in_a_time_of_which_it_takes_the_stated_share() -> None:
-    cost = StepCost(load_profile(CELL.model), load_device(served_cells.DEVICE))
-    trace = chains()
-    outcomes = replay(trace, CELL.setup(served_cells.LOADED_BY, 10**9), make_arrivals(trace)).outcomes
-    factor = served_cells.stretch(outcomes, cost)
-    assert factor > 1
-    work = [served_cells.seconds(one, cost) for one in outcomes]
-    came = factor * min(one.at for n, one in enumerate(outcomes) if 2 * sum(work[: n + 1]) >= sum(work))
-    assert sum(work) / 2 / came == pytest.approx(served_cells.LOAD)
-    idle = [replace(one, at=1000 * one.at) for one in outcomes]
-    assert served_cells.stretch(idle, cost) == 1
+    one = served_cells.seconds(outcome(0), COST)
+    outcomes = [outcome(at * one) for at in (0.5, 1, 90, 100)]  # half has come at 1
+    assert served_cells.stretch(outcomes, COST) == pytest.approx(2 / served_cells.LOAD)
+    idle = [replace(one, at=100 * one.at) for one in outcomes]
+    assert served_cells.stretch(idle, COST) == 1
 
 
 def test_a_request_takes_the_time_of_its_prompt_and_of_its_answer() -> None:
-    cost = StepCost(load_profile(CELL.model), load_device(served_cells.DEVICE))
-    trace = chains()
-    one = replay(trace, CELL.setup(served_cells.LOADED_BY, 10**9), make_arrivals(trace)).outcomes[0]
-    short, hit = replace(one, output_tokens=1), replace(one, output_tokens=1, resumed_at=one.prompt_tokens - 64)
-    (row,) = replay(trace, CELL.setup(served_cells.LOADED_BY, 10**9), make_arrivals(trace), Engine(cost)).outcomes[:1]
-    assert served_cells.seconds(short, cost) == pytest.approx(row.ttft)
-    assert served_cells.seconds(hit, cost) < served_cells.seconds(short, cost) < served_cells.seconds(one, cost)
+    trace, setup = chains(), CELL.setup(served_cells.LOADED_BY, 10**9)
+    arrivals = Stretched(make_arrivals(trace), 1000.0)
+    alone = replay(trace, setup, arrivals, Engine(COST)).outcomes
+    assert any(one.resumed_at for one in alone)
+    for one in alone:
+        assert served_cells.seconds(replace(one, output_tokens=1), COST) == pytest.approx(one.ttft, rel=1e-3)
+    row = Load(rows=1, kv_tokens=4096, states=1, logits=1)
+    answered = served_cells.seconds(outcome(0, output_tokens=11), COST) - served_cells.seconds(outcome(0), COST)
+    assert answered == pytest.approx(COST.seconds(row, 10))
 
 
 def test_rivals_are_the_published_ones_and_the_best_of_the_cell() -> None:
@@ -110,12 +113,11 @@ def test_verdicts() -> None:
 
 
 def test_the_page_marks_the_cells_that_are_missed() -> None:
-    cells = [cell("wins", 50, 250), cell("both", 104, 1000)]
+    cells = [cell("wins", 50, 250), cell("one", 104, 250), cell("both", 104, 1000)]
     lines = served_cells.page({"run": {"commit": "abc", "seconds": 1234}, "cells": cells})
     assert "Commit abc; 1,234 seconds of a processor." in "\n".join(lines)
-    rows = [line for line in lines if line.startswith(("| wins", "| both"))]
-    assert rows[0].endswith("| 0.500 |  |")
-    assert rows[1].endswith("| 2.000 | missed |")
+    rows = [line for line in lines if line.startswith(("| wins", "| one", "| both"))]
+    assert [row.split(" | ")[-2:] for row in rows] == [["0.500", " |"], ["0.500", "missed |"], ["2.000", "missed |"]]
 
 
 def test_a_small_cell_runs_and_goes_on_where_it_was_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
