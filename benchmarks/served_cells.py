@@ -205,7 +205,8 @@ def page(document: Finished) -> list[str]:
         f"device busy for more than {LOAD:.0%} of the time until half of their work has come, all times between "
         f"requests are stretched by one factor until they do not. Rivals are {published}, and the {BEST} that hit the "
         "most in that cell of the table above. The best is chosen in hindsight, for mean and p95 each. A cell is "
-        f"*missed* if one of the two is more than {MOST} x the best rival's. Commit {document['run']['commit']}; "
+        f"*missed* if one of the two is more than {MOST} x the best rival's. {len(cells)} of "
+        f"{len(read_cells().recorded)} cells have been run. Commit {document['run']['commit']}; "
         f"{document['run']['seconds']:,} seconds of a processor.",
         "",
         *[f"- {line}" for line in summary(cells) if not line.startswith("Missed: ")],
@@ -243,7 +244,7 @@ def main() -> None:
         found.append(cell)
         print(shown(cell), flush=True)
     console().print(table(found))
-    print("\n".join(summary(found)))
+    console().print("\n".join(summary(found)), markup=False)
     if kept is not None:
         run = {"code": code_digest(), "commit": machine()["commit"]}
         document = {"run": run | {"seconds": round(sum(cell["seconds"] for cell in found))}, "cells": found}
