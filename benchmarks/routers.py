@@ -14,8 +14,9 @@ requests of the same kind, and their arrivals. `--requests` are those of 16 work
   load with the first seed. Only the largest number of workers has the grid.
 - One worker: with the memory, the speed and the slots of all.
 
-With `--pulls off,1.25GB/s,12.5GB/s`, `least_cost` alone is run, over each network that workers pull prefixes over, with
-the same memory and with three times as much; rates are those that `least_loaded` sustains with that memory.
+With `--pulls off,1.25GB/s,12.5GB/s`, `least_cost` alone is run, over each network that workers pull prefixes over, and
+the one worker, with the same memory and with three times as much; rates are those that `least_loaded` sustains with
+that memory.
 
 With `--processes` workers are processes of this machine with headwater-tiny, behind real routers, and computing is
 emulated: `benchmarks.routed_traffic`. `least_cost` runs beside `approximate_tree` alone.
@@ -31,7 +32,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -216,21 +217,26 @@ def tuned(place: Place) -> list[str]:
 
 
 def cell(place: Place, load: float, seeds: int, rules: Sequence[str]) -> dict[str, Any]:
-    """Return the figures of all rules at one load, a list with one value a seed."""
-    rate = load * place.rate
-    return about(place, load) | {
-        "rules": {rule: collected([place.run(rule, rate, seed) for seed in range(seeds)]) for rule in rules},
-        "one_worker": collected([place.one_worker(rate, seed) for seed in range(seeds)]),
-    }
+    """Return the figures of all rules, and of the one worker, at one load, a list with one value a seed."""
+    return compared(place, load, seeds, {rule: (rule, None) for rule in rules})
 
 
 def cell_of_pulls(place: Place, load: float, seeds: int, networks: Sequence[str]) -> dict[str, Any]:
     """Return the figures of `least_cost` over each network, likewise."""
+    return compared(place, load, seeds, {f"pulls: {text}": (OURS, Network.read(text)) for text in networks})
+
+
+def compared(place: Place, load: float, seeds: int, ways: Mapping[str, tuple[str, Network | None]]) -> dict[str, Any]:
+    """Return the figures of each rule with its network, by label, and of the one worker."""
+    rate = load * place.rate
     runs = {
-        f"pulls: {text}": [place.run(OURS, load * place.rate, seed, Network.read(text)) for seed in range(seeds)]
-        for text in networks
+        label: [place.run(rule, rate, seed, network) for seed in range(seeds)]
+        for label, (rule, network) in ways.items()
     }
-    return about(place, load) | {"rules": {label: collected(run) for label, run in runs.items()}}
+    return about(place, load) | {
+        "rules": {label: collected(run) for label, run in runs.items()},
+        "one_worker": collected([place.one_worker(rate, seed) for seed in range(seeds)]),
+    }
 
 
 def about(place: Place, load: float) -> dict[str, Any]:
@@ -262,9 +268,7 @@ def table(found: dict[str, Any]) -> Table:
     )
     columns = "hits, %", "mean, ms", "p50, ms", "p95, ms", "predicted, %", "evicted unused, %", "pulled"
     shown = Table(title, ("rule",), columns)
-    rows = dict(found["rules"])
-    if "one_worker" in found:
-        rows["one worker with all of it"] = found["one_worker"]
+    rows = found["rules"] | {"one worker with all of it": found["one_worker"]}
     for label, values in rows.items():
         predicted = values.get("as_predicted")
         shown.add_row(
@@ -286,7 +290,7 @@ def goals(found: dict[str, Any]) -> list[tuple[str, str, bool]]:
     ours = of[OURS]
     best = min((name for name in of if name != OURS), key=lambda name: statistics.fmean(of[name]["p95"]))
     tree, rival = below(ours, of[TREE]), below(ours, of[best])
-    lost = scaled([whole - part for whole, part in zip(one["hit_rate"], ours["hit_rate"], strict=True)], 100)
+    lost = points(one, ours)
     right = statistics.fmean(ours["as_predicted"])
     return [
         (f"p95 at least 25% below {TREE}", tree.show(0, "%"), tree.mean >= 25),
@@ -301,24 +305,30 @@ def below(ours: dict[str, list[float]], others: dict[str, list[float]], name: st
     return scaled([1 - mine / theirs for mine, theirs in zip(ours[name], others[name], strict=True)], 100)
 
 
+def points(more: dict[str, list[float]], less: dict[str, list[float]]) -> Interval:
+    """Return by how many points the hit rate of one rule is above that of another."""
+    return scaled([one - other for one, other in zip(more["hit_rate"], less["hit_rate"], strict=True)], 100)
+
+
 def scaled(values: Sequence[float], factor: float) -> Interval:
     return Interval.of([factor * value for value in values])
 
 
 def gains(found: dict[str, Any]) -> list[str]:
-    """Return what pulls over each network change; seeds are compared one by one."""
-    without, *others = found["rules"].items()
-    lines = []
-    for label, values in others:
-        hits = [mine - theirs for mine, theirs in zip(values["hit_rate"], without[1]["hit_rate"], strict=True)]
-        mean, p95 = (below(values, without[1], name).show(0, "%") for name in ("mean", "p95"))
-        lines.append(f"{label}: {scaled(hits, 100).show(1)} points more hits, mean {mean} and p95 {p95} below")
+    """Return what pulls over each network change, and what is left to one worker; seeds are compared one by one."""
+    without, lines = next(iter(found["rules"].values())), []
+    for label, values in found["rules"].items():
+        if values is not without:
+            hits, mean, p95 = points(values, without), below(values, without, "mean"), below(values, without)
+            figures = f"mean {mean.show(0, '%')} and p95 {p95.show(0, '%')} below"
+            lines.append(f"{label}: {hits.show(1)} points more hits, {figures}")
+        lines.append(f"{label}: hits {points(found['one_worker'], values).show(1)} points below one worker")
     return lines
 
 
 def show(found: dict[str, Any]) -> None:
     console().print(table(found))
-    if "one_worker" not in found:
+    if TREE not in found["rules"]:
         print("  " + "\n  ".join(gains(found)))
     else:
         for goal, figure, is_met in goals(found):

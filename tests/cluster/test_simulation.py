@@ -379,6 +379,20 @@ def test_a_slow_network_leaves_segments_to_one_worker() -> None:
     assert routing(result).combined == 0
 
 
+def test_a_network_is_compared_with_none_and_with_one_worker() -> None:
+    figures = {"mean": [0.4, 0.2], "p95": [2.0, 1.0]}
+    pulled = {"hit_rate": [0.75, 0.875], "mean": [0.3, 0.15], "p95": [1.0, 0.5]}
+    found = {
+        "rules": {"pulls: off": {"hit_rate": [0.5, 0.625], **figures}, "pulls: 1GB/s": pulled},
+        "one_worker": {"hit_rate": [1.0, 0.875], **figures},
+    }
+    assert routers.gains(found) == [
+        "pulls: off: hits 37.5 ± 158.9 points below one worker",
+        "pulls: 1GB/s: 25.0 ± 0.0 points more hits, mean 25 ± 0% and p95 50 ± 0% below",
+        "pulls: 1GB/s: hits 12.5 ± 158.9 points below one worker",
+    ]
+
+
 @pytest.mark.full
 def test_real_workers_have_what_routers_predict_where_events_come_before_the_next_request() -> None:
     trace = routers.traffic("documents", 24, 0)
