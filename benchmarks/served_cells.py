@@ -230,8 +230,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="sizes that only show that it runs; keeps no results")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
-    kept = None if given.small or given.only else given.out
-    prepare_outputs(kept)
+    prepare_outputs(kept := None if given.small or given.only else given.out)
     known, text = read_cells(), CELLS.read_text(encoding="utf-8")
     compared = {cell["cell"]: cell for cell in json.loads(text)["cells"]}
     cells = [cell for cell in known.recorded if cell.name in compared and given.only in cell.name]

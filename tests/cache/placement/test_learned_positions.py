@@ -88,7 +88,7 @@ def test_the_depth_that_saves_most_is_taken_first() -> None:
     depths = [2560, 640, 2560, 4160, 2560, 2560] * 2
     lessons = [one for depth in depths for one in (query(9000), query(9000, depth, is_first=True))]
     for most, expected in enumerate(((), (2560,), (2560, 4160), (640, 2560, 4160))):
-        assert taught(lessons, f"most={most}, beta=1, pooled=0").place(query(9000)).learned == expected
+        assert taught(lessons, f"most={most}, beta=1, pooled=1000").place(query(9000)).learned == expected
 
 
 def test_a_checkpoint_that_is_placed_anyway_is_not_taken_twice() -> None:
@@ -112,7 +112,7 @@ def test_all_positions_of_structural_are_kept(case: tuple[list[PlacementQuery], 
 
 
 def test_options_are_checked() -> None:
-    for options in ("least=0", "beta=0", "beta=1.5", "prior=0", "every=0", "most=-1"):
+    for options in ("least=0", "beta=0", "beta=1.5", "prior=0", "pooled=0", "every=0", "most=-1"):
         with pytest.raises(ConfigError):
             make_placement(f"headwater({options})")
 

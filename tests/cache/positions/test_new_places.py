@@ -10,8 +10,8 @@ from headwater.cache.positions.new_places import NewPlaces
 PAGE, LAST = 10, 1600  # an eighth has 200 tokens
 
 
-def begun(prior: float = 1.0, beta: float = 1.0, pooled: float = 0.0) -> NewPlaces:
-    return NewPlaces(beta, prior, pooled)
+def begun(beta: float = 1.0, pooled: float = 1.0) -> NewPlaces:
+    return NewPlaces(beta, pooled)
 
 
 def test_nothing_is_expected_before_a_prompt_was_left_at_a_new_place() -> None:
@@ -22,12 +22,13 @@ def test_nothing_is_expected_before_a_prompt_was_left_at_a_new_place() -> None:
 
 
 def test_a_departure_is_spread_over_its_eighth() -> None:
-    """Of three prompts one was left in the second eighth, 200 to 400; one more is assumed."""
+    """One of three prompts was left in the second eighth, 200 to 400; as many of a third are added, and one more."""
     known = begun()
     for depth, is_new in ((300, True), (0, False), (900, False)):
         known.add(depth, is_new, LAST)
-    assert known.of(LAST, PAGE) == [(300, 1 / 4 / 2), (400, 1 / 4 / 2)]
-    assert known.of(LAST + 87, PAGE) == [(310, 1 / 4 / 2), (420, 1 / 4 / 2)]
+    each = pytest.approx((1 + 1 / 3) / (3 + 1 + 1) / 2)
+    assert known.of(LAST, PAGE) == [(300, each), (400, each)]
+    assert known.of(LAST + 87, PAGE) == [(310, each), (420, each)]
 
 
 @pytest.mark.parametrize(
@@ -40,20 +41,20 @@ def test_the_last_eighth_counts_from_the_last_page_elsewhere(depth: int, found: 
 
 
 def test_prompts_of_other_lengths_count_as_much_as_is_pooled() -> None:
-    known, alone = begun(pooled=2.0), begun()
+    known, alone = begun(pooled=2.0), begun(pooled=1e-9)
     for one in (known, alone):
         for _ in range(8):
             one.add(300, True, 4 * LAST)
             one.add(0, False, LAST)
-    assert alone.of(LAST, PAGE) == []
-    # half of all are left in the first eighth of their prompts: of two that are pooled one, beside 8 + 1 that are not
-    assert known.of(LAST, PAGE) == [(100, 1 / 11 / 2), (200, 1 / 11 / 2)]
+    assert sum(chance for _, chance in alone.of(LAST, PAGE)) < 1e-9
+    # half of all are left in the first eighth of their prompts: of two that are pooled one, beside 8 + 2 that are not
+    assert known.of(LAST, PAGE) == [(100, 1 / 12 / 2), (200, 1 / 12 / 2)]
 
 
-def test_few_requests_weigh_no_more_than_they_are() -> None:
+def test_few_requests_weigh_little() -> None:
     known = begun(pooled=1000.0)
     known.add(300, True, LAST)
-    assert known.of(LAST, PAGE) == [(300, 2 / 3 / 2), (400, 2 / 3 / 2)]
+    assert known.of(LAST, PAGE) == [(300, 2 / 1002 / 2), (400, 2 / 1002 / 2)]
 
 
 def test_later_requests_weigh_more() -> None:

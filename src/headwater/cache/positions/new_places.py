@@ -17,12 +17,13 @@ class NewPlaces:
     before are counted by eighth of the prompt, whatever the depth, and their chance is spread evenly over the eighth.
     The more places are known, the fewer are new. In the last eighth depths that count from the last page say more.
 
-    Requests of about this length count, and as many of all lengths as weigh `pooled` together. A request weighs `beta`
-    times as much for each later one, and `prior` requests are added that left nowhere.
+    Requests of about this length count, and as many of all lengths as weigh `pooled` together, and as many that left
+    nowhere: a few documents are new places, too, until their ends are known. A request weighs `beta` times as much for
+    each later one.
     """
 
-    def __init__(self, beta: float, prior: float, pooled: float) -> None:
-        self._beta, self._prior, self._pooled = beta, prior, pooled
+    def __init__(self, beta: float, pooled: float) -> None:
+        self._beta, self._pooled = beta, pooled
         self._unit = 1.0  # weight of the next request
         self._counts: dict[int, Counts] = {}  # by class of lengths
         self._all: Counts = [0.0] * EIGHTHS
@@ -44,9 +45,10 @@ class NewPlaces:
             return []
         kind = class_of(last)
         alike = [self._counts[one] for one in range(kind - NEAR, kind + NEAR + 1) if one in self._counts]
-        share = min(1.0, self._pooled * self._unit / self._all[-1])
+        pooled = self._pooled * self._unit
+        share = min(1.0, pooled / self._all[-1])
         weights = [share * self._all[i] + sum(counts[i] for counts in alike) for i in range(EIGHTHS)]
-        total = weights.pop() + self._prior * self._unit
+        total = weights.pop() + pooled
         return [
             (last * (POINTS * eighth + point) // (POINTS * EIGHTHS) // page * page, weight / total / POINTS)
             for eighth, weight in enumerate(weights)
