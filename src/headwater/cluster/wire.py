@@ -80,9 +80,9 @@ class WithPrompt(AboutRequest):
 class Submit(WithPrompt, tag=True):
     """A request for a worker.
 
-    `output`: the first tokens of its answer, which another worker sent, without the last one: that is said again, and
-    compared. `begun`: there is one. `peers`: incarnations of workers that have more of its prompt cached. `tail`: of
-    its prompt, which this worker is to keep for another one, or to read.
+    `output`: the tokens of its answer that another worker sent, but the last one: that one is said again, and compared.
+    `peers`: incarnations of workers that have more of its prompt cached. `tail`: of its prompt, which this worker is to
+    keep for another one, or to read. `begun`: its client has tokens of the answer, so that it is not to be refused.
     """
 
     output: tuple[int, ...] = ()

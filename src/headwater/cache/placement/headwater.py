@@ -30,9 +30,10 @@ class Headwater(Placement):
     ) -> None:
         if not 0 < least <= 1 or not 0 < beta <= 1:
             raise ValueError(f"least is {least:g} and beta {beta:g}; both must be above 0, and 1 at most")
-        if prior <= 0 or pooled <= 0 or every < 1 or most < 0:
-            given = f"prior is {prior:g}, pooled {pooled:g}, every {every} and most {most}"
-            raise ValueError(f"{given}; at least above 0, above 0, 1 and 0")
+        if prior <= 0 or pooled <= 0:
+            raise ValueError(f"prior is {prior:g} and pooled {pooled:g}; both must be above 0")
+        if every < 1 or most < 0:
+            raise ValueError(f"every is {every} and most {most}; 1 and 0 are the least")
         self._structural, self._departures = Structural(), Departures(beta, prior, every)
         self._new_places = NewPlaces(beta, pooled)
         self._least, self._most = least, most
