@@ -7,15 +7,31 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
-from headwater.cluster.sockets import Contact
-from headwater.cluster.wire import Ping, Submit, encode
+from headwater.cluster.follower import Follower
+from headwater.cluster.link import Link
+from headwater.cluster.part_messages import Ready
+from headwater.cluster.peer_channel import Channel, PeerFailed
+from headwater.cluster.sockets import Connect, Contact
+from headwater.cluster.wire import Peer, Ping, Submit, encode
 from headwater.schedule.sequence import key_of
-from tests.cluster.fake import LONG, MODEL, FakeWorker, FormulaEngine, Received, Router, asking, formula, until
+from tests.cluster.fake import (
+    LONG,
+    MODEL,
+    PATIENCE,
+    FakeWorker,
+    FormulaEngine,
+    Received,
+    Router,
+    asking,
+    formula,
+    until,
+)
 
 ROUTER = """
 import sys, zmq
@@ -130,3 +146,37 @@ def test_a_request_that_was_lost_with_a_connection_is_answered(
     assert received.wait().tokens == formula([1], 20)
     assert len(worker.engine.seen) == 1
     assert router.counts["moved"] == 1
+
+
+class Unconnected:
+    """Sockets whose connections ZeroMQ has given up: what one end encrypts and the other does not."""
+
+    def to(self, key: bytes) -> Connect:
+        return lambda socket, address: None
+
+
+def test_without_a_connection_nobody_waits_for_ever() -> None:
+    contact, client = Contact("tcp://127.0.0.1:9", b""), Unconnected()
+    link, channel = Link("a", contact, b"router", client), Channel(Peer(b"b", contact), client)
+    follower = Follower(contact.address, contact.address, "kv-events", connect=client.to(b""))
+    told: list[str] = []
+
+    def tried(call: Callable[[], object]) -> None:
+        try:
+            told.append(f"returned {call()}")
+        except (PeerFailed, TimeoutError) as error:
+            told.append(str(error))
+
+    calls = (
+        partial(link.send, Ping()),
+        partial(channel.ask, Ready(b"b", b""), 1.0),
+        lambda: list(follower._asked(b"")),
+    )
+    for call in calls:
+        thread = threading.Thread(target=tried, args=(call,), daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+    assert told == ["returned None", "has no connection", "no connection to tcp://127.0.0.1:9"]
+    link.close()
+    channel.close()
+    follower.close()

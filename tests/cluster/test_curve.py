@@ -26,7 +26,7 @@ from headwater.cluster.follower import Follower
 from headwater.cluster.messages import SNAPSHOT
 from headwater.cluster.publisher import Publisher
 from headwater.cluster.router_processes import Given, RouterProcesses
-from headwater.cluster.sockets import PLAIN, Client, Contact, Server, Sockets, opened
+from headwater.cluster.sockets import PLAIN, Client, Contact, Server, Sockets, opened, queued
 from headwater.cluster.wire import Ping, Submit, encode
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
@@ -102,10 +102,10 @@ def stranger(one: Up, kind: str, client: Client, key: bytes) -> Iterator[zmq.Soc
             socket.subscribe("")
         client.to(key)(socket, one.at[kind])
         if kind == "requests":
-            socket.send(encode(Ping(is_first=True)))
-            socket.send(encode(Submit(1, 0, asking([], 1), key_of([9]))))
+            for message in (Ping(is_first=True), Submit(1, 0, asking([], 1), key_of([9]))):
+                queued(socket, encode(message))  # not, if it was refused before
         elif kind == "replay":
-            socket.send_multipart((b"", SNAPSHOT))
+            queued(socket, b"", SNAPSHOT)
         yield socket
 
 

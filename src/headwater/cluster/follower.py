@@ -13,7 +13,7 @@ import zmq
 
 from headwater.cluster.messages import END, NUMBER_BYTES, SNAPSHOT, Message, MessageError
 from headwater.cluster.picture import Picture
-from headwater.cluster.sockets import Connect, connect_plain, opened
+from headwater.cluster.sockets import Connect, connect_plain, opened, queued
 
 ANSWER_TIME = 5.0  # seconds for an answer of the worker to go on
 
@@ -96,7 +96,8 @@ class Follower:
             socket.linger = 0
             socket.rcvhwm = 0
             self._connect(socket, self._replay_address)
-            socket.send_multipart((b"", request))
+            if not queued(socket, b"", request):
+                raise TimeoutError(f"no connection to {self._replay_address}")
             while True:
                 if not socket.poll(int(self._answer_time * 1000)):
                     raise TimeoutError(f"no answer from {self._replay_address} within {self._answer_time:g} s")

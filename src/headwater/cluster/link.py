@@ -11,7 +11,7 @@ import zmq
 from headwater.cluster.choice import NOTHING, Candidate, Found, Known, OpenRequests, Prompt
 from headwater.cluster.follower import Follower
 from headwater.cluster.routed import Routed
-from headwater.cluster.sockets import Client, Contact, has_message, opened
+from headwater.cluster.sockets import Client, Contact, has_message, opened, queued
 from headwater.cluster.wire import (
     Batch,
     Heartbeat,
@@ -61,7 +61,8 @@ class Link:
     # -- messages
 
     def send(self, message: ToWorker) -> None:
-        self.socket.send(encode(message))
+        """Send a message; without a connection it is dropped, and the worker is lost once it was silent too long."""
+        queued(self.socket, encode(message))
 
     def receive(self) -> list[OfRequests]:
         """Return the messages that are there, without those of another incarnation than the one that is known.

@@ -11,7 +11,7 @@ import zmq
 
 from headwater.cluster.part_messages import FAILED, Answer, Question, Sent, answer, encode
 from headwater.cluster.shared_buffers import this_host
-from headwater.cluster.sockets import Client, opened
+from headwater.cluster.sockets import Client, opened, queued
 from headwater.cluster.wire import Peer, WireError
 from headwater.tiers.part import Buffer
 
@@ -43,7 +43,8 @@ class Channel:
     def ask(self, message: Question, seconds: float) -> tuple[Answer, list[Buffer]]:
         """Return an answer, and the payload that follows it. Raises PeerFailed."""
         with self._socket() as socket:
-            socket.send(encode(message))
+            if not queued(socket, encode(message)):
+                raise PeerFailed("has no connection")
             until = time.monotonic() + seconds
             while not socket.poll(LOOKED):
                 if self._closed:

@@ -86,6 +86,18 @@ def opened(kind: int, sends: int = 0, receives: int = 0) -> zmq.Socket[bytes]:
     return socket
 
 
+def queued(socket: zmq.Socket[bytes], *frames: bytes) -> bool:
+    """Queue a message; False if the socket has no connection to queue it for, for which ZeroMQ's `send` waits.
+
+    It would wait for ever: ZeroMQ may give a connection up if one end encrypts and the other does not.
+    """
+    try:
+        socket.send_multipart(frames, zmq.NOBLOCK)
+    except zmq.Again:
+        return False
+    return True
+
+
 def has_message(socket: zmq.Socket[bytes]) -> bool:
     """Return whether a message is there, in 1.4 us: the exception of a `recv` that finds none takes 3.2."""
     events = socket.getsockopt(zmq.EVENTS)
