@@ -51,6 +51,12 @@ def workers_of(model, *names: str) -> Iterator[tuple]:
         yield router, workers
 
 
+@pytest.fixture(autouse=True)
+def is_patient(monkeypatch) -> None:
+    """Let requests wait for their segments on a busy machine, too."""
+    monkeypatch.setattr(preparing, "LATE_SECONDS", 60.0)
+
+
 @pytest.fixture
 def model(load):  # noqa: F811
     return load("qwen3_5", "float32", 2)

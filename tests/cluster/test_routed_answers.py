@@ -36,7 +36,12 @@ from tests.exactness.rig import words
 
 ANYWHERE = "tcp://127.0.0.1:*"
 KEY = bytes(32)
-EVENTS = ServeConfig(kv_events=True, kv_events_endpoint=ANYWHERE, kv_events_replay_endpoint=ANYWHERE)
+EVENTS = ServeConfig(
+    kv_events=True,
+    kv_events_endpoint=ANYWHERE,
+    kv_events_replay_endpoint=ANYWHERE,
+    tier_timeout=60,  # what is pulled is not late on a busy machine
+)
 PROMPT = words(150, "routed")
 KINDS = {
     "greedy": {"temperature": 0, "logprobs": 2},
