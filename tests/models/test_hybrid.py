@@ -1,7 +1,9 @@
 """The model against transformers, and against itself in other slices and other company."""
 
 import random
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -170,6 +172,30 @@ def test_company_changes_no_bit(name: str, dtype: str, loaded: Callable[..., Loa
     extra = bench.sequence(130)
     third = bench.step([(extra, prompt(ours, 130))], [(seq, 9) for seq in reversed(seqs)])
     assert torch.equal(third[1:], torch.stack([rows[1] for rows in reversed(alone_next)]))
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "qwen3_window"])
+def test_threads_compute_with_one_model_at_once(name: str, loaded: Callable[..., LoadedModel]) -> None:
+    """As engines in one process do: what layers keep from step to step is of the thread's own step."""
+    ours = loaded(name)
+
+    def logits_of(seed: int) -> list[torch.Tensor]:
+        tokens, bench = prompt(ours, 40 + LONGER_BY * seed, seed=seed), Bench(ours.model, n_pages=16, n_slots=2)
+        seq = bench.sequence(len(tokens) + 4)
+        return [bench.step([(seq, tokens)]), *(bench.step([], [(seq, token)]) for token in (7, 9, 8))]
+
+    def is_alike(seed: int) -> bool:
+        numerics.prepare_process()
+        return all(torch.equal(*rows) for _ in range(8) for rows in zip(logits_of(seed), alone[seed], strict=True))
+
+    alone = [logits_of(seed) for seed in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(len(alone)) as threads:
+            assert list(threads.map(is_alike, range(len(alone)))) == [True] * len(alone)
+    finally:
+        sys.setswitchinterval(before)
 
 
 def known_tokens(ours: LoadedModel, of_prompts: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

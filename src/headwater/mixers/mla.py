@@ -13,6 +13,7 @@ then the value), M = max(D, V).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import cache
 
@@ -106,8 +107,11 @@ class ExpandedHeads:
         return k_KGM, v_KGM
 
 
-class Scratch:
-    """Memory for keys and values of a group, kept because fresh memory is slow; it grows with the longest sequence."""
+class Scratch(threading.local):
+    """Memory for keys and values of a group, kept because fresh memory is slow; it grows with the longest sequence.
+
+    Each thread has its own.
+    """
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self._keys_values = torch.zeros(2, 0, GROUP, width, dtype=dtype, device=device)

@@ -30,9 +30,10 @@ class RotaryTable:
 
     def at(self, position_N: Tensor) -> Tensor:
         """Return cosines and sines at these positions, [N, 2, F]."""
-        if self._last is None or self._last[0] is not position_N:
-            self._last = position_N, self._looked_up(position_N)
-        return self._last[1]
+        last = self._last  # another thread may replace it
+        if last is None or last[0] is not position_N:
+            last = self._last = position_N, self._looked_up(position_N)
+        return last[1]
 
     def turn(self, by: int) -> Tensor:
         """Return the rotation by `by` positions, [1, 2, F], from angles in float64."""
@@ -57,11 +58,12 @@ class RotaryTable:
 
     def until(self, end: int) -> Tensor:
         """Return cosines and sines at positions from 0 to at least `end`, [positions, 2, F]: the same one if it can."""
-        starts, device = range(len(self._cos_sin), end, TABLE_BLOCK), self._cos_sin.device
+        table = self._cos_sin  # another thread may replace it by a shorter one
+        starts = range(len(table), end, TABLE_BLOCK)
         if starts:
-            more = [self._computed(torch.arange(start, start + TABLE_BLOCK, device=device)) for start in starts]
-            self._cos_sin = torch.cat([self._cos_sin, *more])
-        return self._cos_sin
+            more = [self._computed(torch.arange(start, start + TABLE_BLOCK, device=table.device)) for start in starts]
+            table = self._cos_sin = torch.cat([table, *more])
+        return table
 
     def _looked_up(self, position_N: Tensor) -> Tensor:
         return self.until(int(position_N.max()) + 1)[position_N]

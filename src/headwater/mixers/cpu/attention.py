@@ -182,12 +182,13 @@ class DecodeKernel:
 
     def _angles(self, rows: DecodeRows) -> Array:
         """Return cosines and sines of all positions."""
+        last = self._cos_sin  # another thread may replace it
         if self.rotation is not None:
             with constant():
                 table = self.rotation.until(rows.longest)
-            if table is not self._cos_sin[0]:
-                self._cos_sin = table, flat(table)
-        return self._cos_sin[1]
+            if table is not last[0]:
+                last = self._cos_sin = table, flat(table)
+        return last[1]
 
     @staticmethod
     def _weights(norm: RMSNorm | None) -> Array:

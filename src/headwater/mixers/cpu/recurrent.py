@@ -112,9 +112,10 @@ class RecurrentOnCpu:
             kernel.prefill_into(out_NX, products, together, self._memory_of(state))
 
     def _memory_of(self, state: LayerState) -> Memory:
-        if self._memory is None or self._memory[0] is not state.recurrent:  # it is the same from step to step
-            self._memory = state.recurrent, Memory.of(state)
-        return self._memory[1]
+        last = self._memory  # another thread may replace it
+        if last is None or last[0] is not state.recurrent:  # it is the same from step to step
+            last = self._memory = state.recurrent, Memory.of(state)
+        return last[1]
 
 
 def _gather_into(out_WX: Tensor, rows_BX: Tensor, kept_SAX: Tensor, sources: Rows, keeps: Rows) -> None:
