@@ -69,6 +69,7 @@ class InstantEngine:
         peers: Iterable[bytes] = (),
         follows: int | None = None,
         tail: object = None,
+        begun: bool = False,
     ) -> int:
         on_event(TokenEvent(1, "a", -0.5))
         prompt = len(generation.prompt)

@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -149,6 +150,16 @@ def test_make_bench_leaves_recorded_traffic_out_if_there_is_none(
 ) -> None:
     assert bench(monkeypatch, "drafting", "--data", str(tmp_path / "none")) == []
     assert "drafting: left out" in capsys.readouterr().out
+
+
+def test_the_engine_that_answers_at_once_takes_what_workers_give() -> None:
+    """Its smallest run is not part of `make test`, and workers give all arguments by place."""
+    pytest.importorskip("zmq")
+    from benchmarks.routing import InstantEngine
+    from headwater.cluster.worker import WorkingEngine
+
+    given, taken = (list(signature(of.submit).parameters) for of in (WorkingEngine, InstantEngine))
+    assert taken == given
 
 
 @pytest.mark.full
