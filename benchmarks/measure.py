@@ -101,7 +101,7 @@ def parser(doc: str | None, name: str, repeats: int) -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=repeats)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
+    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs; replaces no results")
     parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json")
     return parser
 
@@ -165,11 +165,15 @@ def machine() -> dict[str, object]:
 
 
 def report(given: argparse.Namespace, rows: list[Row], **settings: object) -> None:
-    """Write the rows with their median and spread, and print them."""
+    """Write the rows with their median and spread, and print them.
+
+    Those of the smallest run do not replace results of the project.
+    """
     run = machine() | {"seed": given.seed, "repeats": given.repeats, "small": given.small}
     run |= {"cores_busy_with_others": busy_with_others(given.begun)} | settings
     shown = [asdict(row) | {"min": min(row.values), "median": row.median, "max": max(row.values)} for row in rows]
-    given.out.write_text(json.dumps({"run": run, "rows": shown}, indent=1) + "\n")
+    if not given.small or given.out.parent != RESULTS:
+        given.out.write_text(json.dumps({"run": run, "rows": shown}, indent=1) + "\n")
     table = new_table(f"{given.out.stem}: {run['cores_busy_with_others']} cores were busy with other processes")
     add_rows(table, rows)
     console().print(table)

@@ -23,6 +23,7 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 
 from benchmarks import measure
@@ -37,10 +38,10 @@ from headwater.cluster.picture import Picture
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.sockets import PLAIN, Client, Contact
 from headwater.cluster.sums import zero
-from headwater.cluster.wire import FinishedMessage, Ping, Submit, WorkerInfo
+from headwater.cluster.wire import FailedMessage, FinishedMessage, Ping, Submit, WorkerInfo
 from headwater.cluster.worker import Worker
 from headwater.engine.meter import Backlog, EngineStats
-from headwater.events import Event, FinishedEvent, TokenEvent
+from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import key_of
@@ -154,13 +155,25 @@ def alone(router: Router, prompts: list[tuple[int, ...]]) -> list[float]:
     """Return the seconds of each request, one after the other."""
     seconds = []
     for prompt in prompts:
-        done = threading.Event()
+        events: SimpleQueue[Event] = SimpleQueue()
         begun = time.perf_counter()
-        router.submit(asked(prompt), lambda event, done=done: done.set() if isinstance(event, FinishedEvent) else None)
-        if not done.wait(PATIENCE):
-            raise TimeoutError(f"no answer within {PATIENCE:g} s")
+        router.submit(asked(prompt), events.put)
+        wait_for_end(events)
         seconds.append(time.perf_counter() - begun)
     return seconds
+
+
+def wait_for_end(events: SimpleQueue[Event]) -> None:
+    """Return once the last event is there. Raises what it says if the request failed, and TimeoutError."""
+    while True:
+        try:
+            event = events.get(timeout=PATIENCE)
+        except Empty:
+            raise TimeoutError(f"no answer within {PATIENCE:g} s") from None
+        if isinstance(event, FailedEvent):
+            raise event.error
+        if isinstance(event, FinishedEvent):
+            return
 
 
 class Direct:
@@ -181,8 +194,11 @@ class Direct:
         begun = time.perf_counter()
         self._link.send(Submit(next(self._ids), 1, asked(()), key_of(prompt)))
         while self._link.socket.poll(int(1000 * PATIENCE)):
-            if any(isinstance(message, FinishedMessage) for message in self._link.receive()):
-                return time.perf_counter() - begun
+            for message in self._link.receive():
+                if isinstance(message, FailedMessage):
+                    raise message.event.error
+                if isinstance(message, FinishedMessage):
+                    return time.perf_counter() - begun
         raise TimeoutError(f"no answer within {PATIENCE:g} s")
 
     def close(self) -> None:
@@ -194,7 +210,7 @@ def rate(router: Router, prompts: list[tuple[int, ...]]) -> float:
     room = threading.Semaphore(OPEN)
 
     def on_event(event: Event) -> None:
-        if isinstance(event, FinishedEvent):
+        if isinstance(event, FinishedEvent | FailedEvent):  # those that failed are counted by the caller
             room.release()
 
     begun = time.perf_counter()

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import measure
 from benchmarks import run as make_bench
 from headwater.models.embedded import embedded
 
@@ -150,6 +151,18 @@ def test_make_bench_leaves_recorded_traffic_out_if_there_is_none(
 ) -> None:
     assert bench(monkeypatch, "drafting", "--data", str(tmp_path / "none")) == []
     assert "drafting: left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("small", "folder", "writes"), [(True, "", False), (False, "", True), (True, "other", True)])
+def test_a_smallest_run_replaces_no_results(
+    small: bool, folder: str, writes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "RESULTS", tmp_path)
+    out = tmp_path / folder / "figures.json"
+    out.parent.mkdir(exist_ok=True)
+    given = SimpleNamespace(seed=0, repeats=1, small=small, out=out, begun=measure.cpu_seconds())
+    measure.report(given, [measure.Row("time", "ms", [1.0])])
+    assert out.exists() == writes
 
 
 def test_the_engine_that_answers_at_once_takes_what_workers_give() -> None:

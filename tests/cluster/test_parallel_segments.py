@@ -52,7 +52,7 @@ def workers_of(model, *names: str) -> Iterator[tuple]:
 
 
 @pytest.fixture(autouse=True)
-def is_patient(monkeypatch) -> None:
+def patience(monkeypatch) -> None:
     """Let requests wait for their segments on a busy machine, too."""
     monkeypatch.setattr(preparing, "LATE_SECONDS", 60.0)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headwater.layers.attention import Rotary
 from headwater.mixers.gpu import has_kernels
+from headwater.mixers.last_value import LastValue
 
 TABLE_BLOCK = 4096  # positions
 
@@ -25,15 +26,11 @@ class RotaryTable:
         exponent_F = torch.arange(0, width, 2, dtype=torch.float, device=device) / width
         self._frequency_F = 1.0 / (rotary.theta**exponent_F)
         self._cos_sin = torch.empty(0, 2, width // 2, device=device)
-        # The last positions and their result, shared by all layers of a step.
-        self._last: tuple[Tensor, Tensor] | None = None
+        self._at = LastValue(self._looked_up)  # of the positions of a step, for all its layers
 
     def at(self, position_N: Tensor) -> Tensor:
         """Return cosines and sines at these positions, [N, 2, F]."""
-        last = self._last  # another thread may replace it
-        if last is None or last[0] is not position_N:
-            last = self._last = position_N, self._looked_up(position_N)
-        return last[1]
+        return self._at.of(position_N, position_N)
 
     def turn(self, by: int) -> Tensor:
         """Return the rotation by `by` positions, [1, 2, F], from angles in float64."""

@@ -24,10 +24,12 @@ from headwater.layers.attention import GroupedAttention, WindowAttention
 from headwater.mixers.activations import RMSNorm
 from headwater.mixers.attention import Attention, AttentionStep, Destinations, Heads
 from headwater.mixers.batch import StepBatch
+from headwater.mixers.last_value import LastValue
 from headwater.mixers.weights import Weights
 from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer, in_rings
 
 Array = np.ndarray[Any, Any]
+NO_ANGLES = np.empty(0, np.float32)
 SCRATCH_BYTES = 64 << 20  # of attention's results for splits of keys: 32 rows of a long context would take gigabytes
 
 
@@ -119,14 +121,11 @@ class KernelPages:
     """Pages of one layer as arrays, which are the same from step to step."""
 
     def __init__(self) -> None:
-        self._last: tuple[Tensor, Pages] | None = None
+        self._pages = LastValue(Pages.of)
 
     def of(self, tensors: tuple[Tensor, ...], size: int) -> Pages:
         """Return keys and values, or tensors that are both, in pages of `size` tokens."""
-        last = self._last
-        if last is None or last[0] is not tensors[0]:
-            last = self._last = tensors[0], Pages.of(tensors, size)
-        return last[1]
+        return self._pages.of(tensors[0], tensors, size)
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class DecodeKernel:
         self.shape, self.rotation = shape, heads.rotation
         self.norms = tuple(self._weights(norm) for norm in (heads.q_norm, heads.k_norm))
         self.scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
-        self._cos_sin: tuple[Tensor | None, Array] = None, np.empty(0, np.float32)
+        self._cos_sin = LastValue(flat)
         self.pages = KernelPages()
 
     @staticmethod
@@ -182,13 +181,11 @@ class DecodeKernel:
 
     def _angles(self, rows: DecodeRows) -> Array:
         """Return cosines and sines of all positions."""
-        last = self._cos_sin  # another thread may replace it
-        if self.rotation is not None:
-            with constant():
-                table = self.rotation.until(rows.longest)
-            if table is not last[0]:
-                last = self._cos_sin = table, flat(table)
-        return last[1]
+        if self.rotation is None:
+            return NO_ANGLES
+        with constant():
+            table = self.rotation.until(rows.longest)
+        return self._cos_sin.of(table, table)
 
     @staticmethod
     def _weights(norm: RMSNorm | None) -> Array:
@@ -258,26 +255,13 @@ class WindowAttentionOnCpu(WindowAttentionMixer):
             self.kernel.decode_into(read_BX, qkv_BX, self._rows(part), pages)
 
     def _rows(self, batch: StepBatch) -> DecodeRows:
-        return _rings(self.shape.window).of(batch)
-
-
-class RingRows:
-    """Decoding rows of the last step with their rings, shared by all layers with this window."""
-
-    def __init__(self) -> None:
-        self._last: tuple[StepBatch, DecodeRows] | None = None
-
-    def of(self, batch: StepBatch) -> DecodeRows:
-        """Return the decoding rows of a step."""
-        last = self._last
-        if last is None or last[0] is not batch:
-            last = self._last = batch, DecodeRows.of_rings(batch)
-        return last[1]
+        return _ring_rows(self.shape.window).of(batch, batch)
 
 
 @cache
-def _rings(window: int) -> RingRows:
-    return RingRows()
+def _ring_rows(window: int) -> LastValue[DecodeRows]:
+    """Return the decoding rows of a step with their rings, which all layers with this window share."""
+    return LastValue(DecodeRows.of_rings)
 
 
 def attention_of(layer: int, shape: GroupedAttention, weights: Weights) -> Attention:

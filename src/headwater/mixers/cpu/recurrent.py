@@ -25,6 +25,7 @@ from headwater.mixers.cpu.memory import Memory
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.gla import GatedLinearAttentionMixer
 from headwater.mixers.kda import KimiDeltaAttention
+from headwater.mixers.last_value import LastValue
 from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mamba2 import StateSpaceDual
@@ -64,7 +65,7 @@ class RecurrentOnCpu:
     def __init__(self, mixer: RecurrentMixer[Any], kernel: Kernel) -> None:
         self.mixer, self.kernel = mixer, kernel
         self.prefill = kernel if isinstance(kernel, PrefillKernel) and kernel.prefills else None
-        self._memory: tuple[Tensor, Memory] | None = None  # of the last step, and the states that it was made of
+        self._memory = LastValue(Memory.of)  # of the states, which are the same from step to step
 
     def forward(self, x_ND: Tensor, batch: StepBatch, state: LayerState) -> Tensor:
         """Compute the layer as `RecurrentMixer.forward` does; what kernels compute is close to its own."""
@@ -112,10 +113,7 @@ class RecurrentOnCpu:
             kernel.prefill_into(out_NX, products, together, self._memory_of(state))
 
     def _memory_of(self, state: LayerState) -> Memory:
-        last = self._memory  # another thread may replace it
-        if last is None or last[0] is not state.recurrent:  # it is the same from step to step
-            last = self._memory = state.recurrent, Memory.of(state)
-        return last[1]
+        return self._memory.of(state.recurrent, state)
 
 
 def _gather_into(out_WX: Tensor, rows_BX: Tensor, kept_SAX: Tensor, sources: Rows, keeps: Rows) -> None:
