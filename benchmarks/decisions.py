@@ -12,7 +12,6 @@ rates are renewed three times.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 import tracemalloc
@@ -141,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoints", type=measure.numbers, default=(10_000, 1_000_000))
     parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
+    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs; replaces no results")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "decisions.json")
     given = parser.parse_args()
     prepare_outputs(given.out)
@@ -149,7 +148,7 @@ def main() -> None:
     for number in (200,) if given.small else given.checkpoints:
         rows.append(cost(number, 50 if given.small else given.requests))
         print(*(f"{name} {value:,}" for name, value in rows[-1].items()), sep="; ", flush=True)
-    given.out.write_text(json.dumps({"run": measure.machine(), "rows": rows}, indent=1) + "\n")
+    measure.write_results(given.out, {"run": measure.machine(), "rows": rows}, small=given.small)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import argparse
 import gc
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -28,9 +27,9 @@ from pathlib import Path
 
 from benchmarks.index_adapter import Headwater, HeadwaterLearned, HeadwaterRequests, HeadwaterSegLen, Key
 from benchmarks.index_workload import VOCABULARY, fresh, np, workload
+from benchmarks.measure import RESULTS, machine, write_results
 from headwater.cache import PrefixCache
 from headwater.cli.common import prepare_outputs
-from headwater.machine import cpu
 from headwater.plan import CacheLayout, Draft
 
 HERE = Path(__file__).parent
@@ -274,24 +273,13 @@ PEER_FIGURES = [
 ]
 
 
-def machine() -> dict[str, object]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
-    return {
-        "commit": commit,
-        "cpu": cpu().name,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "seed": SEED,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
+    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs; replaces no results")
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--peer-python", default=sys.executable)
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "index.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "index.json")
     options = parser.parse_args()
     prepare_outputs(options.out)
     rows = measure(options.repeats, SMALL_SEQUENCES if options.small else SEQUENCES)
@@ -300,8 +288,8 @@ def main() -> None:
     print(f"{'':<44}{'median':>12}{'best':>12}")
     for row in rows:
         print(row)
-    report = {"run": machine() | {"repeats": options.repeats}, "rows": [asdict(row) for row in rows]}
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    report = {"run": machine() | {"seed": SEED, "repeats": options.repeats}, "rows": [asdict(row) for row in rows]}
+    write_results(options.out, report, small=options.small)
 
 
 if __name__ == "__main__":

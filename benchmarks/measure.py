@@ -165,18 +165,20 @@ def machine() -> dict[str, object]:
 
 
 def report(given: argparse.Namespace, rows: list[Row], **settings: object) -> None:
-    """Write the rows with their median and spread, and print them.
-
-    Those of the smallest run do not replace results of the project.
-    """
+    """Write the rows with their median and spread, and print them."""
     run = machine() | {"seed": given.seed, "repeats": given.repeats, "small": given.small}
     run |= {"cores_busy_with_others": busy_with_others(given.begun)} | settings
     shown = [asdict(row) | {"min": min(row.values), "median": row.median, "max": max(row.values)} for row in rows]
-    if not given.small or given.out.parent != RESULTS:
-        given.out.write_text(json.dumps({"run": run, "rows": shown}, indent=1) + "\n")
+    write_results(given.out, {"run": run, "rows": shown}, small=given.small)
     table = new_table(f"{given.out.stem}: {run['cores_busy_with_others']} cores were busy with other processes")
     add_rows(table, rows)
     console().print(table)
+
+
+def write_results(path: Path, document: Mapping[str, object], *, small: bool) -> None:
+    """Write them as JSON; those of the smallest run do not replace results of the project."""
+    if not small or path.resolve().parent != RESULTS.resolve():
+        path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -28,7 +28,6 @@ the mean, at 95%.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import time
@@ -38,7 +37,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import console, machine
+from benchmarks.measure import RESULTS, console, machine, write_results
 from benchmarks.routed_traffic import Processes
 from headwater.cli.common import prepare_outputs
 from headwater.cli.replay_tables import as_predicted
@@ -57,7 +56,6 @@ from headwater.traces.loads import make_arrivals
 from headwater.traces.read import make_trace
 from headwater.traces.request import Trace
 
-RESULTS = Path(__file__).resolve().parent / "results"
 OUT, OUT_PULLS, OUT_PROCESSES = (RESULTS / f"{name}.json" for name in ("routers", "pulls", "routed_traffic"))
 PROFILE, DEVICE = load_profile("qwen3.5-9b"), load_device("h20")
 TRAFFIC = {"documents": "generated(27, requests={})", "agents": "generated(39, requests={})"}
@@ -346,7 +344,7 @@ def main() -> None:
     parser.add_argument(
         "--pulls", help="networks of pulls between workers, with commas, for least_cost; off is without"
     )
-    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
+    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs; replaces no results")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     prepare_outputs(out := given.out or (OUT_PROCESSES if given.processes else OUT_PULLS if given.pulls else OUT))
@@ -379,9 +377,8 @@ def main() -> None:
                     "seeds": seeds,
                     "seconds": round(time.process_time()),
                 }
-                out.write_text(
-                    json.dumps({"run": run, "grid": {} if given.pulls else GRID, "cells": cells}, indent=1) + "\n"
-                )
+                document = {"run": run, "grid": {} if given.pulls else GRID, "cells": cells}
+                write_results(out, document, small=given.small)
     print(f"{time.process_time():,.0f} seconds of a processor")
 
 

@@ -11,7 +11,6 @@ default's.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,7 +65,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=seeds_of, default=range(40), help="of drawn traffic, FIRST-LAST")
     parser.add_argument("--windows", type=measure.numbers, default=(50, 100, 200, 500), help="requests")
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
+    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs; replaces no results")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "shadows.json")
     given = parser.parse_args()
     prepare_outputs(given.out)
@@ -80,7 +79,7 @@ def main() -> None:
     names = next(iter(found.values()))
     for of, label in ((mean, "mean"), (min, "least"), (max, "greatest")):
         print(label, *(f"{name} {of([row[name] for row in found.values()]):+.2f}" for name in names), sep="; ")
-    given.out.write_text(json.dumps({"run": measure.machine(), "cells": found}, indent=1) + "\n")
+    measure.write_results(given.out, {"run": measure.machine(), "cells": found}, small=given.small)
 
 
 if __name__ == "__main__":
