@@ -97,6 +97,24 @@ def test_a_request_ends_with_its_length_and_account(make):
     assert (end.finish_reason, end.output_tokens, end.account.prompt_tokens) == ("length", 8, 100)
 
 
+def test_whoever_gets_a_token_can_have_read_what_is_cached_by_then(make):
+    """A next turn may follow at once, and be routed by what was published."""
+    with make(500) as rig:
+        engine, read, behind, done = rig.engine, [0], [], threading.Event()
+        cache = engine.scheduler.cache
+        engine.stepped = lambda: read.append(cache.version)
+
+        def on_event(event) -> None:
+            behind.append(cache.version - read[-1])
+            if not isinstance(event, TokenEvent):
+                done.set()
+
+        engine.submit(generation(words(100, 1), max_tokens=1), on_event)
+        assert done.wait(60)
+    assert read[0] < max(read), "the prompt was not cached"
+    assert behind[0] == 0
+
+
 def test_joined_texts_are_the_decoded_tokens(make):
     with make(500) as rig:
         *tokens, end = collect(rig.engine, generation(words(100, 1), max_tokens=30))

@@ -107,7 +107,6 @@ class Engine(Answering):
         self.draft_bytes = draft_bytes(loaded.spec, runner.slots, scheduler.speculation)
         self.draft_bytes += head.bytes if isinstance(head, DraftModel) else 0
         self.mtp_bytes = 0 if runner.mtp is None else scheduler.layout.n_pages * loaded.spec.mtp_page_bytes
-        self.stepped: Callable[[], None] = lambda: None  # called after the cache has changed, by the thread that has it
         self._cancelled: set[int] = set()
         self._deadlines = Deadlines()
         self._refusing = False  # running requests end, new ones are refused
