@@ -44,7 +44,7 @@ from headwater.models.embedded import embedded
 from headwater.models.load import LoadedModel, load_model
 from headwater.request import Drafting, Generation, SamplingParams
 from headwater.schedule.limits import EXTRA_SLOTS
-from headwater.schedule.sequence import Sequence
+from headwater.schedule.sequence import Sequence, key_of
 from headwater.setting import SettingError
 from headwater.tiers.memory import MemoryStore
 from tests.checkpoints import checkpoint
@@ -100,19 +100,21 @@ def test_a_request_ends_with_its_length_and_account(make):
 def test_whoever_gets_a_token_can_have_read_what_is_cached_by_then(make):
     """A next turn may follow at once, and be routed by what was published."""
     with make(500) as rig:
-        engine, read, behind, done = rig.engine, [0], [], threading.Event()
+        engine, prompt, cached, done = rig.engine, words(100, 1), [], threading.Event()
         cache = engine.scheduler.cache
-        engine.stepped = lambda: read.append(cache.version)
+        key = key_of(prompt)
+        published = [cache.match(key, 100).checkpoint_tokens]
+        engine.stepped = lambda: published.append(cache.match(key, 100).checkpoint_tokens)
 
         def on_event(event) -> None:
-            behind.append(cache.version - read[-1])
+            cached.append((published[-1], cache.match(key, 100).checkpoint_tokens))
             if not isinstance(event, TokenEvent):
                 done.set()
 
-        engine.submit(generation(words(100, 1), max_tokens=1), on_event)
+        engine.submit(generation(prompt, max_tokens=1), on_event)
         assert done.wait(60)
-    assert read[0] < max(read), "the prompt was not cached"
-    assert behind[0] == 0
+    assert published[0] == 0
+    assert cached[0][0] == cached[0][1] > 0
 
 
 def test_joined_texts_are_the_decoded_tokens(make):

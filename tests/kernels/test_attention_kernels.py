@@ -20,7 +20,15 @@ from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
 from headwater.memory.arena import Arena
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import Slice, StepBatch
-from headwater.mixers.cpu.attention import SCRATCH_BYTES, AttentionOnCpu, AttentionStepOnCpu, DecodeRows, Pages
+from headwater.mixers.cpu.attention import (
+    SCRATCH_BYTES,
+    AttentionOnCpu,
+    AttentionStepOnCpu,
+    DecodeRows,
+    Gates,
+    HeadShape,
+    Pages,
+)
 from headwater.mixers.cpu.check_attention import PAGE, PAGES, TOKENS, broken_attention
 from headwater.mixers.weights import Weights
 from headwater.spec import Architecture, Block, ModelSpec, Part
@@ -223,7 +231,7 @@ def test_the_scratch_of_a_chain_of_32_rows_at_a_long_context_is_bounded(monkeypa
     rows = DecodeRows(np.arange(longest - n, longest), np.zeros((n, longest // 64), np.int64), longest)
     q, out = np.empty(n * heads * key_width, np.float32), np.empty(n * heads * width, np.float32)
     pages = Pages(none, none, 0, 64)
-    rows.attend(q, pages, none, out, heads, kv_heads, key_width, width, 0, 0, heads * width)
+    rows.attend(q, pages, Gates(none), out, heads * width, HeadShape(heads, kv_heads, key_width, width))
     assert sum(rows for rows, _ in sizes) == n
     assert all(held <= SCRATCH_BYTES or rows == 1 for rows, held in sizes)
     assert max(held for _, held in sizes) < 2.1 * SCRATCH_BYTES

@@ -51,7 +51,7 @@ class Answering:
         self.loaded, self.scheduler, self.runner = loaded, scheduler, runner
         self.logits_tap: LogitsTap | None = None  # for tests: gets (request id, logits [V]) of each sampled row
         self.observer: Observer = NoObserver()
-        self.stepped: Callable[[], None] = lambda: None  # called after the cache has changed, by the thread that has it
+        self.stepped: Callable[[], None] = lambda: None  # called when the cache has changed, with `_changed` held
         self._live: dict[int, Live] = {}
         self._changed = threading.Condition()
         self._meter = Meter(scheduler.layout.flops)
@@ -96,7 +96,7 @@ class Answering:
         wanting = [item for item in step.items if item.wants_token]
         with self._changed:
             finished = self.scheduler.finish_step(step)
-            self.stepped()  # readers know what is cached before clients have tokens, after which a next turn may come
+            self.stepped()  # a client that gets a token may send its next turn at once: readers know of the prefix
         self._report_failures()
         self._score_prompts(step, logits_RV[len(wanting) + drafts :])
         self._say_copied(step)

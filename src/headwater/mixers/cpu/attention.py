@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -31,6 +31,23 @@ from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer, 
 Array = np.ndarray[Any, Any]
 NO_ANGLES = np.empty(0, np.float32)
 SCRATCH_BYTES = 64 << 20  # of attention's results for splits of keys: 32 rows of a long context would take gigabytes
+
+
+class HeadShape(NamedTuple):
+    """Numbers of a layer's heads, and widths of their keys and values in elements."""
+
+    heads: int
+    kv_heads: int
+    key_width: int
+    value_width: int
+
+
+class Gates(NamedTuple):
+    """Gates of what heads read, before the sigmoid; an empty array: there are none."""
+
+    values: Array
+    row: int = 0  # elements from a row's to the next row's
+    head: int = 0  # elements from a head's to the next head's
 
 
 @dataclass(frozen=True)
@@ -65,14 +82,12 @@ class DecodeRows:
         """Pages of a table."""
         return int(self.table_BT.shape[1])
 
-    def attend(
-        self, q: Array, pages: Pages, gates: Array, out: Array, heads: int, kv_heads: int, k_width: int, v_width: int,
-        gate_row: int, gate_head: int, out_row: int,
-    ) -> None:  # fmt: skip
+    def attend(self, q: Array, pages: Pages, gates: Gates, out: Array, out_row: int, shape: HeadShape) -> None:
         """Attend from queries to the rows' pages, for as many rows a call as have room in SCRATCH_BYTES: at least one.
 
-        A row's bits do not depend on the other rows of its call.
+        A row's bits do not depend on the other rows of its call. out_row: elements from a row's result to the next.
         """
+        heads, kv_heads, k_width, v_width = shape
         n, together = len(self.position_B), attention.TOGETHER
         queries = kv_heads * -(-heads // kv_heads // together) * together
         splits = -(-min(self.longest, self.table_row * pages.size) // attention.SPLIT)
@@ -84,8 +99,8 @@ class DecodeRows:
             attention.attend(
                 q[first * heads * k_width :], pages.keys, pages.values,
                 self.tables[first * self.table_row : end * self.table_row], self.position_B[first:end],
-                gates[first * gate_row :], out[first * out_row :], highest_sum, reads, heads, kv_heads, k_width,
-                v_width, pages.size, pages.row, self.table_row, self.first_key, gate_row, gate_head, out_row,
+                gates.values[first * gates.row :], out[first * out_row :], highest_sum, reads, heads, kv_heads, k_width,
+                v_width, pages.size, pages.row, self.table_row, self.first_key, gates.row, gates.head, out_row,
             )  # fmt: skip
 
     def _reads_of(self, size: int) -> Array:
@@ -153,6 +168,7 @@ class DecodeKernel:
     def __init__(self, shape: GroupedAttention, heads: Heads) -> None:
         self.shape, self.rotation = shape, heads.rotation
         self.norms = tuple(self._weights(norm) for norm in (heads.q_norm, heads.k_norm))
+        self._heads = HeadShape(shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim)
         self.scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
         self._cos_sin = LastValue(flat)
         self.pages = KernelPages()
@@ -175,9 +191,8 @@ class DecodeKernel:
             s.heads, s.kv_heads, width, x_row, q_step, half, neighbours, s.norm_eps, self.scale,
             pages.size, pages.row, rows.table_row,
         )  # fmt: skip
-        gates = x[width:] if s.gated else x[:0]
-        out_row = read_BX.stride(0)
-        rows.attend(q, pages, gates, flat(read_BX), s.heads, s.kv_heads, width, width, x_row, q_step, out_row)
+        gates = Gates(x[width:], x_row, q_step) if s.gated else Gates(x[:0])
+        rows.attend(q, pages, gates, flat(read_BX), read_BX.stride(0), self._heads)
 
     def _angles(self, rows: DecodeRows) -> Array:
         """Return cosines and sines of all positions."""

@@ -13,7 +13,7 @@ from headwater.kernels.arrays import flat
 from headwater.kernels.vectors import LANES
 from headwater.layers.mla import LatentAttention
 from headwater.mixers.attention import AttentionStep
-from headwater.mixers.cpu.attention import AttentionStepOnCpu, KernelPages
+from headwater.mixers.cpu.attention import AttentionStepOnCpu, Gates, HeadShape, KernelPages
 from headwater.mixers.mla import LatentAttentionMixer
 from headwater.mixers.weights import Weights
 
@@ -33,7 +33,8 @@ class LatentAttentionOnCpu(LatentAttentionMixer):
         q_BHX = q_BHX.float() * self.shape.key_dim**-0.5
         read_BHL = torch.empty_like(q_BHX[..., :latent], dtype=step.dtype, memory_format=torch.contiguous_format)
         read = flat(read_BHL)
-        step.rows.attend(flat(q_BHX), pages, read[:0], read, heads, 1, width, latent, 0, 0, heads * latent)
+        shape = HeadShape(heads, 1, width, latent)
+        step.rows.attend(flat(q_BHX), pages, Gates(read[:0]), read, heads * latent, shape)
         return read_BHL
 
 
