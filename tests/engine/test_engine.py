@@ -97,24 +97,23 @@ def test_a_request_ends_with_its_length_and_account(make):
     assert (end.finish_reason, end.output_tokens, end.account.prompt_tokens) == ("length", 8, 100)
 
 
-def test_whoever_gets_a_token_can_have_read_what_is_cached_by_then(make):
+def test_what_is_cached_is_published_before_an_answer_ends(make):
     """A next turn may follow at once, and be routed by what was published."""
     with make(500) as rig:
-        engine, prompt, cached, done = rig.engine, words(100, 1), [], threading.Event()
-        cache = engine.scheduler.cache
-        key = key_of(prompt)
+        engine, prompt, at_the_end, done = rig.engine, words(100, 1), [], threading.Event()
+        cache, key = engine.scheduler.cache, key_of(prompt)
         published = [cache.match(key, 100).checkpoint_tokens]
         engine.stepped = lambda: published.append(cache.match(key, 100).checkpoint_tokens)
 
         def on_event(event) -> None:
-            cached.append((published[-1], cache.match(key, 100).checkpoint_tokens))
             if not isinstance(event, TokenEvent):
+                at_the_end.extend((published[-1], cache.match(key, 100).checkpoint_tokens))
                 done.set()
 
         engine.submit(generation(prompt, max_tokens=1), on_event)
         assert done.wait(60)
     assert published[0] == 0
-    assert cached[0][0] == cached[0][1] > 0
+    assert at_the_end[0] == at_the_end[1] > 0
 
 
 def test_joined_texts_are_the_decoded_tokens(make):

@@ -96,7 +96,6 @@ class Answering:
         wanting = [item for item in step.items if item.wants_token]
         with self._changed:
             finished = self.scheduler.finish_step(step)
-            self.stepped()  # a client that gets a token may send its next turn at once: readers know of the prefix
         self._report_failures()
         self._score_prompts(step, logits_RV[len(wanting) + drafts :])
         self._say_copied(step)
@@ -244,6 +243,7 @@ class Answering:
         with self._changed:
             self.scheduler.finish(seq)
             self.observer.completed(seq)
+            self.stepped()  # before the client may send its next turn: readers know what it can resume from
         assert seq.account is not None
         account = replace(seq.account, preemptions=seq.preemptions)
         held_back = "" if isinstance(stop, str) else live.text.flush()
