@@ -1,6 +1,6 @@
 """Our default policy against all rivals, cell by cell, and in drawn traffic: `make cells`.
 
-    python -m benchmarks.grid [--seeds 0-99] [--only TEXT] [--drawn] [--jobs N] [--data FOLDER] [--small] [--out FILE]
+    python -m benchmarks.grid [--seeds SEEDS] [--only TEXT] [--drawn] [--jobs N] [--data FOLDER] [--small] [--out FILE]
 
 Runs the cells of cells.toml, then the drawn ones. Goes on where a run was cut short, if neither the package nor the
 cells have changed. Prints each cell's hit rates and the summary, writes results/cells.json and docs/policies.md.
@@ -154,8 +154,7 @@ def page(document: Finished, known: Cells) -> list[str]:
 
 def chosen(given: argparse.Namespace, known: Cells) -> tuple[list[Cell], list[Cell]]:
     """Return the recorded and the drawn cells that the command line asks for."""
-    seeds = known.development if given.seeds is None else given.seeds
-    drawn = [known.drawn(seed, SMALL if given.small else None) for seed in seeds]
+    drawn = [known.drawn(seed, SMALL if given.small else None) for seed in given.seeds]
     recorded = [] if given.drawn else [cell for cell in known.recorded if given.only in cell.name]
     if given.small:
         recorded = [replace(cell, traffic=replace(cell.traffic, sessions=5)) for cell in recorded[:1]]
@@ -163,7 +162,9 @@ def chosen(given: argparse.Namespace, known: Cells) -> tuple[list[Cell], list[Ce
 
 
 def seeds_of(text: str) -> range:
-    """Read FIRST-LAST, or one seed; an empty text is none."""
+    """Read FIRST-LAST, one seed, or a name that the file of cells gives seeds; an empty text is none."""
+    if text in ("development", "final"):
+        return read_cells().development if text == "development" else read_cells().final
     first, _, last = text.partition("-")
     return range(int(first), int(last or first) + 1) if text else range(0)
 
@@ -177,7 +178,9 @@ def command_of(arguments: Sequence[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=HERE.parents[1] / "shared" / "data", help="recorded traffic")
-    parser.add_argument("--seeds", type=seeds_of, help="of drawn traffic, FIRST-LAST; without it, those of development")
+    parser.add_argument(
+        "--seeds", type=seeds_of, default="development", help="of drawn traffic: FIRST-LAST, development or final"
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="recorded cells whose names contain this")
     parser.add_argument("--drawn", action="store_true", help="drawn traffic alone")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes")

@@ -159,6 +159,7 @@ def test_the_page_has_a_part_for_each_kind_of_traffic() -> None:
 
 def test_seeds_are_a_range() -> None:
     assert (grid.seeds_of("3-5"), grid.seeds_of("7"), grid.seeds_of("")) == (range(3, 6), range(7, 8), range(0))
+    assert (grid.seeds_of("development"), grid.seeds_of("final")) == (KNOWN.development, KNOWN.final)
 
 
 def test_a_cell_without_a_gap_closes_none_of_it() -> None:
