@@ -154,7 +154,8 @@ def page(document: Finished, known: Cells) -> list[str]:
 
 def chosen(given: argparse.Namespace, known: Cells) -> tuple[list[Cell], list[Cell]]:
     """Return the recorded and the drawn cells that the command line asks for."""
-    drawn = [known.drawn(seed, SMALL if given.small else None) for seed in given.seeds]
+    seeds = given.seeds if given.seeds is not None else () if given.only else known.development
+    drawn = [known.drawn(seed, SMALL if given.small else None) for seed in seeds]
     recorded = [] if given.drawn else [cell for cell in known.recorded if given.only in cell.name]
     if given.small:
         recorded = [replace(cell, traffic=replace(cell.traffic, sessions=5)) for cell in recorded[:1]]
@@ -179,9 +180,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=HERE.parents[1] / "shared" / "data", help="recorded traffic")
     parser.add_argument(
-        "--seeds", type=seeds_of, default="development", help="of drawn traffic: FIRST-LAST, development or final"
+        "--seeds", type=seeds_of, help="of drawn traffic: FIRST-LAST, final, or development, which is the default"
     )
-    parser.add_argument("--only", default="", metavar="TEXT", help="recorded cells whose names contain this")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="recorded cells whose names contain this; drawn ones by --seeds alone",
+    )
     parser.add_argument("--drawn", action="store_true", help="drawn traffic alone")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes")
     parser.add_argument("--small", action="store_true", help="sizes that only show that it runs; keeps no results")

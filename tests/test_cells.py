@@ -27,7 +27,7 @@ def test_cells_are_as_many_as_traces_models_and_sizes_make() -> None:
     assert len(set(names)) == len(names)
     assert len(KNOWN.recorded) == 10 * 2 * 4 + 2 * 2 * 2 + 2
     assert {cell.size for cell in KNOWN.recorded if not cell.memory} == {0.1, 0.25, 0.5, 0.75}
-    assert (KNOWN.development, KNOWN.final) == (range(100), range(200, 300))
+    assert (KNOWN.development, KNOWN.final) == (range(100), range(300, 400))
 
 
 def test_seeds_go_round_models_and_sizes() -> None:
@@ -142,7 +142,7 @@ def test_verdicts() -> None:
 
 def test_the_page_has_a_part_for_each_kind_of_traffic() -> None:
     run = {"code": "x", "commit": "abc", "seconds": 1234}
-    names = [KNOWN.recorded[0].name, KNOWN.drawn(3).name, KNOWN.drawn(200).name]
+    names = [KNOWN.recorded[0].name, KNOWN.drawn(3).name, KNOWN.drawn(KNOWN.final[0]).name]
     cells = [cell(name, 5000, 0.6, 0.5) for name in names]
     for one in cells:
         one["rates"] = {" / ".join(pair): 0.3 for pair in KNOWN.rivals} | one["rates"]

@@ -248,6 +248,32 @@ def test_a_preempted_answer_is_replayed_many_rows_a_step(decode_reuse):
     assert seq.tokens == wanted.tokens
 
 
+class Taught(Placement):
+    """Placement that notes the prompts from which it learns."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def place(self, query: PlacementQuery) -> Placed:
+        return Placed((query.last_page,))
+
+    def learn(self, query: PlacementQuery) -> None:
+        self.lengths.append(query.length)
+
+
+def test_a_placement_learns_once_from_a_request_that_is_preempted():
+    it = lab(tokens_per_step=128)
+    it.scheduler.planner.placement = taught = Taught()
+    seq = it.submit(words(1000, 1), max_tokens=4)
+    it.step()
+    it.step()
+    assert 0 < seq.computed < 1000
+    it.scheduler._start_over(seq, OutOfPages(1, 0, 0))
+    it.run()
+    assert seq.preemptions == 1
+    assert taught.lengths == [1000]
+
+
 def all_started_over(it, n):
     """Requests that have said something, and are going to be replayed."""
     seqs = [it.submit(words(60 + i, i), max_tokens=100) for i in range(n)]

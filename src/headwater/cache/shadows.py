@@ -94,6 +94,7 @@ class Shadow(Changes):
         own = replace(
             draft,
             request=REQUEST,
+            counts=draft.counts and is_first,
             start=start,
             end=max(draft.end, start + 1),
             checkpoints=tuple(sorted(at for at in wanted if start < at <= draft.publish)),

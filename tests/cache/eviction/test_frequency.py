@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headwater.cache.eviction.gdsf import Gdsf
+from headwater.cache.order import Room
+from headwater.cache.order.heap import Rank
 from headwater.plan import PrefillFlops
-from tests.cache.toy import LAYOUT, Toy, words
+from tests.cache.toy import LAYOUT, Toy, evict, words
 
 SPLIT = replace(LAYOUT, n_pages=60, checkpoint_pages=1, slot_pages=0, state_fraction=0.05)
 ONE = replace(LAYOUT, n_pages=10, checkpoint_pages=1, slot_pages=0)
@@ -69,3 +72,33 @@ def test_gdsf_values_a_checkpoint_by_what_the_one_above_it_leaves() -> None:
     toy.serve(words(4, 8))
     assert toy.match((*words(2, 24), 0)).checkpoint_tokens == 20
     assert kept(toy, 1)
+
+
+def test_gdsf_does_not_age_by_what_went_before_its_turn() -> None:
+    """A speculative checkpoint goes first, whatever its H: L is the H of those that were the lowest."""
+    toy = Toy(replace(SPLIT, n_pages=100, state_fraction=0.03), "gdsf")
+    toy.serve(words(1, 8))
+    toy.serve(words(2, 40), checkpoints=(), speculative=(40,))  # H = 40/11
+    toy.serve(words(3, 8))
+    for first in (4, 5):
+        toy.serve(words(first, 8))  # H = L + 8/3: for the second one L is that of the first that went in its turn
+    policy = toy.cache.policy
+    assert isinstance(policy, Gdsf)
+    assert policy._age == 8 / 3
+
+
+def test_gdsf_counts_kv_of_a_leaf_that_another_branch_shares_or_no_longer_does() -> None:
+    toy = Toy(replace(SPLIT, n_pages=100, state_fraction=0.1), "gdsf")
+    toy.serve((*words(1, 80), *words(2, 8)))
+    policy = toy.cache.policy
+    assert isinstance(policy, Gdsf)
+    alone = ranks(policy)
+    toy.serve((*words(1, 80), *words(3, 8)), checkpoints=())
+    assert ranks(policy) > alone
+    for _ in range(2):
+        evict(toy.cache, Room.KV)
+    assert ranks(policy) == alone
+
+
+def ranks(policy: Gdsf) -> list[Rank]:
+    return sorted(policy._checkpoints._keys.values())

@@ -196,6 +196,21 @@ def test_with_one_policy_it_is_that_policy() -> None:
     assert dump(alone.cache) == dump(guarded.cache)
 
 
+def test_a_request_of_several_legs_is_one_hit_in_the_shadows() -> None:
+    toy = Toy(replace(SMALL, n_pages=100), GUARD)
+    toy.serve(words(1, 8))
+    tokens = (*words(1, 8), *words(2, 16))
+    request = toy.draft(tokens, 0).request
+    for start, end in ((8, 16), (16, 24)):
+        draft = toy.draft(tokens, start, request=request, end=end, publish=end, checkpoints=(end,))
+        toy.commit(toy.reserve(draft), draft)
+    toy.release(request)
+    assert toy.cache._shadows is not None
+    for cache in (toy.cache, *(shadow.cache for shadow in toy.cache._shadows._all)):
+        assert isinstance(cache, PrefixCache)
+        assert [node.hits for node in sorted(cache._index, key=attrgetter("end"))] == [1, 0, 0]
+
+
 def test_the_end_of_a_conversation_reaches_the_shadows() -> None:
     world = World()
     world.request(words(1, 8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 
@@ -16,8 +17,8 @@ from headwater.cache.order import Room, candidates
 from headwater.cache.order.candidates import Candidates
 from headwater.cache.order.rows import Column
 from headwater.cache.order.worth import Worth
-from headwater.errors import ConfigError
-from tests.cache.toy import LAYOUT, Toy, dump, evict, words
+from headwater.errors import ConfigError, OutOfPages
+from tests.cache.toy import LAYOUT, Tokens, Toy, assert_worths_are_those_of_now, dump, evict, floor, key_of, words
 
 SMALL = replace(LAYOUT, checkpoint_pages=1, slot_pages=0)
 
@@ -180,17 +181,44 @@ def test_a_checkpoint_that_a_request_goes_on_from_without_holding_it_is_worth_it
         legs = {"request": request, "checkpoints": (end,), "hold_checkpoint": False, "slot": not start}
         draft = toy.draft(tokens[:end], start, **legs)
         toy.commit(toy.reserve(draft), draft)
-        assert_worths_are_those_of_now(toy)
+        assert_worths_are_those_of_now(toy.cache)
     toy.release(request)
-    assert_worths_are_those_of_now(toy)
+    assert_worths_are_those_of_now(toy.cache)
 
 
-def assert_worths_are_those_of_now(toy: Toy) -> None:
-    kept, worth = kept_of(toy), Worth(toy.layout)
-    assert len(kept)
-    for row, node in enumerate(kept.nodes):
-        expected = float("inf") if node.holds else 0.0 if node.speculative else worth.of(node)
-        assert kept.worth[row] == expected, f"at {node.end * toy.layout.unit_tokens}"
+def test_the_kv_of_a_leaf_is_its_own_from_where_the_last_other_branch_went() -> None:
+    toy = split(4)
+    toy.serve((*words(1, 80), *words(2, 8)))
+    leaf = toy.cache._index.find("", key_of((*words(1, 80), *words(2, 8))), 22)[0][-1]
+    alone = kept_of(toy).worth[kept_of(toy).row[leaf]]
+    toy.serve((*words(1, 80), *words(3, 8)), checkpoints=())
+    shared = kept_of(toy).worth[kept_of(toy).row[leaf]]
+    assert shared > alone
+    assert_worths_are_those_of_now(toy.cache)
+    evict(toy.cache, Room.KV)
+    evict(toy.cache, Room.KV)
+    assert kept_of(toy).worth[kept_of(toy).row[leaf]] == alone
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_worths_are_those_of_now_whatever_came_and_went(seed: int) -> None:
+    rng, open_requests = Random(seed), list[int]()
+    toy = Toy(replace(SMALL, n_pages=60, state_fraction=rng.choice((0.1, 0.3))), "headwater")
+    for _ in range(200):
+        prompt: Tokens = (0,)
+        for depth in range(rng.randrange(1, 4)):
+            prompt = (*prompt[:-1], *words(10 * depth + rng.randrange(3), 4 * rng.randrange(1, 6)), depth)
+        start, end = toy.match(prompt).checkpoint_tokens, floor(len(prompt))
+        taken = (end,) if end > start and rng.random() < 0.6 else ()
+        draft = toy.draft(prompt, start, checkpoints=taken, hold_checkpoint=rng.random() < 0.5)
+        with suppress(OutOfPages):
+            toy.commit(toy.reserve(draft), draft)
+            open_requests.append(draft.request)
+        assert_worths_are_those_of_now(toy.cache)
+        while open_requests and rng.random() < 0.7:
+            toy.release(open_requests.pop(rng.randrange(len(open_requests))))
+            assert_worths_are_those_of_now(toy.cache)
+    assert toy.cache.stats().evicted_checkpoints
 
 
 def test_before_anything_is_known_place_and_uses_decide() -> None:

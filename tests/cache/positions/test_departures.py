@@ -35,6 +35,13 @@ def test_a_chance_is_the_share_of_the_prompts_that_computed_the_page_before() ->
     assert known.of(1000, PAGE) == [(300, 2 / 6)]
 
 
+def test_a_chance_is_at_most_1_where_prompts_of_another_length_computed_the_page_before() -> None:
+    known = begun()
+    for _ in range(9):
+        known.add(300, True, 1000, PAGE)
+    assert known.of(1000, PAGE) == [(300, 1.0)]
+
+
 def test_the_first_half_counts_from_the_beginning_and_the_second_from_the_last_page() -> None:
     known = begun()
     for depth in (400, 940):

@@ -20,18 +20,17 @@ class Gdsf(Ranked):
         super().__init__(self._h, relative=True)
         self._worth = Worth(layout)
         self._age = 0.0  # L
-        self._used: dict[Node, tuple[int, float]] = {}  # time of the last use, and L then
+        self._used: dict[Node, tuple[int, float, bool]] = {}  # time of the last use, L then, and whether speculative
 
     def changed(self, node: Node) -> None:
         if node.checkpoint is None and node in self._used:
-            if node.end in node.lost:  # it was evicted, not replaced
+            if node.end in node.lost and not self._used[node][2]:  # it was evicted in its turn, not replaced
                 self._age = max(self._age, self._h(node)[0])
             del self._used[node]
         super().changed(node)
 
     def _h(self, node: Node) -> Rank:
-        time, age = self._used.get(node, (-1, 0.0))
-        if time != node.checkpoint_time:
-            age = self._age
-            self._used[node] = node.checkpoint_time, age
+        time, age, _ = self._used.get(node, (-1, 0.0, False))
+        age = age if time == node.checkpoint_time else self._age
+        self._used[node] = node.checkpoint_time, age, node.speculative
         return (age + (1 + node.hits) * self._worth.of(node),)

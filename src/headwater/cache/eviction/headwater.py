@@ -10,7 +10,7 @@ from headwater.cache.order.candidates import MOST_USES, Candidates
 from headwater.cache.order.heap import is_bare_leaf
 from headwater.cache.order.ranked import BareFirst
 from headwater.cache.order.rates import MIDDLES, ReuseRates
-from headwater.cache.order.worth import Worth, base_node, next_below
+from headwater.cache.order.worth import Worth, base_node, next_below, shares_anew
 from headwater.plan import CacheLayout
 
 BRANCHES, DEPTHS = 3, 7  # classes: none, 1, more; below 256 tokens, 1,024 and so on
@@ -87,12 +87,15 @@ class Headwater(BareFirst):
     def changed(self, node: Node) -> None:
         """Note a change of a node. If it was used, too, `touched` follows."""
         if node.checkpoint is not None:
-            if (mark := mark_of(node)) != (before := node.mark):
-                self._keep(node, mark)
+            mark, before = mark_of(node), node.mark
+            if mark != before or mark & LEAF:  # a leaf may have got or lost KV that serves no other prefix
+                self._keep(node, mark, moved=True)
                 if not before:
                     self.toggled(node)
             return
         self._advance(node)
+        if shares_anew(node):
+            self.toggled(node)
         if is_bare_leaf(node):
             self._bare.add(node)
         if node.mark:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from headwater.cache.node import Node
 from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
 from headwater.cache.order.heap import LazyHeap, Rank, bare_leaves, is_bare_leaf
-from headwater.cache.order.worth import Bases, next_below
+from headwater.cache.order.worth import Bases, next_below, shares_anew
 
 
 class BareFirst(Eviction):
@@ -52,7 +52,7 @@ class BareFirst(Eviction):
 class Ranked(BareFirst):
     """Lowest rank goes, of speculative checkpoints first. A rank changes only when a node is used.
 
-    rank: called whenever a node changes or is used. relative: it depends on the nearest ancestor with a checkpoint.
+    rank: called whenever a node changes or is used. relative: it depends on `Worth`, so on what is above the node.
     """
 
     def __init__(self, rank: Callable[[Node], Rank], relative: bool = False) -> None:
@@ -60,6 +60,11 @@ class Ranked(BareFirst):
         self._rank, self._relative = rank, relative
         self._checkpoints = LazyHeap[Rank](lambda node: not node.holds)
         self._ends = LazyHeap[Rank](is_free_leaf)  # checkpoints of leaves
+
+    def changed(self, node: Node) -> None:
+        super().changed(node)
+        if shares_anew(node):
+            self.toggled(node)
 
     def place(self, node: Node) -> None:
         if node.checkpoint is None:

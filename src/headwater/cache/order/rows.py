@@ -31,9 +31,6 @@ class RowNumbers:
             row = places[at := (at + 1) & self._mask]
         return row
 
-    def __contains__(self, node: Node) -> bool:
-        return self[node] >= 0
-
     def __setitem__(self, node: Node, row: int) -> None:
         """Set the row of a node that has one, or of one that has none and is in this row already."""
         self._places[self._place(node)] = row

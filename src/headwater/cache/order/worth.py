@@ -75,6 +75,13 @@ def measured_from(node: Node) -> Iterator[Node]:
             stack.extend(below.children.values())
 
 
+def shares_anew(node: Node) -> bool:
+    """Return whether the KV of a node that has changed may serve one leaf alone now, or no longer: the worth of those
+    below depends on it.
+    """
+    return node.checkpoint is None and len(node.children) in (1, 2)
+
+
 def next_below(node: Node) -> list[Node]:
     """Return the nearest nodes with a checkpoint below `node`."""
     return [below for below in measured_from(node) if below.checkpoint is not None] if node.children else []

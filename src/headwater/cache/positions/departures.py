@@ -65,7 +65,7 @@ class Departures:
         total, chances = self._prior * self._unit, []
         for at in sorted({*left, *begun}, key=_order):
             if at in left:
-                chances.append((at, left[at] / total))
+                chances.append((at, min(1.0, left[at] / total)))
             total += begun.get(at, 0.0)
         return chances
 

@@ -146,8 +146,9 @@ class Request(Sequence):
         return placement.place(query)
 
     def begun(self, match: Match, start: int, placement: Placement, query: PlacementQuery | None) -> None:
-        if self.account is None:  # a preempted request keeps the account of its first start
-            self.account = self._account(match, start)
+        if self.account is not None:  # a preempted request was counted at its first start
+            return
+        self.account = self._account(match, start)
         if query is not None:
             placement.learn(query)
 
