@@ -120,7 +120,7 @@ def best(row: dict[str, Any], at: int) -> tuple[str, float, float]:
 
 
 def boundary(values: Sequence[float], gains: Sequence[float], form: str = ".0%") -> str:
-    """Return the value up to which a policy beats LRU: where its gain last falls to 0, interpolated."""
+    """Return the value at which a policy's gain over LRU falls to 0 for the last time, interpolated."""
     if gains[-1] > 0:
         return f"> {values[-1]:{form}}"
     falls = [at for at in range(len(gains) - 1) if gains[at] > 0 >= gains[at + 1]]
@@ -163,7 +163,11 @@ def page(document: dict[str, Any]) -> list[str]:
     """Return the section of docs/policies.md."""
     seconds = round(sum(row["seconds"] for row in (*document["rows"], *document["scan"])))
     lines = "\n".join(table(document["rows"], document["sizes"]))
-    cells = [best(row, at) for row in document["rows"] for at in range(len(document["sizes"]))]
+    cells = {
+        (row["trace"], row["arrival"], memory): best(row, at)
+        for row in document["rows"]
+        for at, memory in enumerate(row["memories"])
+    }.values()
     lost = [gain - ours for _, gain, ours in cells]
     counts: dict[str, Any] = {"cells": len(cells), "won": sum(one < 0 for one in lost), "lost": max(lost)}
     text = (HERE / "policy_map.md").read_text(encoding="utf-8")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 SHORT = 2_000  # requests; a cell of fewer has the wider tolerance
 TOLERANCE, WIDER = 0.005, 0.01  # of the token hit rate
-ROOM = 0.005  # between the best rival and the clairvoyant; with less, no policy can win
+ROOM = 0.005  # between the best rival and the clairvoyant, and between LRU and the clairvoyant
 LRU = "structural / lru"  # the base of the gap to the clairvoyant
 
 
@@ -38,7 +38,8 @@ class Verdict:
         return (self.ours - self.lru) / gap if gap >= ROOM else None
 
     @property
-    def no_room(self) -> bool:
+    def rival_is_clairvoyant(self) -> bool:
+        """True if the best rival is as good as the greedy clairvoyant, or better."""
         return self.clairvoyant - self.best < ROOM
 
     @property
@@ -76,20 +77,31 @@ def summary(verdicts: Sequence[Verdict], cells: Sequence[Mapping[str, Any]], riv
     means = {name: mean(cell["rates"][name] for cell in cells) for name in rivals}
     single = max(means, key=lambda name: means[name])
     worst = min(verdicts, key=lambda one: one.difference)
-    closed = [one.closed for one in verdicts if one.closed is not None]
+    gaps = [one for one in verdicts if one.closed is not None]
+    different = {(cell["cell"].rpartition("; ")[0], cell["memory"]) for cell in cells}
     short = sum(one.falls_short for one in verdicts)
     ours = mean(one.ours for one in verdicts)
     return [
-        f"{len(verdicts)} cells; {short} fall short, {len(verdicts) - short} do not.",
+        f"{len(verdicts)} cells, {len(different)} of which differ in traffic, model or bytes; {short} fall short.",
         f"Against the best rival of each cell: {_points(mean(one.difference for one in verdicts))} on average, "
         f"{_points(worst.difference)} in the worst ({worst.name}).",
         f"Against the best single rival, {single}: {_points(ours - means[single])} on average "
         f"({100 * ours:.2f} and {100 * means[single]:.2f}).",
-        f"Of the gap between LRU and the clairvoyant {mean(closed):.0%} is closed on average of {len(closed)} cells."
-        if closed
-        else "No cell has a gap between LRU and the clairvoyant.",
-        f"In {sum(one.no_room for one in verdicts)} cells the clairvoyant is within 0.5 points of the best rival.",
+        _closed(gaps) if gaps else "No cell has a gap between LRU and the clairvoyant.",
+        f"In {sum(one.rival_is_clairvoyant for one in verdicts)} cells the best rival is within 0.5 points of the "
+        "clairvoyant, or above it.",
     ]
+
+
+def _closed(gaps: Sequence[Verdict]) -> str:
+    shares = [one.closed for one in gaps if one.closed is not None]
+    gained, whole = sum(one.ours - one.lru for one in gaps), sum(one.clairvoyant - one.lru for one in gaps)
+    beyond = sum(one.ours > one.clairvoyant for one in gaps)
+    return (
+        f"Of the gap between LRU and the clairvoyant {median(shares):.0%} is closed in the median of {len(gaps)} "
+        f"cells, {mean(shares):.0%} on average, and {gained / whole:.0%} of all gaps together; in {beyond} of them "
+        "ours is above the clairvoyant."
+    )
 
 
 def table(verdicts: Sequence[Verdict]) -> list[str]:
@@ -111,7 +123,7 @@ def _remark(one: Verdict) -> str:
     remarks = ["short"] if one.falls_short else []
     if one.expected is not None:
         remarks.append(f"resumed at {one.resumed_at or 0:,} of {one.expected:,}")
-    return ", ".join([*remarks, *(["no room"] if one.no_room else [])])
+    return ", ".join([*remarks, *(["as the clairvoyant"] if one.rival_is_clairvoyant else [])])
 
 
 def _points(share: float) -> str:

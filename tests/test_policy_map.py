@@ -14,6 +14,9 @@ from headwater.journal import Journal
 ROW = {
     "axis": "think times",
     "value": "0.3",
+    "trace": "a",
+    "arrival": "even",
+    "memories": [1, 2, 3, 4],
     "rates": {
         "lru": [10.0, 30.0, 50.0, 60.0],
         "gdsf": [12.0, 29.0, 40.0, 60.0],
