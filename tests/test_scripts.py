@@ -26,6 +26,7 @@ PEERS = [str(path) for path in sorted(SHARED.glob("peers/serve/results/*.json"))
 # The smallest run of a script, where that is not `--small --repeats 1`; OUT is a folder with the log of a training run.
 SMALL_ON_DATA = ["--small", "--repeats", "1", "--data", str(SHARED / "data")]
 SMALLEST = {
+    "benchmarks.ablation": ["--small", "--seeds", "0", "--jobs", "1", "--out", "OUT/ablation.json"],
     "benchmarks.card": ["--small", "--repeats", "1", "--device", "cpu", "--out", "OUT/card.json"],
     "benchmarks.comparison": ["OUT/ours.json", *PEERS, "--out", "OUT/page.md", "--figures", "OUT/figures.json"],
     "benchmarks.decisions": ["--small", "--out", "OUT/decisions.json"],
@@ -64,6 +65,7 @@ SMALLEST = {
 }
 RESULTS = ["--small", "--repeats", "1", "--out", "OUT/results.json"]
 OF_TRAFFIC = (
+    "benchmarks.ablation",
     "benchmarks.drafting",
     "benchmarks.grid",
     "benchmarks.lab",
