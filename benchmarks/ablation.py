@@ -1,4 +1,4 @@
-"""What each part of the default policy gives: hit rates without it, in the cells of cells.toml.
+"""Ablation of the default policy: hit rates without each of its parts, in the cells of cells.toml.
 
     python -m benchmarks.ablation [--seeds SEEDS] [--data FOLDER] [--jobs N] [--small] [--out FILE]
 
