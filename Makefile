@@ -101,8 +101,8 @@ bench: $(VENV)/.dev
 bench-lab: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.lab $(if $(DATA),--data $(DATA)) $(if $(PEERS),--peers $(PEERS))
 
-# every policy on every trace at four sizes, the best one by kind of traffic, the default against its rivals cell by cell, with the final
-# seeds, which nobody may tune to, and the page that shows them; goes on where it stopped: make policies DATA=...
+# every policy on every trace at four sizes, the best one by kind of traffic, the default against its rivals cell by cell and in drawn
+# traffic, final seeds included, and the page that shows them; goes on where it stopped: make policies DATA=...
 policies: cells
 	$(BIN)/python -m benchmarks.grid --drawn --seeds final $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m benchmarks.policies $(if $(DATA),--data $(DATA))

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from benchmarks.measure import package_digest
+from benchmarks.measure import machine, package_digest
 from headwater.cache.eviction import EVICTION
 from headwater.cache_folder import write_whole
 from headwater.lab.replay import run_grid
@@ -40,7 +40,10 @@ SIZES = {  # GB: from a few of the trace's requests to most of what the ideal hi
 
 
 def measured(name: str, data: Path, seed: int, small: bool) -> dict[str, object]:
-    """All eviction policies under `branch`, the default, and `structural`; on short traces all placements with lru."""
+    """All eviction policies under `branch`, and the default's under `structural` and `headwater`.
+
+    On short traces all placements with `lru`, too.
+    """
     trace = read_trace(Path(name), data=data, limit=5 if small else None)
     evictions = [policy + OPTIONS.get(policy, "") for policy in EVICTION]
     pairs = [("branch", e) for e in evictions] + [("structural", "headwater"), ("headwater", "headwater")]
@@ -50,7 +53,8 @@ def measured(name: str, data: Path, seed: int, small: bool) -> dict[str, object]
     setups = [Setup(profile, int(gb * 1e9), p, e) for gb, (p, e) in product(SIZES[name][: 1 if small else None], pairs)]
     results = dict(run_grid(trace, setups, partial(make_arrivals, seed=seed)))
     rows = [results[number].row.as_dict() for number in range(len(setups))]
-    return {"trace": name, "requests": len(trace.requests), "notes": trace.notes, **run_of(seed), "rows": rows}
+    about = {"trace": name, "requests": len(trace.requests), "notes": trace.notes, "commit": machine()["commit"]}
+    return {**about, **run_of(seed), "rows": rows}
 
 
 def run_of(seed: int) -> dict[str, object]:
@@ -93,7 +97,8 @@ def _section(document: dict) -> list[str]:
     rates = {(row["placement"], row["eviction"], row["memory"]): row["token_hit_rate"] for row in rows}
     pairs = list(dict.fromkeys((row["placement"], row["eviction"]) for row in rows))
     best = {size: max(rates[(*pair, size)] for pair in pairs if pair[1] != "clairvoyant") for size in sizes}
-    lines = [f"## {document['trace']}: {document['requests']:,} requests", "", *document["notes"], ""]
+    about = "; ".join([f"Commit {document['commit']}", *document["notes"]])
+    lines = [f"## {document['trace']}: {document['requests']:,} requests", "", f"{about}.", ""]
     lines.append("| placement | eviction | " + " | ".join(f"{size / 1e9:g} GB" for size in sizes) + " |")
     lines.append("| --- | --- |" + " ---: |" * len(sizes))
     lines.append("| every unit | ideal |" + f" {100 * rows[0]['ideal_hit_rate']:.1f} |" * len(sizes))

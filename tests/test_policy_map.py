@@ -96,7 +96,14 @@ def test_the_table_of_policies_keeps_the_traces_that_it_has(monkeypatch: pytest.
 
     def measure(name: str, data: Path, seed: int, small: bool) -> dict[str, object]:
         measured.append((name, seed))
-        return {"trace": name, "requests": 1, "notes": [], **policies.run_of(seed), "rows": POLICY_ROWS}
+        return {
+            "trace": name,
+            "requests": 1,
+            "notes": [],
+            "commit": "abc",
+            **policies.run_of(seed),
+            "rows": POLICY_ROWS,
+        }
 
     def run(*arguments: str) -> list[tuple[str, int]]:
         measured.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -223,9 +224,11 @@ def test_rows_in_groups_whose_scratch_is_small_have_the_same_bits(monkeypatch):
 @pytest.mark.parametrize(("heads", "kv_heads", "key_width", "width"), [(32, 8, 128, 128), (64, 1, 576, 512)])
 def test_the_scratch_of_a_chain_of_32_rows_at_a_long_context_is_bounded(monkeypatch, heads, kv_heads, key_width, width):
     sizes, n, longest, none = [], 32, 131_072, np.empty(0, np.float32)
+    named = signature(attention.attend.compiled.py_func)
 
-    def noting(q, keys, values, tables, positions, gates, out, highest_sum, reads, *others):
-        sizes.append((len(positions), highest_sum.nbytes + reads.nbytes))
+    def noting(*given):
+        of = named.bind(*given).arguments
+        sizes.append((len(of["positions"]), of["highest_sum"].nbytes + of["reads"].nbytes))
 
     monkeypatch.setattr(attention, "attend", noting)
     rows = DecodeRows(np.arange(longest - n, longest), np.zeros((n, longest // 64), np.int64), longest)

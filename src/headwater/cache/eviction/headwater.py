@@ -89,17 +89,17 @@ class Headwater(BareFirst):
         if node.checkpoint is not None:
             mark, before = mark_of(node), node.mark
             if mark != before or mark & LEAF:  # a leaf may have got or lost KV that serves no other prefix
-                self._keep(node, mark, moved=True)
+                self._keep(node, mark)
                 if not before:
                     self.toggled(node)
             return
         self._advance(node)
-        if shares_anew(node):
-            self.toggled(node)
         if is_bare_leaf(node):
             self._bare.add(node)
-        if node.mark:
+        left = bool(node.mark)
+        if left:
             self._leave(node)
+        if left or shares_anew(node):
             self.toggled(node)
 
     def touched(self, node: Node) -> None:

@@ -25,7 +25,7 @@ class BareFirst(Eviction):
         if is_bare_leaf(node):
             self._bare.add(node)
         self.place(node)
-        if self._bases.toggles(node):
+        if self._bases.toggles(node) or shares_anew(node):
             self.toggled(node)
 
     def touched(self, node: Node) -> None:
@@ -46,7 +46,7 @@ class BareFirst(Eviction):
         """Return the node whose checkpoint goes next, of all or of the leaves."""
 
     def toggled(self, node: Node) -> None:
-        """Note that the node got or lost its checkpoint: others may be worth more or less than before."""
+        """Note that the node got or lost its checkpoint, or `shares_anew`: others may be worth more or less now."""
 
 
 class Ranked(BareFirst):
@@ -60,11 +60,6 @@ class Ranked(BareFirst):
         self._rank, self._relative = rank, relative
         self._checkpoints = LazyHeap[Rank](lambda node: not node.holds)
         self._ends = LazyHeap[Rank](is_free_leaf)  # checkpoints of leaves
-
-    def changed(self, node: Node) -> None:
-        super().changed(node)
-        if shares_anew(node):
-            self.toggled(node)
 
     def place(self, node: Node) -> None:
         if node.checkpoint is None:

@@ -76,9 +76,7 @@ def measured_from(node: Node) -> Iterator[Node]:
 
 
 def shares_anew(node: Node) -> bool:
-    """Return whether the KV of a node that has changed may serve one leaf alone now, or no longer: the worth of those
-    below depends on it.
-    """
+    """Return whether the KV of a changed node may serve a single leaf now, or no longer: its worth depends on that."""
     return node.checkpoint is None and len(node.children) in (1, 2)
 
 
