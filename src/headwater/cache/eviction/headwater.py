@@ -94,12 +94,12 @@ class Headwater(BareFirst):
                     self.toggled(node)
             return
         self._advance(node)
+        if shares_anew(node):
+            self.toggled(node)
         if is_bare_leaf(node):
             self._bare.add(node)
-        left = bool(node.mark)
-        if left:
+        if node.mark:
             self._leave(node)
-        if left or shares_anew(node):
             self.toggled(node)
 
     def touched(self, node: Node) -> None:
