@@ -29,6 +29,7 @@ from headwater.cache.eviction import headwater as eviction
 from headwater.cache.history import History
 from headwater.cache.order.rates import ReuseRates
 from headwater.cache.order.rows import Column
+from headwater.cache.placement.optimal import Optimal
 from headwater.cache.positions.departures import Departures
 from headwater.cache.positions.new_places import NewPlaces
 from headwater.cli.common import prepare_outputs
@@ -58,9 +59,10 @@ PARTS: dict[str, tuple[Pair, Patches]] = {
     "learned rates: worth × prior alone": (OURS, partial(patch.object, ReuseRates, "_rates", _prior)),
     "uses as classes": (OURS, partial(patch.object, eviction, "OF_USES", [0] * len(eviction.OF_USES))),
     "history of evicted prefixes": (OURS, partial(patch.multiple, History, depth=lambda *_: 0, shared=lambda *_: 0)),
-    "learned positions: `structural`": (("structural", "headwater"), nullcontext),
+    "learned and optimal positions: `structural`": (("structural", "headwater"), nullcontext),
     "known depths": (OURS, partial(patch.object, Departures, "of", _nothing)),
     "new places": (OURS, partial(patch.object, NewPlaces, "of", _nothing)),
+    "optimal positions": (OURS, partial(patch.object, Optimal, "knows", lambda *_: False)),
     "learned eviction: `lru`": (("headwater", "lru"), nullcontext),
 }
 

@@ -21,12 +21,18 @@ from tests.support import examples
 
 
 def query(length: int, branch: int = 0, is_first: bool = False, checkpoint: int = 0) -> PlacementQuery:
+    """Return a query whose prompt ends with the last user's query, as a chat's does."""
     match = Match(branch, checkpoint, branch, Reason.NO_CHECKPOINT, is_first=is_first)
-    return PlacementQuery(length, match, Boundaries(), 64)
+    return PlacementQuery(length, match, Boundaries(query_end=length), 64)
 
 
-def taught(lessons: list[PlacementQuery], options: str = "") -> Placement:
-    placement = make_placement(f"headwater({options})")
+def raw(asked: PlacementQuery) -> PlacementQuery:
+    """Return the query of the same prompt with no boundary known."""
+    return replace(asked, boundaries=Boundaries())
+
+
+def taught(lessons: list[PlacementQuery], options: str = "", policy: str = "headwater") -> Placement:
+    placement = make_placement(f"{policy}({options})" if options else policy)
     for lesson in lessons:
         placement.learn(lesson)
     return placement
@@ -91,6 +97,26 @@ def test_the_depth_that_saves_most_is_taken_first() -> None:
         assert taught(lessons, f"most={most}, beta=1, pooled=1000").place(query(9000)).learned == expected
 
 
+def test_where_no_boundary_is_known_positions_of_the_optimum_are_taken_too() -> None:
+    lessons = [raw(query(8101, depth)) for depth in (640, 1280, 2560, 5120) * 10]
+    asked = raw(query(8101))
+    structural, optimal = (taught(lessons, policy=name).place(asked) for name in ("structural", "optimal(2)"))
+    assert optimal.checkpoints == (2560, 5120, 8064)
+    placed = taught(lessons).place(asked)
+    assert (placed.checkpoints, placed.learned) == (optimal.checkpoints, ())
+    assert placed.speculative == structural.speculative
+    assert taught(lessons, "k=4").place(asked).checkpoints == (640, 1280, 2560, 5120, 8064)
+    chat = query(8101)
+    assert taught(lessons).place(chat) == make_placement("structural").place(chat), "its boundaries say where"
+
+
+def test_before_the_first_overlap_nothing_is_known_of_the_optimum() -> None:
+    lessons = [raw(query(8101)) for _ in range(30)]
+    for length in (8101, 300):
+        assert taught(lessons).place(raw(query(length))) == make_placement("structural").place(raw(query(length)))
+    assert 4096 in taught(lessons).place(raw(query(8101, 4096))).checkpoints
+
+
 def test_a_checkpoint_that_is_placed_anyway_is_not_taken_twice() -> None:
     lessons = documents(20)
     asked = query(8201, 8064)
@@ -106,13 +132,16 @@ def test_all_positions_of_structural_are_kept(case: tuple[list[PlacementQuery], 
     lessons, asked = case
     lessons = [replace(one, match=replace(one.match, is_first=True)) for one in lessons]
     placed, before = taught(lessons).place(asked), make_placement("structural").place(asked)
-    assert set(before.checkpoints) | set(placed.learned) == set(placed.checkpoints)
-    assert set(before.speculative) <= set(placed.speculative) | set(placed.learned)
+    assert {*before.checkpoints, *placed.learned} <= {*placed.checkpoints}
+    assert {*before.speculative} <= {*placed.speculative, *placed.checkpoints}
+    assert not {*placed.speculative} & {*placed.checkpoints}
+    if asked.boundaries.known:
+        assert {*placed.checkpoints} == {*before.checkpoints, *placed.learned}
     assert not set(before.checkpoints) & set(placed.learned)
 
 
 def test_options_are_checked() -> None:
-    for options in ("least=0", "beta=0", "beta=1.5", "prior=0", "pooled=0", "every=0", "most=-1"):
+    for options in ("least=0", "beta=0", "beta=1.5", "prior=0", "pooled=0", "every=0", "most=-1", "k=0"):
         with pytest.raises(ConfigError):
             make_placement(f"headwater({options})")
 

@@ -32,9 +32,10 @@ class Headwater(BareFirst):
     reuse, over all ages until which a checkpoint of its class could be kept (`ReuseRates`). Classes: branches with a
     checkpoint below, uses, and depth. A use is a request that resumed there. The prefill of a finished answer, which
     resumes at the end of its own prompt, is none: a checkpoint where nothing else did is of a class between no and one
-    use. Before anything is known the rate is (1 + uses) x place / (8 x age), with uses at most 2. Place: a session
-    resumes at its deepest checkpoint, so one with another below it counts 1/`superseded`, one with several branches
-    `branch`. Without checkpoints, where work can resume at every page, it is LRU of leaves.
+    use. Before anything is known the rate is (1 + uses) x place / (8 x age), with uses at most 2, and 3 for an unused
+    checkpoint at a learned position. Place: a session resumes at its deepest checkpoint, so one with another below it
+    counts 1/`superseded`, one with several branches `branch`. Without checkpoints, where work can resume at every page,
+    it is LRU of leaves.
 
     While a client has a checkpoint retained, the lowest other one of its namespace goes in its place: a hint takes
     nothing from other namespaces. A namespace's retentions take at most the share `retained` of all pages, KV before

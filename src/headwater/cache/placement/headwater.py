@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
+from headwater.cache.placement.optimal import Optimal
 from headwater.cache.placement.structural import Structural
 from headwater.cache.positions import Placed, Placement, PlacementQuery
 from headwater.cache.positions.departures import Chance, Departures
@@ -9,20 +13,21 @@ from headwater.cache.positions.new_places import NewPlaces
 
 
 class Headwater(Placement):
-    """Positions of `structural`, and at most `most` learned ones.
+    """Positions of `structural`, where no boundary is known those of `optimal(k)`, and at most `most` learned ones.
 
     `structural` takes a checkpoint at a branch point when the second prompt leaves there: this prompt resumes above it.
     A learned position is one at which the first prompt takes it, because prompts of about this length were left there
     before (`Departures`), or are left at ever new places of this part of them (`NewPlaces`). A checkpoint serves the
     requests that leave at or below it and above the next checkpoint. The one that saves most tokens is taken first,
     then the best beside it, as long as at least the share `least` of such prompts would be served. Eviction keeps
-    unused learned checkpoints in classes of their own.
+    unused learned checkpoints in classes of their own; positions of `optimal` are to it as those of `structural`.
     """
 
     def __init__(
         self,
         least: float = 0.06,
         most: int = 4,
+        k: int = 2,
         beta: float = 0.99,
         prior: float = 4.0,
         pooled: float = 16.0,
@@ -34,20 +39,20 @@ class Headwater(Placement):
             raise ValueError(f"prior is {prior:g} and pooled {pooled:g}; both must be above 0")
         if every < 1 or most < 0:
             raise ValueError(f"every is {every} and most {most}; 1 and 0 are the least")
-        self._structural, self._departures = Structural(), Departures(beta, prior, every)
-        self._new_places = NewPlaces(beta, pooled)
+        self._structural, self._optimal = Structural(), Optimal(k, beta, every)
+        self._departures, self._new_places = Departures(beta, prior, every), NewPlaces(beta, pooled)
         self._least, self._most = least, most
 
     def place(self, query: PlacementQuery) -> Placed:
         placed = self._structural.place(query)
+        if not query.boundaries.known and self._optimal.knows(query):
+            placed = _with(placed, self._optimal.place(query).checkpoints)
         learned = self._learned(query, placed.checkpoints)
-        if not learned:
-            return placed
-        checkpoints = tuple(sorted((*placed.checkpoints, *learned)))
-        speculative = tuple(at for at in placed.speculative if at not in learned)
-        return Placed(checkpoints, speculative, learned)
+        return replace(_with(placed, learned), learned=learned)
 
     def learn(self, query: PlacementQuery) -> None:
+        if not query.boundaries.known:
+            self._optimal.learn(query)
         match = query.match
         is_new = self._departures.add(match.branch_tokens, match.is_first, query.last_page, query.page_size)
         self._new_places.add(match.branch_tokens, is_new, query.last_page)
@@ -65,6 +70,13 @@ class Headwater(Placement):
                 break
             taken.append(best)
         return tuple(sorted(taken[1 + len(placed) :]))
+
+
+def _with(placed: Placed, more: Iterable[int]) -> Placed:
+    """Return positions with further checkpoints, some of which may be placed already."""
+    checkpoints = {*placed.checkpoints, *more}
+    speculative = tuple(at for at in placed.speculative if at not in checkpoints)
+    return Placed(tuple(sorted(checkpoints)), speculative)
 
 
 def best_of(depths: list[Chance], taken: list[int], least: float) -> int | None:

@@ -52,11 +52,15 @@ class Optimal(Placement):
         self._overlaps = Overlaps(beta, every, edges, math.inf if pooled else ALIKE)
 
     def place(self, query: PlacementQuery) -> Placed:
-        if self._overlaps.distribution.empty and not query.match.branch_tokens:
-            positions = balanced(max(0, query.length - 1), self._k)
-        else:
+        if self.knows(query):
             positions = list(solve(*self._distribution(query), self._k, query.page_size).positions)
+        else:
+            positions = balanced(max(0, query.length - 1), self._k)
         return Placed(query.fresh((*positions, *query.end(self._end))))
+
+    def knows(self, query: PlacementQuery) -> bool:
+        """Return whether a request has overlapped, be it this one."""
+        return query.match.branch_tokens > 0 or not self._overlaps.distribution.empty
 
     def learn(self, query: PlacementQuery) -> None:
         """Count the depth at which the prompt leaves the tree, on every edge that it passes."""
