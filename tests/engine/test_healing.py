@@ -142,12 +142,12 @@ def test_what_others_share_of_it_stays(make: Make) -> None:
         first_turn(rig)
         rig.ask(other, segments=spans, **FAST)
         rig.settle()
-        assert marked_ends(rig) == [768, 832, 832, 960]
+        assert marked_ends(rig) == [768, 832, 832, 896, 960]
         rig.engine.scheduler.healer = HEALERS[Healing.IDLE](rig.engine.scheduler.cache)
         first_turn(rig)
         rig.settle()
         assert rig.engine.stats().healed == 1
-        assert marked_ends(rig) == [768, 832, 960], "its own is gone"
+        assert marked_ends(rig) == [768, 832, 896, 960], "its own is gone"
         again = rig.ask(other, segments=spans, **FAST)
         assert again.account.approximate_tokens > 600
 
