@@ -354,15 +354,19 @@ def test_a_leg_that_cannot_be_completed_fails_its_request_alone_and_holds_nothin
 
 
 class Fixed(Placement):
-    """Positions at two and four pages, the first of which is a learned one."""
+    """Positions at two and four pages, the first of which is a learned one or an optional one."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
 
     def place(self, query: PlacementQuery) -> Placed:
-        return Placed((2 * PAGE, 4 * PAGE), learned=(2 * PAGE,))
+        return replace(Placed((2 * PAGE, 4 * PAGE)), **{self._kind: (2 * PAGE,)})
 
 
+@pytest.mark.parametrize("kind", ["learned", "optional"])
 @pytest.mark.parametrize(("n_pages", "taken"), [(20, [2, 4]), (10, [4]), (8, [])])
-def test_where_pages_are_short_learned_positions_are_given_up_before_others(n_pages: int, taken: list[int]):
+def test_where_pages_are_short_some_positions_are_given_up_before_others(kind: str, n_pages: int, taken: list[int]):
     it = lab(n_pages=n_pages, decode_reuse="none")
-    it.scheduler.planner.placement = Fixed()
+    it.scheduler.planner.placement = Fixed(kind)
     it.ask(words(5 * PAGE - 1, "prompt"))  # five pages, two for its slot, and two for each checkpoint
     assert sorted(at // PAGE for _, _, at in it.cache.checkpoints()) == taken

@@ -36,14 +36,14 @@ def common_tokens(a: bytes, b: bytes, layout: CacheLayout) -> int:
 class Wish:
     """Pages that a leg asks for in addition to its own."""
 
-    speculative: bool = True  # and checkpoints at learned positions
+    speculative: bool = True  # and optional checkpoints
     checkpoints: bool = True
     hold_checkpoint: bool = True
     reuse: bool = True
 
-    def takes(self, is_learned: bool) -> bool:
+    def takes(self, is_optional: bool) -> bool:
         """Return whether a checkpoint is wanted that is not speculative."""
-        return self.checkpoints and (self.speculative or not is_learned)
+        return self.checkpoints and (self.speculative or not is_optional)
 
 
 # From the full wish to the bare minimum; the last one only helps a sequence that has not begun.
@@ -159,6 +159,7 @@ class Planner:
         ahead = {b for b in branches if match.checkpoint_tokens < b < seq.n_prompt}
         seq.checkpoints = tuple(sorted({*placed.checkpoints, *ahead}))
         seq.learned = tuple(at for at in placed.learned if at not in ahead)
+        seq.optional = frozenset((*placed.learned, *placed.optional)) - ahead
         seq.placed_until = max(seq.checkpoints, default=match.checkpoint_tokens)
         seq.speculative = tuple(p for p in placed.speculative if p not in seq.checkpoints)
 
@@ -241,7 +242,7 @@ class Planner:
             key=seq.key,
             start=start,
             end=end,
-            checkpoints=tuple(c for c in seq.checkpoints if start < c <= end and wish.takes(c in seq.learned)),
+            checkpoints=tuple(c for c in seq.checkpoints if start < c <= end and wish.takes(c in seq.optional)),
             speculative=tuple(c for c in seq.speculative if start < c <= end and wish.speculative),
             learned=seq.learned,
             slot=True,

@@ -74,6 +74,7 @@ class Sequence:
     checkpoints: tuple[int, ...] = ()  # positions ahead at which the prefill saves its state
     speculative: tuple[int, ...] = ()
     learned: tuple[int, ...] = ()  # of the checkpoints, those at learned positions
+    optional: frozenset[int] = frozenset()  # these and others that are given up first where pages are short
     placed_until: int = 0  # the deepest checkpoint that the prompt has or takes
     marked_from: int | None = None  # position from which cached states are approximate and the key is marked
     match: Match | None = None  # of the prompt, as it was last looked up, until the first leg is reserved

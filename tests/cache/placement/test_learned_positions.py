@@ -102,19 +102,24 @@ def test_where_no_boundary_is_known_positions_of_the_optimum_are_taken_too() -> 
     asked = raw(query(8101))
     structural, optimal = (taught(lessons, policy=name).place(asked) for name in ("structural", "optimal(2)"))
     assert optimal.checkpoints == (2560, 5120, 8064)
-    placed = taught(lessons).place(asked)
-    assert (placed.checkpoints, placed.learned) == (optimal.checkpoints, ())
-    assert placed.speculative == structural.speculative
+    for answered in (False, True):
+        placed = taught(lessons).place(replace(asked, answered=answered))
+        assert (placed.checkpoints, placed.learned, placed.optional) == (optimal.checkpoints, (), (2560, 5120))
+        assert placed.speculative == structural.speculative
     assert taught(lessons, "k=4").place(asked).checkpoints == (640, 1280, 2560, 5120, 8064)
     chat = query(8101)
     assert taught(lessons).place(chat) == make_placement("structural").place(chat), "its boundaries say where"
+    chats = [replace(one, boundaries=chat.boundaries) for one in lessons]
+    assert taught(chats).place(asked) == structural, "chats do not teach it"
 
 
-def test_before_the_first_overlap_nothing_is_known_of_the_optimum() -> None:
-    lessons = [raw(query(8101)) for _ in range(30)]
-    for length in (8101, 300):
-        assert taught(lessons).place(raw(query(length))) == make_placement("structural").place(raw(query(length)))
-    assert 4096 in taught(lessons).place(raw(query(8101, 4096))).checkpoints
+def test_where_no_prompt_of_about_this_length_has_overlapped_nothing_is_known_of_the_optimum() -> None:
+    structural, new = make_placement("structural"), raw(query(8101))
+    assert taught([new] * 30).place(new) == structural.place(new)
+    lessons = [raw(query(1000, depth)) for depth in (128, 256, 512, 640, 768) * 4]
+    assert taught(lessons).place(new) == structural.place(new)
+    assert taught(lessons).place(raw(query(1010))).optional
+    assert taught([new] * 30).place(raw(query(8101, 4096))).optional, "this prompt overlaps"
 
 
 def test_a_checkpoint_that_is_placed_anyway_is_not_taken_twice() -> None:
@@ -132,12 +137,11 @@ def test_all_positions_of_structural_are_kept(case: tuple[list[PlacementQuery], 
     lessons, asked = case
     lessons = [replace(one, match=replace(one.match, is_first=True)) for one in lessons]
     placed, before = taught(lessons).place(asked), make_placement("structural").place(asked)
-    assert {*before.checkpoints, *placed.learned} <= {*placed.checkpoints}
-    assert {*before.speculative} <= {*placed.speculative, *placed.checkpoints}
-    assert not {*placed.speculative} & {*placed.checkpoints}
-    if asked.boundaries.known:
-        assert {*placed.checkpoints} == {*before.checkpoints, *placed.learned}
-    assert not set(before.checkpoints) & set(placed.learned)
+    kinds = before.checkpoints, placed.learned, placed.optional
+    assert placed.checkpoints == tuple(sorted(at for kind in kinds for at in kind))
+    assert len({*placed.checkpoints}) == len(placed.checkpoints), "each is of one kind"
+    assert {*placed.speculative} == {*before.speculative} - {*placed.checkpoints}
+    assert not (asked.boundaries.known and placed.optional)
 
 
 def test_options_are_checked() -> None:
@@ -149,7 +153,7 @@ def test_options_are_checked() -> None:
 def serve(toy: Toy, placement: Placement, tokens: Tokens) -> int:
     """Place, reserve, learn and commit, as the planner does; return where the request resumed."""
     match = toy.match(tokens)
-    asked = PlacementQuery(len(tokens), match, Boundaries(), PAGE)
+    asked = PlacementQuery(len(tokens), match, Boundaries(query_end=len(tokens)), PAGE)
     placed = placement.place(asked)
     draft = toy.draft(tokens, match.checkpoint_tokens, checkpoints=placed.checkpoints, learned=placed.learned)
     plan = toy.reserve(draft)

@@ -30,12 +30,12 @@ class Headwater(BareFirst):
 
     Worth is FLOPs saved over the nearest ancestor with a checkpoint, a page (`Worth`). The index is the highest rate of
     reuse, over all ages until which a checkpoint of its class could be kept (`ReuseRates`). Classes: branches with a
-    checkpoint below, uses, and depth. A use is a request that resumed there. The prefill of a finished answer, which
-    resumes at the end of its own prompt, is none: a checkpoint where nothing else did is of a class between no and one
-    use. Before anything is known the rate is (1 + uses) x place / (8 x age), with uses at most 2, and 3 for an unused
-    checkpoint at a learned position. Place: a session resumes at its deepest checkpoint, so one with another below it
-    counts 1/`superseded`, one with several branches `branch`. Without checkpoints, where work can resume at every page,
-    it is LRU of leaves.
+    checkpoint below, uses, and depth. A use is a request that resumed there. Other work is none, as the prefill of a
+    finished answer that resumes at the end of its own prompt: where nothing else did, the class is one between no and
+    one use. Before anything is known the rate is n x place / (8 x age), with n = 1 for no use, 2 for one or other work,
+    3 for more, and 4 for an unused checkpoint at a learned position. Place: a session resumes at its deepest
+    checkpoint, so one with another below it counts 1/`superseded`, one with several branches `branch`. Without
+    checkpoints, where work can resume at every page, it is LRU of leaves.
 
     While a client has a checkpoint retained, the lowest other one of its namespace goes in its place: a hint takes
     nothing from other namespaces. A namespace's retentions take at most the share `retained` of all pages, KV before

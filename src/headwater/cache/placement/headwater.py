@@ -1,8 +1,7 @@
-"""Headwater, the default: what `structural` places, and where other requests are likely to leave the prompt."""
+"""Headwater, the default: positions of `structural` and `optimal`, and those where prompts are likely to diverge."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from headwater.cache.placement.optimal import Optimal
@@ -13,14 +12,19 @@ from headwater.cache.positions.new_places import NewPlaces
 
 
 class Headwater(Placement):
-    """Positions of `structural`, where no boundary is known those of `optimal(k)`, and at most `most` learned ones.
+    """Positions of `structural`, of raw prompts those of `optimal(k)`, too, and at most `most` learned ones.
+
+    A raw prompt has no known boundary: its client sent tokens or text without roles. Raw prompts alone teach `optimal`.
+    Its positions are taken once a raw prompt of about this length has overlapped, or this one does. They are given up
+    where pages are short, and are ordinary checkpoints to eviction.
 
     `structural` takes a checkpoint at a branch point when the second prompt leaves there: this prompt resumes above it.
     A learned position is one at which the first prompt takes it, because prompts of about this length were left there
-    before (`Departures`), or are left at ever new places of this part of them (`NewPlaces`). A checkpoint serves the
+    before (`Departures`), or often leave this eighth of it at depths not seen before (`NewPlaces`). Of both, requests
+    weigh `beta` times as much for each later one; `prior` and `pooled` are explained there. A checkpoint serves the
     requests that leave at or below it and above the next checkpoint. The one that saves most tokens is taken first,
     then the best beside it, as long as at least the share `least` of such prompts would be served. Eviction keeps
-    unused learned checkpoints in classes of their own; positions of `optimal` are to it as those of `structural`.
+    unused learned checkpoints in classes of their own.
     """
 
     def __init__(
@@ -45,10 +49,15 @@ class Headwater(Placement):
 
     def place(self, query: PlacementQuery) -> Placed:
         placed = self._structural.place(query)
+        optimal: tuple[int, ...] = ()
         if not query.boundaries.known and self._optimal.knows(query):
-            placed = _with(placed, self._optimal.place(query).checkpoints)
-        learned = self._learned(query, placed.checkpoints)
-        return replace(_with(placed, learned), learned=learned)
+            # `structural` has the last page already, also where the answer is kept
+            found = self._optimal.place(replace(query, answered=False)).checkpoints
+            optimal = tuple(at for at in found if at not in placed.checkpoints)
+        learned = self._learned(query, (*placed.checkpoints, *optimal))
+        checkpoints = tuple(sorted((*placed.checkpoints, *optimal, *learned)))
+        speculative = tuple(at for at in placed.speculative if at not in checkpoints)
+        return Placed(checkpoints, speculative, learned, optimal)
 
     def learn(self, query: PlacementQuery) -> None:
         if not query.boundaries.known:
@@ -70,13 +79,6 @@ class Headwater(Placement):
                 break
             taken.append(best)
         return tuple(sorted(taken[1 + len(placed) :]))
-
-
-def _with(placed: Placed, more: Iterable[int]) -> Placed:
-    """Return positions with further checkpoints, some of which may be placed already."""
-    checkpoints = {*placed.checkpoints, *more}
-    speculative = tuple(at for at in placed.speculative if at not in checkpoints)
-    return Placed(tuple(sorted(checkpoints)), speculative)
 
 
 def best_of(depths: list[Chance], taken: list[int], least: float) -> int | None:

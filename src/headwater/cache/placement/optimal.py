@@ -52,15 +52,15 @@ class Optimal(Placement):
         self._overlaps = Overlaps(beta, every, edges, math.inf if pooled else ALIKE)
 
     def place(self, query: PlacementQuery) -> Placed:
-        if self.knows(query):
-            positions = list(solve(*self._distribution(query), self._k, query.page_size).positions)
-        else:
+        if self._overlaps.distribution.empty and not query.match.branch_tokens:
             positions = balanced(max(0, query.length - 1), self._k)
+        else:
+            positions = list(solve(*self._distribution(query), self._k, query.page_size).positions)
         return Placed(query.fresh((*positions, *query.end(self._end))))
 
     def knows(self, query: PlacementQuery) -> bool:
-        """Return whether a request has overlapped, be it this one."""
-        return query.match.branch_tokens > 0 or not self._overlaps.distribution.empty
+        """Return whether this prompt overlaps, or one of about its length is known to have."""
+        return query.match.branch_tokens > 0 or self._overlaps.distribution.knows(query.length)
 
     def learn(self, query: PlacementQuery) -> None:
         """Count the depth at which the prompt leaves the tree, on every edge that it passes."""

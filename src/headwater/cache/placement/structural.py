@@ -1,4 +1,4 @@
-"""Structural, the default: the positions at which a next turn or another user's prompt will leave this one."""
+"""Structural: the positions at which a next turn or another user's prompt will leave this one."""
 
 from __future__ import annotations
 

@@ -62,6 +62,7 @@ class Placed:
     checkpoints: tuple[int, ...] = ()
     speculative: tuple[int, ...] = ()
     learned: tuple[int, ...] = ()  # of the checkpoints, those expected from where earlier requests left their prompts
+    optional: tuple[int, ...] = ()  # of the others, those that are given up as early where pages are short
 
 
 class Placement(ABC):

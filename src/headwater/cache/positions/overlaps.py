@@ -41,11 +41,18 @@ class Distribution:
 
     def of(self, length: int) -> tuple[Column, Column]:
         """Return depths of requests with prompts of about `length` tokens, and their weights: at most 1 each."""
-        distance = (self._lengths - math.log(max(1, length))) / self._alike
+        distance = self._distance(length)
         alike = np.flatnonzero(np.abs(distance) < UNLIKE)
         weights = np.exp(-0.5 * distance[alike] ** 2)
         later = weights[::-1].cumsum()[::-1] - weights
         return self._depths[alike], weights * self._beta**later
+
+    def knows(self, length: int) -> bool:
+        """Return whether a request with a prompt of about `length` tokens was counted."""
+        return bool((np.abs(self._distance(length)) < UNLIKE).any())
+
+    def _distance(self, length: int) -> Column:
+        return (self._lengths - math.log(max(1, length))) / self._alike
 
     @property
     def empty(self) -> bool:
