@@ -102,15 +102,21 @@ def test_where_no_boundary_is_known_positions_of_the_optimum_are_taken_too() -> 
     asked = raw(query(8101))
     structural, optimal = (taught(lessons, policy=name).place(asked) for name in ("structural", "optimal(2)"))
     assert optimal.checkpoints == (2560, 5120, 8064)
-    for answered in (False, True):
-        placed = taught(lessons).place(replace(asked, answered=answered))
-        assert (placed.checkpoints, placed.learned, placed.optional) == (optimal.checkpoints, (), (2560, 5120))
-        assert placed.speculative == structural.speculative
+    placed = taught(lessons).place(asked)
+    assert (placed.checkpoints, placed.learned, placed.optional) == (optimal.checkpoints, (), (2560, 5120))
+    assert placed.speculative == structural.speculative
     assert taught(lessons, "k=4").place(asked).checkpoints == (640, 1280, 2560, 5120, 8064)
     chat = query(8101)
     assert taught(lessons).place(chat) == make_placement("structural").place(chat), "its boundaries say where"
     chats = [replace(one, boundaries=chat.boundaries) for one in lessons]
     assert taught(chats).place(asked) == structural, "chats do not teach it"
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_no_position_of_the_optimum_is_spent_on_the_last_page(answered: bool) -> None:
+    lessons = [raw(query(8101, depth)) for depth in (1280, 2560, 5120, 8064) * 10]
+    placed = taught(lessons).place(replace(raw(query(8101)), answered=answered))
+    assert (placed.checkpoints, placed.optional) == ((2560, 5120, 8064), (2560, 5120))
 
 
 def test_where_no_prompt_of_about_this_length_has_overlapped_nothing_is_known_of_the_optimum() -> None:
