@@ -123,8 +123,8 @@ def tokens_of(root: int, branches: list[int]) -> Tokens:
     return tuple(token for part in parts for token in part)
 
 
-# At the end one resumes at its first page, where the shadow of `lru` has the whole prompt, and no longer that page. While
-# it runs, the page cannot go: in its place the memory evicts the prompt that is asked for next.
+# At the end one resumes at its first page, where the shadow of `lru` has the whole prompt and no longer that page. The
+# page cannot go while it runs: in its place the memory evicts the prompt that is asked for next.
 CROWDED = [
     *[tokens_of(0, []), tokens_of(0, [1, 0]), tokens_of(0, [0, 0]), tokens_of(1, [0, 1])] * 2,
     *[tokens_of(0, [0, 1, 1]), tokens_of(1, [0, 0, 1])] * 2,
