@@ -230,7 +230,7 @@ def test_splitting_and_merging_edges_keeps_efficiencies_right() -> None:
         policy.settle()
         kept = policy._kept
         assert dict(zip(kept.nodes, kept.value, strict=False)) == {
-            node: policy.value(node) for node in toy.cache._index if kept.row[node] >= 0
+            node: policy.value(node) for node in toy.cache._index if kept.row_of(node) >= 0
         }
 
 

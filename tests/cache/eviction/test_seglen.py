@@ -17,7 +17,7 @@ from tests.cache.toy import LAYOUT, Toy, evict, words
 
 def length(policy: SegLen, node: Node) -> float:
     policy.settle()
-    return float(policy._kept.value[policy._kept.row[node]])
+    return float(policy._kept.value[policy._kept.row_of(node)])
 
 
 def article_tree(policy: str) -> tuple[Index, dict[str, Node]]:

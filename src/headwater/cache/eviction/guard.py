@@ -52,10 +52,10 @@ class Guard(Headwater):
 
     def _hold(self, prefix: int, bits: int) -> None:
         if (node := self._nodes.get(prefix)) is not None:
-            self._holders[self._kept.row[node]] = bits
+            self._holders[self._kept.row_of(node)] = bits
 
     def _leave(self, node: Node) -> None:
-        del self._nodes[self._prefix[self._kept.row[node]]]
+        del self._nodes[self._prefix[self._kept.row_of(node)]]
         super()._leave(node)
 
     def _take(self, node: Node) -> int:
@@ -69,7 +69,7 @@ class Guard(Headwater):
     def _prefix_of(self, node: Node) -> int:
         """Return the id of the prefix that ends at the node, from that of the nearest checkpoint above."""
         above = base_node(node)
-        row = -1 if above is None else self._kept.row[above]
+        row = -1 if above is None else self._kept.row_of(above)
         if row < 0:
             *_, above = node.climb()
             assert isinstance(above, Root), f"{node} is not in the tree"

@@ -75,7 +75,7 @@ class Headwater(BareFirst):
         kept.retain(node, now + seconds)
         retained = kept.retained(node, now)
         while self._pages(retained) > self._most_retained:
-            kept.release(kept.row[retained.pop(0)])
+            kept.release(kept.row_of(retained.pop(0)))
 
     def prefer(self, node: Node, priority: int, is_new: bool) -> None:
         self._kept.prefer(node, priority, is_new)
@@ -110,7 +110,7 @@ class Headwater(BareFirst):
     def place(self, node: Node) -> None:
         if node.checkpoint is not None:
             mark, kept = mark_of(node), self._kept
-            if mark != node.mark or kept.time[kept.row[node]] != node.checkpoint_time:
+            if mark != node.mark or kept.time[kept.row_of(node)] != node.checkpoint_time:
                 self._keep(node, mark)
 
     def _advance(self, node: Node) -> None:
@@ -123,7 +123,7 @@ class Headwater(BareFirst):
         self._advance(node)
         if not before:
             row = self._take(node)
-        elif kept.time[row := kept.row[node]] != node.checkpoint_time:
+        elif kept.time[row := kept.row_of(node)] != node.checkpoint_time:
             self._used(node, row)
         elif kept.kind[row] != (kind := self._kind(node, kept.uses[row])):
             kept.change(row, kind, self._now)

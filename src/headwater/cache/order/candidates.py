@@ -67,7 +67,7 @@ class Candidates(Rows):
 
     def remove(self, node: Node, now: int) -> None:
         """Remove a checkpoint and its row, and rank the next lowest scores if those that were ranked are used up."""
-        row = self.row.remove(node)
+        row = self._row.remove(node.serial)
         self._end_span(row, now)
         if self._has_hints:
             self._set_priority(row, 0)
@@ -118,7 +118,7 @@ class Candidates(Rows):
         """
         if not self._has_hints:
             return lowest
-        row = self.row[lowest]
+        row = self.row_of(lowest)
         root = self.root[row]
         if self.until[row] <= second and root not in self._preferred:
             return lowest
@@ -160,7 +160,7 @@ class Candidates(Rows):
         if not priority and not self._preferred:
             return
         self._begin_hints()
-        row = self.row[node]
+        row = self.row_of(node)
         self._set_priority(row, priority if is_new else max(priority, self.priority[row]))
 
     def _set_priority(self, row: int, priority: int) -> None:
@@ -174,7 +174,7 @@ class Candidates(Rows):
     def retain(self, node: Node, until: float) -> None:
         """Retain a checkpoint until that second, or for as long as it is retained already."""
         self._begin_hints()
-        row = self.row[node]
+        row = self.row_of(node)
         self.until[row] = max(self.until[row], until)
 
     def _begin_hints(self) -> None:
@@ -194,7 +194,7 @@ class Candidates(Rows):
         if not self._has_hints:
             return []
         until = view(self.until)
-        rows = np.nonzero((view(self.root) == self.root[self.row[node]]) & (until > second))[0]
+        rows = np.nonzero((view(self.root) == self.root[self.row_of(node)]) & (until > second))[0]
         return [self.nodes[row] for row in rows[np.argsort(until[rows], kind="stable")]]
 
 

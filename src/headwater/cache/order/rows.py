@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -15,52 +15,74 @@ SPREAD, WORD = 0x9E3779B1, 0xFFFFFFFF  # 2^32 / golden ratio: serials in a row g
 LEAST = 64  # places of the smallest table
 
 
-class RowNumbers:
-    """Row of each node: a hash table by serial with linear probing, of 6 to 12 bytes a node; a dict takes 60 to 100."""
+class Keys(Protocol):
+    """The key of each row."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> int: ...
+
+
+class Serials:
+    """Serials of nodes as keys."""
 
     def __init__(self, nodes: list[Node]) -> None:
-        """nodes: the node of each row, which the owner keeps up to date."""
         self._nodes = nodes
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __getitem__(self, row: int) -> int:
+        return self._nodes[row].serial
+
+
+class RowNumbers:
+    """Row of each key: a hash table with linear probing, of 6 to 12 bytes a key; a dict takes 60 to 100."""
+
+    def __init__(self, keys: Keys) -> None:
+        """keys: of each row, which the owner keeps up to date."""
+        self._keys = keys
         self._empty(LEAST)
 
-    def __getitem__(self, node: Node) -> int:
-        """Return the node's row; -1 if it has none."""
-        places, nodes = self._places, self._nodes
-        row = places[at := (node.serial * SPREAD & WORD) >> self._shift]
-        while row >= 0 and nodes[row] is not node:
+    def __getitem__(self, key: int) -> int:
+        """Return the key's row; -1 if it has none."""
+        places, keys = self._places, self._keys
+        row = places[at := (key * SPREAD & WORD) >> self._shift]
+        while row >= 0 and keys[row] != key:
             row = places[at := (at + 1) & self._mask]
         return row
 
-    def __setitem__(self, node: Node, row: int) -> None:
-        """Set the row of a node that has one, or of one that has none and is in this row already."""
-        self._places[self._place(node)] = row
+    def __setitem__(self, key: int, row: int) -> None:
+        """Set the row of a key that has one, or of one that has none and is in this row already."""
+        self._places[self._place(key)] = row
 
     def add(self) -> None:
-        """Add the last of the nodes."""
-        if 3 * len(self._nodes) > 2 * len(self._places):
-            self._rebuild()
+        """Add the last of the keys."""
+        last = len(self._keys) - 1
+        if 3 * (last + 1) > 2 * len(self._places):
+            self.rebuild()
         else:
-            self[self._nodes[-1]] = len(self._nodes) - 1
+            self[self._keys[last]] = last
 
-    def remove(self, node: Node) -> int:
-        """Remove a node; return the row that it had, -1 if none. That row and all others have to be in place still."""
+    def remove(self, key: int) -> int:
+        """Remove a key; return the row that it had, -1 if none. That row and all others have to be in place still."""
         places, mask = self._places, self._mask
-        gap = at = self._place(node)
+        gap = at = self._place(key)
         found = places[gap]
         while (row := places[at := (at + 1) & mask]) >= 0:
-            if (at - self._home(self._nodes[row])) & mask >= (at - gap) & mask:  # its probes pass the gap
+            if (at - self._home(self._keys[row])) & mask >= (at - gap) & mask:  # its probes pass the gap
                 places[gap], gap = row, at
         places[gap] = -1
         return found
 
-    def _home(self, node: Node) -> int:
-        return (node.serial * SPREAD & WORD) >> self._shift
+    def _home(self, key: int) -> int:
+        return (key * SPREAD & WORD) >> self._shift
 
-    def _place(self, node: Node) -> int:
-        """Return the place of the node, or the empty one in which it would be."""
-        places, nodes = self._places, self._nodes
-        at = self._home(node)
-        while (row := places[at]) >= 0 and nodes[row] is not node:
+    def _place(self, key: int) -> int:
+        """Return the place of the key, or the empty one in which it would be."""
+        places, keys = self._places, self._keys
+        at = self._home(key)
+        while (row := places[at]) >= 0 and keys[row] != key:
             at = (at + 1) & self._mask
         return at
 
@@ -68,18 +90,20 @@ class RowNumbers:
         self._places, self._mask = array("i", [-1]) * size, size - 1
         self._shift = 33 - size.bit_length()
 
-    def _rebuild(self) -> None:
-        """Double the table: nodes take the next empty place in the order of their first choices."""
-        nodes = self._nodes
-        self._empty(2 * len(self._places))
-        homes = np.fromiter((self._home(node) for node in nodes), np.int64, len(nodes))
+    def rebuild(self) -> None:
+        """Make the table anew, a third to two thirds full: keys take the next empty place in order of their homes."""
+        keys, size = self._keys, LEAST
+        while 3 * len(keys) > size:
+            size *= 2
+        self._empty(size)
+        homes = np.fromiter((self._home(keys[row]) for row in range(len(keys))), np.int64, len(keys))
         rows = np.argsort(homes)
-        steps = np.arange(len(nodes))
+        steps = np.arange(len(keys))
         at = np.maximum.accumulate(homes[rows] - steps) + steps
         inside = at <= self._mask
         view(self._places)[at[inside]] = rows[inside]
         for row in rows[~inside].tolist():
-            self[nodes[row]] = row
+            self[keys[row]] = row
 
 
 class Rows:
@@ -88,13 +112,17 @@ class Rows:
     def __init__(self, **columns: str) -> None:
         """columns: names of the columns, which become attributes, and type codes of their numbers (`array`)."""
         self.nodes: list[Node] = []
-        self.row = RowNumbers(self.nodes)
+        self._row = RowNumbers(Serials(self.nodes))
         self._columns = tuple(array(code) for code in columns.values())
         for name, column in zip(columns, self._columns, strict=True):
             setattr(self, name, column)
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+    def row_of(self, node: Node) -> int:
+        """Return the node's row; -1 if it has none."""
+        return self._row[node.serial]
 
     def begin(self, *columns: Numbers) -> None:
         """Add columns, which are empty, with zeros in all rows."""
@@ -105,14 +133,14 @@ class Rows:
     def add(self, node: Node) -> int:
         """Add a row of zeros; returns it."""
         self.nodes.append(node)
-        self.row.add()
+        self._row.add()
         for column in self._columns:
             column.append(0)
         return len(self.nodes) - 1
 
     def discard(self, node: Node) -> None:
         """Remove the node's row, if it has one."""
-        row = self.row.remove(node)
+        row = self._row.remove(node.serial)
         if row >= 0:
             self._fill(row)
 
@@ -123,7 +151,7 @@ class Rows:
             for column in self._columns:
                 column.pop()
         else:
-            self.row[last] = row
+            self._row[last.serial] = row
             self.nodes[row] = last
             for column in self._columns:
                 column[row] = column.pop()

@@ -56,7 +56,7 @@ class Columns(Rows):
 
     def put(self, node: Node, value: float, time: int, leaf: bool) -> None:
         """Add the node, or replace its numbers. leaf: KV may go from it."""
-        row = self.row[node]
+        row = self.row_of(node)
         if row < 0:
             row = self.add(node)
         self.value[row], self.time[row], self.leaf[row] = value, time, leaf
