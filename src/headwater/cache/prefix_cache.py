@@ -126,6 +126,8 @@ class PrefixCache:
             self._shadows.expect(draft, lease is None)
         if lease is None:
             lease = self._leases[draft.request] = self._new_lease(draft, survey)
+            if lease.node is not None:
+                self.policy.begun(draft, lease.node)
             if draft.start and draft.counts:
                 self._resumes += 1
                 self._resumed_tokens += draft.start

@@ -7,13 +7,13 @@ that 8 bytes stand for a whole prefix.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from headwater.cache.changes import Changes
 from headwater.cache.node import Node
+from headwater.cache.order.ghosts import prefix_ids
 from headwater.errors import OutOfPages
 from headwater.plan import CacheLayout, Draft, Match, Plan
 
@@ -36,14 +36,6 @@ class Cache(Protocol):
 
 
 NewCache = Callable[[str, CacheLayout, Changes], Cache]
-
-
-def prefix_ids(key: bytes, unit_bytes: int, before: int) -> array[int]:
-    """Return an id for the prefix that ends at each unit of `key`. before: id of the prefix that the key continues."""
-    ids = array("q")
-    for at in range(0, len(key) - unit_bytes + 1, unit_bytes):
-        ids.append(before := hash((before, key[at : at + unit_bytes])))
-    return ids
 
 
 class Holders:

@@ -15,7 +15,8 @@ from headwater.cache.eviction.guard import Guard
 from headwater.cache.eviction.headwater import Headwater
 from headwater.cache.index import Index
 from headwater.cache.node import Node
-from headwater.cache.shadows import Shadow, Shadows, prefix_ids
+from headwater.cache.order.ghosts import prefix_ids
+from headwater.cache.shadows import Shadow, Shadows
 from headwater.cache.spelling import split
 from headwater.errors import ConfigError
 from headwater.plan import Draft
@@ -195,9 +196,9 @@ def test_control_one_that_never_switches_breaks_the_bound() -> None:
 
 def test_control_one_that_evicts_what_the_shadow_holds_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Guard, "lowest", Headwater.lowest)
-    world = run(World(), drawn(0))
-    assert world.lost
-    assert world.hits < max(world.hits_of) - world.price
+    worlds = [run(World(), drawn(seed)) for seed in range(4)]
+    assert all(world.lost for world in worlds)
+    assert any(world.hits < max(world.hits_of) - world.price for world in worlds)
 
 
 @given(
@@ -252,7 +253,7 @@ def test_bits_of_holders_are_those_of_the_shadows() -> None:
     assert len(world.policy._nodes) == world.cache.stats().checkpoints
     for row, node in enumerate(world.policy._kept.nodes):
         prefix = prefix_ids(world.cache._index.key_of(node), LAYOUT.unit_bytes, hash(""))[-1]
-        assert world.policy._prefix[row] == prefix
+        assert world.policy._kept.prefix[row] == prefix
         held = [
             prefix in map(id_of, filter(attrgetter("checkpoint"), shadow.cache._index)) for shadow in world.shadows._all
         ]

@@ -302,3 +302,104 @@ def test_asking_for_a_ranked_victim_changes_nothing(monkeypatch: pytest.MonkeyPa
 def test_factors_are_above_zero(spelling: str) -> None:
     with pytest.raises(ConfigError):
         make_eviction(spelling, SMALL)
+
+
+def taught(toy: Toy) -> tuple[float, list[int]]:
+    """Uses that were noted so far, and the numbers of uses of what is in memory, by depth."""
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    kept = policy._kept
+    by_depth = sorted(kept.nodes, key=lambda node: node.end)
+    return float(policy._rates._reuses.sum()), [kept.uses[kept.row_of(node)] for node in by_depth]
+
+
+def test_what_was_evicted_goes_on_to_teach_and_has_its_uses_again() -> None:
+    toy = split(1)
+    toy.serve(words(1, 8))
+    toy.serve((*words(1, 8), 0), checkpoints=())
+    assert taught(toy) == (1, [2])  # 1 more than requests
+    toy.serve(words(2, 12))
+    assert resumes(toy, 1, 8) == 0
+    toy.serve((*words(1, 8), 0))  # would have resumed there
+    assert taught(toy) == (2, [3])
+    toy.serve((*words(1, 8), 0), checkpoints=())
+    assert taught(toy) == (3, [4])
+
+
+def test_an_evicted_checkpoint_that_is_not_taken_anew_is_used_each_time() -> None:
+    toy = split(1)
+    toy.serve(words(1, 8))
+    toy.serve(words(2, 8))
+    for uses in (1, 2, 3):
+        toy.serve((*words(1, 8), uses), checkpoints=())
+        assert taught(toy) == (uses, [0])
+    toy.serve((*words(1, 8), *words(4, 8)), counts=False, checkpoints=())  # the prefill of an answer is no use
+    assert taught(toy) == (3, [0])
+    toy.serve((*words(1, 8), 4))
+    assert taught(toy) == (4, [5])
+
+
+def test_of_evicted_checkpoints_the_deepest_would_have_been_used() -> None:
+    toy = split(2)
+    toy.serve((*words(1, 8), *words(2, 8)), checkpoints=(8, 16))
+    for first in (3, 4):
+        toy.serve(words(first, 80))
+    toy.serve((*words(1, 8), *words(2, 8), 0), checkpoints=(8, 16))
+    assert taught(toy) == (1, [0, 2])
+
+
+def test_where_the_memory_resumes_deeper_no_evicted_one_is_used() -> None:
+    toy = split(2)
+    toy.serve((*words(1, 8), *words(2, 24)), checkpoints=(8, 32))
+    toy.cache._pool.states.give(toy.cache._index.drop(next(node for node in toy.cache._index if node.end == 2)))
+    toy.serve((*words(1, 8), *words(2, 24), 0), checkpoints=())
+    assert taught(toy) == (1, [2])
+    toy.serve((*words(1, 8), 0), checkpoints=())
+    assert taught(toy) == (2, [2])
+
+
+def test_another_namespace_uses_nothing() -> None:
+    toy = split(1)
+    toy.serve(words(1, 8), namespace="a")
+    toy.serve(words(2, 8), namespace="b")
+    toy.serve((*words(1, 8), 0), namespace="b", checkpoints=())
+    assert taught(toy) == (0, [0])
+    toy.serve((*words(1, 8), 0), namespace="a", checkpoints=())
+    assert taught(toy) == (1, [0])
+
+
+def test_what_is_replaced_or_of_an_ended_conversation_is_not_remembered() -> None:
+    toy = split(3)
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    toy.serve(words(1, 8))
+    toy.cache._pool.states.give(toy.cache._index.drop(next(iter(toy.cache._index)), evicted=False))
+    toy.serve(words(2, 8))
+    toy.cache.end_conversation("", key_of(words(2, 8)))
+    evict(toy.cache, Room.STATE)
+    assert toy.cache.stats().checkpoints == len(policy._ghosts) == 0
+
+
+def test_eight_are_remembered_for_each_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.cache.eviction.headwater.RENEWED", (1, 2))
+    toy = split(3)
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    for first in range(1, 100):
+        toy.serve(words(first, 8))
+        assert len(policy._ghosts) <= 8 * 3 + 1
+    toy.serve((*words(60, 8), 0), checkpoints=())
+    assert taught(toy)[0] == 0  # long ago
+    toy.serve((*words(90, 8), 0), checkpoints=())
+    assert taught(toy)[0] == 1
+
+
+def test_a_document_that_is_asked_about_rarely_but_again_and_again_stays() -> None:
+    """Beside prompts that never come again; until it is known, it is evicted each time before it is used."""
+    toy = Toy(replace(SMALL, n_pages=300, state_fraction=3 / 300), "headwater")
+    found = []
+    for i in range(400):
+        document = 1000 + i if i % 8 else 1
+        found.append(toy.serve((*words(document, 24), *words(2000 + i, 4)), checkpoints=(24,)).checkpoint_tokens)
+    assert found[8:17:8] == [0, 0]
+    assert sum(found[200:]) >= 24 * 20  # of 25

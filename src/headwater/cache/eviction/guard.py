@@ -5,11 +5,9 @@ from __future__ import annotations
 from array import array
 
 from headwater.cache.eviction.headwater import Headwater
-from headwater.cache.index import Index
-from headwater.cache.node import Node, Root
+from headwater.cache.node import Node
 from headwater.cache.order.rows import view
-from headwater.cache.order.worth import base_node
-from headwater.cache.shadows import Shadows, prefix_ids
+from headwater.cache.shadows import Shadows
 from headwater.cache.spelling import split
 from headwater.plan import CacheLayout
 
@@ -40,9 +38,8 @@ class Guard(Headwater):
         self.experts = () if layout.every_page else named
         self.window = window
         self._shadows: Shadows | None = None
-        self._unit_bytes = layout.unit_bytes
-        self._prefix, self._holders = array("q"), array("B")  # columns: the prefix's id; shadows that have it, as bits
-        self._kept.begin(self._prefix, self._holders)
+        self._holders = array("B")  # a column: shadows that have the prefix, as bits
+        self._kept.begin(self._holders)
         self._nodes: dict[int, Node] = {}  # with a checkpoint, by the prefix's id
 
     def follow(self, shadows: Shadows) -> None:
@@ -55,29 +52,16 @@ class Guard(Headwater):
             self._holders[self._kept.row_of(node)] = bits
 
     def _leave(self, node: Node) -> None:
-        del self._nodes[self._prefix[self._kept.row_of(node)]]
+        del self._nodes[self._kept.prefix[self._kept.row_of(node)]]
         super()._leave(node)
 
     def _take(self, node: Node) -> int:
         row = super()._take(node)
         if self._shadows is not None:
-            prefix = self._prefix_of(node)
-            self._prefix[row], self._holders[row] = prefix, self._shadows.holders.of.get(prefix, 0)
+            prefix = self._kept.prefix[row]
+            self._holders[row] = self._shadows.holders.of.get(prefix, 0)
             self._nodes[prefix] = node
         return row
-
-    def _prefix_of(self, node: Node) -> int:
-        """Return the id of the prefix that ends at the node, from that of the nearest checkpoint above."""
-        above = base_node(node)
-        row = -1 if above is None else self._kept.row_of(above)
-        if row < 0:
-            *_, above = node.climb()
-            assert isinstance(above, Root), f"{node} is not in the tree"
-            before = hash(above.namespace)
-        else:
-            before = self._prefix[row]
-        key = b"".join(part.edge for part in Index.path(node, above))
-        return prefix_ids(key, self._unit_bytes, before)[-1]
 
     def lowest(self, leaves: bool, now: int) -> Node | None:
         if self._shadows is None:

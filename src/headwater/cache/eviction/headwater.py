@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from headwater.cache.node import Node
+from headwater.cache.index import Index
+from headwater.cache.node import Node, Root
 from headwater.cache.order import is_free_leaf
-from headwater.cache.order.candidates import MOST_USES, Candidates
+from headwater.cache.order.ages import MOST_USES
+from headwater.cache.order.candidates import Candidates
+from headwater.cache.order.ghosts import Ghosts, prefix_ids
 from headwater.cache.order.heap import is_bare_leaf
 from headwater.cache.order.ranked import BareFirst
 from headwater.cache.order.rates import MIDDLES, ReuseRates
 from headwater.cache.order.worth import Worth, base_node, next_below, shares_anew
-from headwater.plan import CacheLayout
+from headwater.plan import CacheLayout, Draft
 
 BRANCHES, DEPTHS = 3, 7  # classes: none, 1, more; below 256 tokens, 1,024 and so on
 # 1 + uses in the prior, by class: none, answered, 1, 2-3, 4-7, more; none, and at a learned position
@@ -23,6 +26,7 @@ OF_BITS = [min(DEPTHS - 1, max(0, bits - 1) // 2) for bits in range(64)]  # by b
 BRANCHED, PARENT, TAKEN, HELD, GUESS, LEAF = 0xE0, 16, 8, 4, 2, 1  # bits of a mark
 INFINITE = float("inf")
 RENEWED = 64, 16  # the rates are computed when so many checkpoints, and 1/16 of all, were taken and used
+GHOSTS = 8  # evicted checkpoints that are remembered, for each in memory
 
 
 class Headwater(BareFirst):
@@ -52,10 +56,10 @@ class Headwater(BareFirst):
             raise ValueError(f"retained is {retained}, must be a share of the memory: 0 to 1")
         super().__init__()
         self.keeps_history = not layout.every_page
-        self._worth, self._unit = Worth(layout), layout.unit_tokens
+        self._worth, self._unit, self._unit_bytes = Worth(layout), layout.unit_tokens, layout.unit_bytes
         prior = np.outer([1.0, 1 / superseded, branch], USES).reshape(-1, 1) / (8 * MIDDLES)
         self._rates = ReuseRates(prior, group=DEPTHS)
-        self._kept = Candidates(self._rates)
+        self._kept, self._ghosts = Candidates(self._rates), Ghosts(self._rates)
         self._most_retained, self._checkpoint_pages = int(retained * layout.n_pages), layout.checkpoint_pages
         self._now = self._noted = 0  # noted: checkpoints taken and used since the rates were computed
 
@@ -67,6 +71,20 @@ class Headwater(BareFirst):
 
     def lowest(self, leaves: bool, now: int) -> Node | None:
         return self._kept.lowest(now, leaves, self.clock())
+
+    def begun(self, draft: Draft, node: Node) -> None:
+        """Count a use of the deepest evicted checkpoint of the prompt, beyond the one where it resumes."""
+        if not len(self._ghosts):
+            return
+        ids = prefix_ids(draft.key[node.end * self._unit_bytes :], self._unit_bytes, self._prefix_of(node))
+        row = self._ghosts.deepest(reversed(ids))
+        if row >= 0:
+            ghosts = self._ghosts
+            uses = min(MOST_USES, max(2, ghosts.uses[row] + 1)) if draft.counts else max(1, ghosts.uses[row])
+            kind = ghosts.kind[row]
+            kind += OF_USES[uses] - kind % OF_BRANCH // DEPTHS * DEPTHS
+            ghosts.use(row, kind, uses, self._now, counts=draft.counts)
+            self._noted += draft.counts
 
     def retain(self, node: Node, seconds: float) -> None:
         if self._pages([node]) > self._most_retained:
@@ -137,30 +155,49 @@ class Headwater(BareFirst):
         least, part = RENEWED
         if self._noted >= least and self._noted >= len(kept) // part:
             self._noted = 0
+            self._ghosts.forget(GHOSTS * len(kept), self._now)
             kept.renew(self._now)
 
     def _take(self, node: Node) -> int:
         """Add a checkpoint that is new; return its row."""
         self._noted += 1
+        prefix = self._prefix_of(node)
         uses = min(MOST_USES, node.hits and 1 + node.hits)  # of a snapshot
-        return self._kept.take(node, self._kind(node, uses), node.checkpoint_time, uses)
+        uses = max(uses, self._ghosts.take(prefix, self._now))
+        return self._kept.take(node, prefix, self._kind(node, uses), uses)
+
+    def _prefix_of(self, node: Node) -> int:
+        """Return the id of the prefix that ends at the node, from that of the nearest checkpoint at or above it."""
+        above: Node | None = node
+        while above is not None and (row := self._kept.row_of(above)) < 0 and above.parent is not None:
+            above = above.parent
+        assert above is not None
+        if row >= 0:
+            before = self._kept.prefix[row]
+        else:
+            assert isinstance(above, Root), f"{node} is not in the tree"
+            before = hash(above.namespace)
+        key = b"".join([part.edge for part in Index.path(node, above)])
+        return prefix_ids(key, self._unit_bytes, before)[-1] if key else before
 
     def _leave(self, node: Node) -> None:
-        """Remove a node whose checkpoint is gone."""
+        """Remove a node whose checkpoint is gone. If it was evicted in its turn, it is remembered."""
+        kept = self._kept
+        if node.end in node.lost and not node.mark & GUESS:
+            row = kept.row_of(node)
+            self._ghosts.put(kept.prefix[row], kept.kind[row], kept.uses[row], kept.time[row], self._now)
         node.mark = 0
-        self._kept.remove(node, self._now)
+        kept.remove(node, self._now)
 
     def _used(self, node: Node, row: int) -> None:
         """Note that work resumed at the checkpoint: a request's, or that of the prefill of a finished answer."""
         kept, time = self._kept, node.checkpoint_time
-        uses = kept.uses[row]
-        if max(1, uses) <= node.hits or uses == MOST_USES:
-            uses = min(MOST_USES, max(2, uses + 1))
-            kept.use(row, self._kind(node, uses), uses, time)
+        is_request = kept.seen[row] != node.hits & 0xFF
+        if is_request:
+            kept.seen[row] = kept.seen[row] + 1 & 0xFF
             self._noted += 1
-        else:
-            uses = max(1, uses)
-            kept.use(row, self._kind(node, uses), uses, time, counts=False)
+        uses = min(MOST_USES, max(2, kept.uses[row] + 1)) if is_request else max(1, kept.uses[row])
+        kept.use(row, self._kind(node, uses), uses, time, counts=is_request)
 
     def _kind(self, node: Node, uses: int) -> int:
         """Return the class of a checkpoint."""

@@ -8,6 +8,7 @@ from enum import Enum, auto
 
 from headwater.cache.index import Observer
 from headwater.cache.node import Node
+from headwater.plan import Draft
 
 
 class Room(Enum):
@@ -42,6 +43,10 @@ class Eviction(Observer, ABC):
     @abstractmethod
     def victim(self, room: Room, now: int) -> Victim | None:
         """Return what to evict next; None if nothing that helps `room` may go. Changes nothing."""
+
+    def begun(self, draft: Draft, node: Node) -> None:
+        """Note the first leg of a prompt, which resumes at this node: a checkpoint, or the root. Ignored by default."""
+        return None
 
     def retain(self, node: Node, seconds: float) -> None:
         """Note a client's hint: keep the node's checkpoint for so long from now on. By default it is ignored."""

@@ -8,33 +8,30 @@ from collections import Counter
 import numpy as np
 
 from headwater.cache.node import Node
+from headwater.cache.order.ages import AGING, Aging
 from headwater.cache.order.ranking import Entry, Ranking
 from headwater.cache.order.rates import BUCKETS, ReuseRates, bucket, buckets
 from headwater.cache.order.rows import Column, Numbers, Rows, view
 
-MOST_USES, OLDEST = 255, 0xFFFFFFFF  # the greatest numbers in their columns
 RANKED = 64  # 1/64 of the rows is kept in order
 WEIGHTS = np.array([1.0, 4.0, 0.25])  # of scores in a namespace, by priority: 0, 1 and -1
 
 
-class Candidates(Rows):
-    """Class, uses, last use and worth of each checkpoint.
+class Candidates(Rows, Aging):
+    """Class, uses, last use and worth of each checkpoint in memory.
 
     In a large table the lowest scores are kept in order until they are used up or the rates are renewed; meanwhile
     they age, so another row's score may be somewhat lower. Only changes of the table change what is kept, so that a
     question for the lowest has no effect.
     """
 
-    kind: Numbers
-    # 0: none; 1: its prompt's answer, or a prompt that would have taken it; else 1 more than requests; at most 255
-    uses: Numbers
-    time: Numbers  # of the last use
-    watched: Numbers  # age at which it got its class; the time from then on is not counted yet
+    seen: Numbers  # the node's hits that are counted as uses, modulo 256
+    prefix: Numbers  # id of the prefix that ends here
     worth: Numbers  # infinite: it may not go
     leaf: Numbers  # 1: KV may go, too
 
     def __init__(self, rates: ReuseRates) -> None:
-        super().__init__(kind="h", uses="B", time="q", watched="I", worth="d", leaf="B")
+        super().__init__(**AGING, seen="B", prefix="q", worth="d", leaf="B")
         self.rates = rates
         self.ranking = Ranking()
         self._has_hints = False
@@ -45,25 +42,14 @@ class Candidates(Rows):
 
     # ---- ages and uses
 
-    def take(self, node: Node, kind: int, time: int, uses: int) -> int:
-        """Add a checkpoint that was taken or last used at `time`; returns its row. uses: at most MOST_USES."""
+    def take(self, node: Node, prefix: int, kind: int, uses: int) -> int:
+        """Add a checkpoint; returns its row. prefix: its id. uses: at most MOST_USES."""
         row = self.add(node)
-        self.kind[row], self.uses[row], self.time[row] = kind, uses, time
+        self.prefix[row], self.kind[row], self.uses[row] = prefix, kind, uses
+        self.time[row], self.seen[row] = node.checkpoint_time, node.hits & 0xFF
         if self._has_hints:
             self.root[row] = _root(node)
         return row
-
-    def use(self, row: int, kind: int, uses: int, now: int, counts: bool = True) -> None:
-        """Note that work resumed there, with uses and class from now on. counts: it was a request's."""
-        self._end_span(row, now)
-        if counts:
-            self.rates.reused(self.kind[row], now - self.time[row])
-        self.kind[row], self.uses[row], self.time[row], self.watched[row] = kind, uses, now, 0
-
-    def change(self, row: int, kind: int, now: int) -> None:
-        """Set the class from now on."""
-        self._end_span(row, now)
-        self.kind[row], self.watched[row] = kind, min(max(0, now - self.time[row]), OLDEST)
 
     def remove(self, node: Node, now: int) -> None:
         """Remove a checkpoint and its row, and rank the next lowest scores if those that were ranked are used up."""
@@ -78,16 +64,9 @@ class Candidates(Rows):
 
     def renew(self, now: int) -> None:
         """Renew the rates by the time until now, and all ranks by the rates."""
-        ages, watched = np.maximum(now - view(self.time), 0), view(self.watched)
-        self.rates.watched_all(view(self.kind), watched, ages)
-        watched[:] = np.minimum(ages, OLDEST)
+        self.watch(now)
         self.rates.renew()
         self.rank_all(now)
-
-    def _end_span(self, row: int, now: int) -> None:
-        age, watched = now - self.time[row], self.watched[row]
-        if age > watched:
-            self.rates.watched(self.kind[row], watched, age)
 
     # ---- order
 

@@ -11,6 +11,7 @@ from headwater.cache.node import Node
 
 Column = np.ndarray[Any, np.dtype[Any]]
 Numbers: TypeAlias = "array[Any]"
+Entries: TypeAlias = "list[Any] | array[int]"
 SPREAD, WORD = 0x9E3779B1, 0xFFFFFFFF  # 2^32 / golden ratio: serials in a row get places far apart (Knuth, 6.4)
 LEAST = 64  # places of the smallest table
 
@@ -41,12 +42,12 @@ class RowNumbers:
 
     def __init__(self, keys: Keys) -> None:
         """keys: of each row, which the owner keeps up to date."""
-        self._keys = keys
+        self.keys = keys
         self._empty(LEAST)
 
     def __getitem__(self, key: int) -> int:
         """Return the key's row; -1 if it has none."""
-        places, keys = self._places, self._keys
+        places, keys = self._places, self.keys
         row = places[at := (key * SPREAD & WORD) >> self._shift]
         while row >= 0 and keys[row] != key:
             row = places[at := (at + 1) & self._mask]
@@ -58,11 +59,11 @@ class RowNumbers:
 
     def add(self) -> None:
         """Add the last of the keys."""
-        last = len(self._keys) - 1
+        last = len(self.keys) - 1
         if 3 * (last + 1) > 2 * len(self._places):
             self.rebuild()
         else:
-            self[self._keys[last]] = last
+            self[self.keys[last]] = last
 
     def remove(self, key: int) -> int:
         """Remove a key; return the row that it had, -1 if none. That row and all others have to be in place still."""
@@ -70,7 +71,7 @@ class RowNumbers:
         gap = at = self._place(key)
         found = places[gap]
         while (row := places[at := (at + 1) & mask]) >= 0:
-            if (at - self._home(self._keys[row])) & mask >= (at - gap) & mask:  # its probes pass the gap
+            if (at - self._home(self.keys[row])) & mask >= (at - gap) & mask:  # its probes pass the gap
                 places[gap], gap = row, at
         places[gap] = -1
         return found
@@ -80,7 +81,7 @@ class RowNumbers:
 
     def _place(self, key: int) -> int:
         """Return the place of the key, or the empty one in which it would be."""
-        places, keys = self._places, self._keys
+        places, keys = self._places, self.keys
         at = self._home(key)
         while (row := places[at]) >= 0 and keys[row] != key:
             at = (at + 1) & self._mask
@@ -92,7 +93,7 @@ class RowNumbers:
 
     def rebuild(self) -> None:
         """Make the table anew, a third to two thirds full: keys take the next empty place in order of their homes."""
-        keys, size = self._keys, LEAST
+        keys, size = self.keys, LEAST
         while 3 * len(keys) > size:
             size *= 2
         self._empty(size)
@@ -106,23 +107,19 @@ class RowNumbers:
             self[keys[row]] = row
 
 
-class Rows:
-    """Nodes in rows of columns, without gaps: the last row fills a gap."""
+class Table:
+    """Entries in rows of columns, without gaps: the last row fills a gap."""
 
-    def __init__(self, **columns: str) -> None:
-        """columns: names of the columns, which become attributes, and type codes of their numbers (`array`)."""
-        self.nodes: list[Node] = []
-        self._row = RowNumbers(Serials(self.nodes))
+    def __init__(self, entries: Entries, keys: Keys, columns: dict[str, str]) -> None:
+        """entries: empty yet. keys: of them. columns: names, which become attributes, and codes of an `array`."""
+        self._entries = entries
+        self._row = RowNumbers(keys)
         self._columns = tuple(array(code) for code in columns.values())
         for name, column in zip(columns, self._columns, strict=True):
             setattr(self, name, column)
 
     def __len__(self) -> int:
-        return len(self.nodes)
-
-    def row_of(self, node: Node) -> int:
-        """Return the node's row; -1 if it has none."""
-        return self._row[node.serial]
+        return len(self._entries)
 
     def begin(self, *columns: Numbers) -> None:
         """Add columns, which are empty, with zeros in all rows."""
@@ -130,32 +127,61 @@ class Rows:
             column.extend([0] * len(self))
         self._columns += columns
 
-    def add(self, node: Node) -> int:
+    def append(self, entry: Any) -> int:
         """Add a row of zeros; returns it."""
-        self.nodes.append(node)
+        self._entries.append(entry)
         self._row.add()
         for column in self._columns:
             column.append(0)
-        return len(self.nodes) - 1
+        return len(self) - 1
 
-    def discard(self, node: Node) -> None:
-        """Remove the node's row, if it has one."""
-        row = self._row.remove(node.serial)
+    def remove_row(self, key: int) -> None:
+        """Remove the row of a key, if it has one."""
+        row = self._row.remove(key)
         if row >= 0:
             self._fill(row)
 
+    def keep(self, rows: Column) -> None:
+        """Remove all other rows. rows: numbers, ascending."""
+        numbers = rows.tolist()
+        columns: list[Any] = [self._entries, *self._columns]
+        for column in columns:
+            kept = [column[row] for row in numbers]
+            column[:] = kept if isinstance(column, list) else array(column.typecode, kept)
+        self._row.rebuild()
+
     def _fill(self, row: int) -> None:
-        """Fill a row whose node has left the table with the last one."""
-        last = self.nodes[-1]
-        if row == len(self.nodes) - 1:
-            for column in self._columns:
-                column.pop()
-        else:
-            self._row[last.serial] = row
-            self.nodes[row] = last
-            for column in self._columns:
-                column[row] = column.pop()
-        self.nodes.pop()
+        """Fill a row whose entry has left the table with the last one."""
+        last = len(self) - 1
+        if row != last:
+            self._row[self._row.keys[last]] = row
+            self._entries[row] = self._entries[last]
+        self._entries.pop()
+        for column in self._columns:
+            number = column.pop()
+            if row != last:
+                column[row] = number
+
+
+class Rows(Table):
+    """A table whose entries are nodes."""
+
+    def __init__(self, **columns: str) -> None:
+        """columns: names of the columns, which become attributes, and type codes of their numbers (`array`)."""
+        self.nodes: list[Node] = []
+        super().__init__(self.nodes, Serials(self.nodes), columns)
+
+    def row_of(self, node: Node) -> int:
+        """Return the node's row; -1 if it has none."""
+        return self._row[node.serial]
+
+    def add(self, node: Node) -> int:
+        """Add a row of zeros; returns it."""
+        return self.append(node)
+
+    def discard(self, node: Node) -> None:
+        """Remove the node's row, if it has one."""
+        self.remove_row(node.serial)
 
 
 def view(column: Numbers) -> Column:

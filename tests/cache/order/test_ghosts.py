@@ -1,0 +1,90 @@
+"""Ghost entries of checkpoints: the table against a dict, and what is counted of those that leave it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from headwater.cache.order.ghosts import Ghosts, prefix_ids
+from headwater.cache.order.rates import BUCKETS, MIDDLES, ReuseRates, bucket
+
+CLASSES = 4
+
+
+def new_ghosts() -> Ghosts:
+    rates = ReuseRates(1 / MIDDLES.reshape(1, -1).repeat(CLASSES, axis=0), group=1)
+    rates._decay = 1.0
+    return Ghosts(rates)
+
+
+def counted(ghosts: Ghosts) -> tuple[float, float]:
+    """Uses and time that were noted."""
+    ghosts.rates.renew()
+    return float(ghosts.rates._reuses.sum()), float(ghosts.rates._time.sum())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_table_is_that_of_a_dict(seed: int) -> None:
+    rng, ghosts = Random(seed), new_ghosts()
+    expected: dict[int, tuple[int, int, int, int]] = {}  # class, uses, last use, and the last event
+    for now in range(1, 3000):
+        prefix = rng.choice((rng.randrange(-9, 9), rng.getrandbits(63), rng.choice([0, *expected])))
+        done = rng.random()
+        if done < 0.6:
+            one = rng.randrange(CLASSES), rng.randrange(256), rng.randrange(now)
+            ghosts.put(prefix, *one, now)
+            expected[prefix] = (*one, now)
+        elif done < 0.9:
+            uses = ghosts.take(prefix, now)
+            assert uses == expected.pop(prefix, (0, 0))[1]
+        elif prefix in expected:
+            row = ghosts.deepest([prefix])
+            ghosts.use(row, 1, 7, now)
+            expected[prefix] = 1, 7, now, now
+        if now % 500 == 0:
+            ghosts.forget(40, now)
+            latest = sorted(expected, key=lambda prefix: -expected[prefix][-1])[:40]
+            expected = {prefix: expected[prefix] for prefix in latest}
+    assert len(ghosts) == len(expected) > 40
+    for prefix, (kind, uses, time, last) in expected.items():
+        row = ghosts.deepest([prefix])
+        assert (ghosts.kind[row], ghosts.uses[row], ghosts.time[row]) == (kind, uses, time)
+        assert ghosts.time[row] + ghosts.watched[row] == last
+
+
+def test_all_time_until_one_is_taken_or_forgotten_is_counted_once() -> None:
+    ghosts = new_ghosts()
+    for prefix in (1, 2, 3):
+        ghosts.put(prefix, 0, 2, time=100, now=100 + 10 * prefix)
+    assert counted(ghosts) == (0, 0)
+    assert ghosts.take(1, 150) == 2  # 40 after it was evicted
+    assert counted(ghosts) == (0, 40)
+    ghosts.use(ghosts.deepest([3]), 1, 3, 160)  # 30 after it was evicted
+    assert counted(ghosts) == (1, 70)
+    assert ghosts.rates._reuses[0, bucket(60)] == 1
+    ghosts.forget(1, 200)  # the one that was used last stays: of the other, 80 after it was evicted
+    assert [ghosts.deepest([prefix]) for prefix in (1, 2, 3)] == [-1, -1, 0]
+    assert counted(ghosts) == (1, 150)
+    ghosts.forget(0, 300)
+    assert len(ghosts) == 0
+    assert counted(ghosts) == (1, 290)
+    assert np.array_equal(ghosts.rates._time[2:], np.zeros((CLASSES - 2, BUCKETS)))
+
+
+def test_the_deepest_is_the_first_that_is_found() -> None:
+    ghosts = new_ghosts()
+    for prefix in (5, 6):
+        ghosts.put(prefix, prefix - 5, 0, 0, 1)
+    assert ghosts.kind[ghosts.deepest([9, 6, 5])] == 1
+    assert ghosts.deepest([9]) == -1
+
+
+def test_ids_of_a_key_that_is_continued_are_those_of_the_whole() -> None:
+    key = bytes(range(40))
+    whole = prefix_ids(key, 4, 7)
+    assert len(set(whole)) == 10
+    assert whole[6:] == prefix_ids(key[24:], 4, whole[5])
+    assert prefix_ids(key, 4, 8)[0] != whole[0]
+    assert len(prefix_ids(key[:39], 4, 7)) == 9
