@@ -40,18 +40,18 @@ def test_the_table_is_that_of_a_dict(seed: int) -> None:
             uses = ghosts.take(prefix, now)
             assert uses == expected.pop(prefix, (0, 0))[1]
         elif prefix in expected:
-            row = ghosts.deepest([prefix])
+            row = ghosts.first([prefix])
             ghosts.use(row, 1, 7, now)
             expected[prefix] = 1, 7, now, now
         if now % 500 == 0:
-            ghosts.forget(40, now)
+            ghosts.renew(40, now)
             latest = sorted(expected, key=lambda prefix: -expected[prefix][-1])[:40]
             expected = {prefix: expected[prefix] for prefix in latest}
     assert len(ghosts) == len(expected) > 40
     for prefix, (kind, uses, time, last) in expected.items():
-        row = ghosts.deepest([prefix])
+        row = ghosts.first([prefix])
         assert (ghosts.kind[row], ghosts.uses[row], ghosts.time[row]) == (kind, uses, time)
-        assert ghosts.time[row] + ghosts.watched[row] == last
+        assert ghosts.last[row] == last
 
 
 def test_all_time_until_one_is_taken_or_forgotten_is_counted_once() -> None:
@@ -61,24 +61,25 @@ def test_all_time_until_one_is_taken_or_forgotten_is_counted_once() -> None:
     assert counted(ghosts) == (0, 0)
     assert ghosts.take(1, 150) == 2  # 40 after it was evicted
     assert counted(ghosts) == (0, 40)
-    ghosts.use(ghosts.deepest([3]), 1, 3, 160)  # 30 after it was evicted
+    ghosts.use(ghosts.first([3]), 1, 3, 160)  # 30 after it was evicted
     assert counted(ghosts) == (1, 70)
     assert ghosts.rates._reuses[0, bucket(60)] == 1
-    ghosts.forget(1, 200)  # the one that was used last stays: of the other, 80 after it was evicted
-    assert [ghosts.deepest([prefix]) for prefix in (1, 2, 3)] == [-1, -1, 0]
-    assert counted(ghosts) == (1, 150)
-    ghosts.forget(0, 300)
+    ghosts.renew(1, 200)  # 80 of the second after it was evicted, 40 of the third after its use, which stays
+    assert [ghosts.first([prefix]) for prefix in (1, 2, 3)] == [-1, -1, 0]
+    assert counted(ghosts) == (1, 190)
+    ghosts.renew(1, 300)
+    ghosts.renew(0, 310)
     assert len(ghosts) == 0
-    assert counted(ghosts) == (1, 290)
+    assert counted(ghosts) == (1, 300)
     assert np.array_equal(ghosts.rates._time[2:], np.zeros((CLASSES - 2, BUCKETS)))
 
 
-def test_the_deepest_is_the_first_that_is_found() -> None:
+def test_the_first_that_is_there_is_found() -> None:
     ghosts = new_ghosts()
     for prefix in (5, 6):
         ghosts.put(prefix, prefix - 5, 0, 0, 1)
-    assert ghosts.kind[ghosts.deepest([9, 6, 5])] == 1
-    assert ghosts.deepest([9]) == -1
+    assert ghosts.kind[ghosts.first([9, 6, 5])] == 1
+    assert ghosts.first([9]) == -1
 
 
 def test_ids_of_a_key_that_is_continued_are_those_of_the_whole() -> None:

@@ -77,7 +77,7 @@ class Headwater(BareFirst):
         if not len(self._ghosts):
             return
         ids = prefix_ids(draft.key[node.end * self._unit_bytes :], self._unit_bytes, self._prefix_of(node))
-        row = self._ghosts.deepest(reversed(ids))
+        row = self._ghosts.first(reversed(ids))
         if row >= 0:
             ghosts = self._ghosts
             uses = min(MOST_USES, max(2, ghosts.uses[row] + 1)) if draft.counts else max(1, ghosts.uses[row])
@@ -155,7 +155,7 @@ class Headwater(BareFirst):
         least, part = RENEWED
         if self._noted >= least and self._noted >= len(kept) // part:
             self._noted = 0
-            self._ghosts.forget(GHOSTS * len(kept), self._now)
+            self._ghosts.renew(GHOSTS * len(kept), self._now)
             kept.renew(self._now)
 
     def _take(self, node: Node) -> int:

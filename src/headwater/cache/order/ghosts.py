@@ -9,7 +9,7 @@ import numpy as np
 
 from headwater.cache.order.ages import AGING, Aging
 from headwater.cache.order.rates import ReuseRates
-from headwater.cache.order.rows import view
+from headwater.cache.order.rows import Numbers, view
 
 
 def prefix_ids(key: bytes, unit_bytes: int, before: int) -> array[int]:
@@ -23,9 +23,11 @@ def prefix_ids(key: bytes, unit_bytes: int, before: int) -> array[int]:
 class Ghosts(Aging):
     """Class, uses and last use of evicted checkpoints, by the id of their prefix."""
 
+    last: Numbers  # when it was evicted, or used since
+
     def __init__(self, rates: ReuseRates) -> None:
         self.prefixes = array("q")
-        super().__init__(self.prefixes, self.prefixes, AGING)
+        super().__init__(self.prefixes, self.prefixes, {**AGING, "last": "q"})
         self.rates = rates
 
     def put(self, prefix: int, kind: int, uses: int, time: int, now: int) -> None:
@@ -34,11 +36,15 @@ class Ghosts(Aging):
         if row < 0:
             row = self.append(prefix)
         self.kind[row], self.uses[row], self.time[row] = kind, uses, time
-        self.watched[row] = self._age(row, now)
+        self.watched[row], self.last[row] = self._age(row, now), now
 
-    def deepest(self, prefixes: Iterable[int]) -> int:
-        """Return the row of the last of these prefixes that has one; -1 if none has."""
+    def first(self, prefixes: Iterable[int]) -> int:
+        """Return the row of the first of these prefixes that has one; -1 if none has."""
         return next((row for prefix in prefixes if (row := self._row[prefix]) >= 0), -1)
+
+    def use(self, row: int, kind: int, uses: int, now: int, counts: bool = True) -> None:
+        super().use(row, kind, uses, now, counts)
+        self.last[row] = now
 
     def take(self, prefix: int, now: int) -> int:
         """Remove a checkpoint that is taken anew; return its uses, 0 if it is not here."""
@@ -50,14 +56,9 @@ class Ghosts(Aging):
         self.remove_row(prefix)
         return uses
 
-    def forget(self, most: int, now: int) -> None:
-        """Remove those that were evicted or used the longest ago, until at most so many are left; count their time."""
+    def renew(self, most: int, now: int) -> None:
+        """Count the time of all until now, and keep at most so many: those that were evicted or used last."""
+        self.watch(now)
         beyond = len(self) - most
-        if beyond <= 0:
-            return
-        time, watched = view(self.time), view(self.watched).astype(np.int64)
-        order = np.argpartition(time + watched, beyond - 1)
-        gone = order[:beyond]
-        self.rates.watched_all(view(self.kind)[gone], watched[gone], np.maximum(now - time[gone], watched[gone]))
-        del time
-        self.keep(np.sort(order[beyond:]))
+        if beyond > 0:
+            self.keep(np.sort(np.argpartition(view(self.last), beyond - 1)[beyond:]))
