@@ -6,7 +6,7 @@ Chains of checkpoints, 1 to 32 units apart. A request resumes at the end of one,
 and takes two checkpoints below it; two are evicted for them. Counted are the processor time over that of the same
 requests and evictions without a policy, which are served in turns, and the bytes that the policy holds (`tracemalloc`)
 once it knows all checkpoints, and at its peak. There are at least 1/16 as many requests as checkpoints, in which the
-rates are renewed three times.
+rates are renewed three times. Bytes of a ghost entry are those that the policy holds more after the first requests.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from pathlib import Path
 
 from benchmarks import measure
 from headwater.cache.eviction import make_eviction
+from headwater.cache.eviction.headwater import Headwater
 from headwater.cache.index import Index, Observer
 from headwater.cache.node import Node
 from headwater.cache.order import Eviction, Room
 from headwater.cli.common import prepare_outputs
-from headwater.plan import CacheLayout, PrefillFlops
+from headwater.plan import CacheLayout, Draft, PrefillFlops
 
 UNIT, CHAIN, STATE = 4, 4, (0,)  # bytes of a unit; checkpoints of a chain; pages of a checkpoint
 SETTLED = 4  # requests before those that are counted: 1/4 of the checkpoints, at most as many as are counted
@@ -73,17 +74,23 @@ class Traffic:
             self._nodes.append(node)
         self._ends.append(node)
 
-    def begin(self) -> tuple[int, int]:
-        """Let a policy know all checkpoints; return the bytes that it holds, and held at its peak."""
-        nodes = [node for node in self.index if node.checkpoint is not None]
-        tracemalloc.start()
+    def _draft(self, node: Node) -> Draft:
+        """Return a prompt that goes on from a node as far as two checkpoints below it are on average."""
+        end = node.end + 33
+        return Draft(0, "", bytes(node.end * UNIT) + self._made.to_bytes(UNIT, "little") * 33, node.end, end)
+
+    @property
+    def ghosts(self) -> int:
+        """Number of ghost entries."""
+        assert isinstance(self._policy, Headwater)
+        return len(self._policy._ghosts)
+
+    def begin(self) -> None:
+        """Let a policy know all checkpoints."""
         policy = make_eviction("headwater", self.layout)
-        for node in nodes:
+        for node in [node for node in self.index if node.checkpoint is not None]:
             policy.changed(node)
-        held = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
         self._policy = self._observer.to = policy
-        return held
 
     def serve(self, requests: int, victims: Sequence[int] = ()) -> array[int]:
         """Serve requests; return serials of what was evicted. victims: without a policy, those of a run with one."""
@@ -98,6 +105,9 @@ class Traffic:
                 self.hits += 1
                 end.hits += 1
                 self.index.resume(end, self._now)
+            draft = self._draft(end)
+            if self._policy is not None:
+                self._policy.begun(draft, end)
             self._grow(end, 2)
             for _ in range(2):
                 node = self._nodes[next(given)] if self._policy is None else self._victim(self._policy)
@@ -111,12 +121,31 @@ class Traffic:
         return victim[0]
 
 
+def memory(checkpoints: int, requests: int) -> tuple[float, float, float]:
+    """Return the bytes of a checkpoint, once all are known and at the peak until then, and those of a ghost entry.
+
+    After requests the policy holds what is traced beyond that of the same requests without it.
+    """
+    traffic, bare = Traffic(checkpoints), Traffic(checkpoints)
+    tracemalloc.start()
+    traffic.begin()
+    known, peak = tracemalloc.get_traced_memory()
+    victims = traffic.serve(requests)
+    held = tracemalloc.get_traced_memory()[0] - known
+    tracemalloc.stop()
+    tracemalloc.start()
+    bare.serve(requests, victims)
+    held -= tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return known / checkpoints, peak / checkpoints, held / traffic.ghosts
+
+
 def cost(checkpoints: int, requests: int) -> dict[str, float]:
     """Return microseconds a request and bytes a checkpoint."""
     requests = max(requests, checkpoints // RENEWED)
     before = min(requests, checkpoints // SETTLED)
     traffic, bare = Traffic(checkpoints), Traffic(checkpoints)
-    held, peak = traffic.begin()
+    traffic.begin()
     bare.serve(before, traffic.serve(before))
     hits, seconds = traffic.hits, 0.0
     for turn in range(TURNS):
@@ -126,13 +155,16 @@ def cost(checkpoints: int, requests: int) -> dict[str, float]:
         middle = time.process_time()
         bare.serve(part, victims)
         seconds += 2 * middle - begin - time.process_time()
+    known, peak, ghost = memory(checkpoints, before)
     return {
         "checkpoints": checkpoints,
         "requests": requests,
         "hits a request": round((traffic.hits - hits) / requests, 2),
         "us a request": round(1e6 * seconds / requests, 1),
-        "bytes a checkpoint": round(held / checkpoints, 1),
-        "bytes a checkpoint, peak": round(peak / checkpoints, 1),
+        "bytes a checkpoint": round(known, 1),
+        "bytes a checkpoint, peak": round(peak, 1),
+        "ghosts": traffic.ghosts,
+        "bytes a ghost": round(ghost, 1),
     }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from headwater.cache.order.ages import AGING, Aging
 from headwater.cache.order.rates import ReuseRates
-from headwater.cache.order.rows import Numbers, view
+from headwater.cache.order.rows import Numbers, RowNumbers, view
 
 
 def prefix_ids(key: bytes, unit_bytes: int, before: int) -> array[int]:
@@ -27,7 +27,7 @@ class Ghosts(Aging):
 
     def __init__(self, rates: ReuseRates) -> None:
         self.prefixes = array("q")
-        super().__init__(self.prefixes, self.prefixes, {**AGING, "last": "q"})
+        super().__init__(self.prefixes, RowNumbers(self.prefixes), {**AGING, "last": "q"})
         self.rates = rates
 
     def put(self, prefix: int, kind: int, uses: int, time: int, now: int) -> None:
@@ -40,7 +40,8 @@ class Ghosts(Aging):
 
     def first(self, prefixes: Iterable[int]) -> int:
         """Return the row of the first of these prefixes that has one; -1 if none has."""
-        return next((row for prefix in prefixes if (row := self._row[prefix]) >= 0), -1)
+        row_of = self._row.__getitem__
+        return next((row for row in map(row_of, prefixes) if row >= 0), -1)
 
     def use(self, row: int, kind: int, uses: int, now: int, counts: bool = True) -> None:
         super().use(row, kind, uses, now, counts)

@@ -107,13 +107,28 @@ class RowNumbers:
             self[keys[row]] = row
 
 
+class NodeRows(RowNumbers):
+    """Row of each node."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        super().__init__(Serials(nodes))
+        self._nodes = nodes
+
+    def __getitem__(self, key: int) -> int:
+        """Return the row of the node with a serial; -1 if it has none."""
+        places, nodes = self._places, self._nodes
+        row = places[at := (key * SPREAD & WORD) >> self._shift]
+        while row >= 0 and nodes[row].serial != key:
+            row = places[at := (at + 1) & self._mask]
+        return row
+
+
 class Table:
     """Entries in rows of columns, without gaps: the last row fills a gap."""
 
-    def __init__(self, entries: Entries, keys: Keys, columns: dict[str, str]) -> None:
-        """entries: empty yet. keys: of them. columns: names, which become attributes, and codes of an `array`."""
-        self._entries = entries
-        self._row = RowNumbers(keys)
+    def __init__(self, entries: Entries, numbers: RowNumbers, columns: dict[str, str]) -> None:
+        """entries: empty yet. numbers: of them. columns: names, which become attributes, and codes of an `array`."""
+        self._entries, self._row = entries, numbers
         self._columns = tuple(array(code) for code in columns.values())
         for name, column in zip(columns, self._columns, strict=True):
             setattr(self, name, column)
@@ -169,7 +184,7 @@ class Rows(Table):
     def __init__(self, **columns: str) -> None:
         """columns: names of the columns, which become attributes, and type codes of their numbers (`array`)."""
         self.nodes: list[Node] = []
-        super().__init__(self.nodes, Serials(self.nodes), columns)
+        super().__init__(self.nodes, NodeRows(self.nodes), columns)
 
     def row_of(self, node: Node) -> int:
         """Return the node's row; -1 if it has none."""
