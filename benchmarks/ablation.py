@@ -27,6 +27,7 @@ from benchmarks.cells import Cell, Pair, read_cells
 from benchmarks.grid import HERE, SMALL, code_digest, earlier, seeds_of
 from headwater.cache.eviction import headwater as eviction
 from headwater.cache.history import History
+from headwater.cache.order.ghosts import Ghosts
 from headwater.cache.order.rates import ReuseRates
 from headwater.cache.order.rows import Column
 from headwater.cache.placement.optimal import Optimal
@@ -52,11 +53,18 @@ def _nothing(*_: object) -> list[Any]:
     return []
 
 
+def _no_uses(ghosts: Ghosts, prefix: int, now: int, take: Callable[[Ghosts, int, int], int] = Ghosts.take) -> int:
+    take(ghosts, prefix, now)
+    return 0
+
+
 ALL = "all parts"
 # by what is left out: placement and eviction, and what is put in place of the part
 PARTS: dict[str, tuple[Pair, Patches]] = {
     ALL: (OURS, nullcontext),
     "learned rates: worth × prior alone": (OURS, partial(patch.object, ReuseRates, "_rates", _prior)),
+    "ghost entries": (OURS, partial(patch.object, Ghosts, "put", _nothing)),
+    "uses of a checkpoint that is taken anew": (OURS, partial(patch.object, Ghosts, "take", _no_uses)),
     "uses as classes": (OURS, partial(patch.object, eviction, "OF_USES", [0] * len(eviction.OF_USES))),
     "history of evicted prefixes": (OURS, partial(patch.multiple, History, depth=lambda *_: 0, shared=lambda *_: 0)),
     "learned and optimal positions: `structural`": (("structural", "headwater"), nullcontext),
