@@ -15,6 +15,7 @@ from headwater.cache.eviction.headwater import BRANCHES, DEPTHS, USES, Headwater
 from headwater.cache.node import Node
 from headwater.cache.order import Room, candidates
 from headwater.cache.order.candidates import Candidates
+from headwater.cache.order.ghosts import prefix_ids
 from headwater.cache.order.rows import Column
 from headwater.cache.order.worth import Worth
 from headwater.errors import ConfigError, OutOfPages
@@ -391,7 +392,7 @@ def test_eight_are_remembered_for_each_in_memory(monkeypatch: pytest.MonkeyPatch
     toy.serve((*words(60, 8), 0), checkpoints=())
     assert taught(toy)[0] == 0  # long ago
     toy.serve((*words(90, 8), 0), checkpoints=())
-    assert taught(toy)[0] == 1
+    assert taught(toy)[0] == 0.97  # once, and the rates were renewed
 
 
 def test_a_document_that_is_asked_about_rarely_but_again_and_again_stays() -> None:
@@ -403,3 +404,56 @@ def test_a_document_that_is_asked_about_rarely_but_again_and_again_stays() -> No
         found.append(toy.serve((*words(document, 24), *words(2000 + i, 4)), checkpoints=(24,)).checkpoint_tokens)
     assert found[8:17:8] == [0, 0]
     assert sum(found[200:]) >= 24 * 20  # of 25
+
+
+def test_nothing_can_resume_at_the_end_of_a_prompt() -> None:
+    toy = split(2)
+    toy.serve((*words(1, 8), 0), checkpoints=(4, 8))
+    for first in (3, 4):
+        toy.serve(words(first, 80))
+    toy.serve(words(1, 8), checkpoints=())  # at most at 4
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    assert sorted(policy._ghosts.uses) == [0, 2]
+    toy.serve((*words(1, 8), 0), checkpoints=())
+    assert sorted(policy._ghosts.uses) == [2, 2]
+
+
+def test_a_guess_at_the_same_place_leaves_the_ghost() -> None:
+    toy = split(1)
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    toy.serve(words(1, 8))
+    toy.serve((*words(1, 8), 0), checkpoints=())
+    toy.serve(words(2, 8))
+    assert policy._ghosts.uses.tolist() == [2]
+    evict(toy.cache, Room.STATE)
+    toy.serve((*words(1, 8), 5), checkpoints=(), speculative=(8,))
+    assert 3 in policy._ghosts.uses
+    toy.serve(words(2, 8))
+    assert 3 in policy._ghosts.uses
+
+
+def test_requests_that_take_nothing_renew_the_rates_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed = list[int]()
+    monkeypatch.setattr(Candidates, "renew", lambda kept, now: renewed.append(len(kept)))
+    toy = split(1)
+    toy.serve(words(1, 8))
+    toy.serve(words(2, 8))
+    for i in range(130):
+        toy.serve((*words(1, 8), i), checkpoints=())
+    assert len(renewed) == 2
+
+
+def test_ids_of_a_snapshot_are_those_of_namespace_and_prefix() -> None:
+    toy = Toy(replace(SMALL, n_pages=100), "headwater")
+    toy.serve(words(1, 8), namespace="a")
+    toy.serve(words(1, 16), namespace="a")
+    toy.serve(words(9, 8), namespace="b")
+    cache = PrefixCache(toy.layout, "headwater", toy.cache.snapshot())
+    policy = cache.policy
+    assert isinstance(policy, Headwater)
+    for row, node in enumerate(policy._kept.nodes):
+        before = hash(cache._index.namespace(node))
+        assert policy._kept.prefix[row] == prefix_ids(cache._index.key_of(node), LAYOUT.unit_bytes, before)[-1]
+    assert len(set(policy._kept.prefix)) == 3

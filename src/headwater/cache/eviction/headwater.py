@@ -34,7 +34,8 @@ class Headwater(BareFirst):
 
     Worth is FLOPs saved over the nearest ancestor with a checkpoint, a page (`Worth`). The index is the highest rate of
     reuse, over all ages until which a checkpoint of its class could be kept (`ReuseRates`). Classes: branches with a
-    checkpoint below, uses, and depth. A use is a request that resumed there. Other work is none, as the prefill of a
+    checkpoint below, uses, and depth. A use is a request that resumed there, or would
+    have, had it not been evicted (`Ghosts`). Other work is none, as the prefill of a
     finished answer that resumes at the end of its own prompt: where nothing else did, the class is one between no and
     one use. Before anything is known the rate is n x place / (8 x age), with n = 1 for no use, 2 for one or other work,
     3 for more, and 4 for an unused checkpoint at a learned position. Place: a session resumes at its deepest
@@ -76,7 +77,9 @@ class Headwater(BareFirst):
         """Count a use of the deepest evicted checkpoint of the prompt, beyond the one where it resumes."""
         if not len(self._ghosts):
             return
-        ids = prefix_ids(draft.key[node.end * self._unit_bytes :], self._unit_bytes, self._prefix_of(node))
+        width, unit = self._unit_bytes, self._unit
+        deepest = (max(draft.end, len(draft.key) * unit // width) - 1) // unit  # leaves a token
+        ids = prefix_ids(draft.key[node.end * width : deepest * width], width, self._prefix_of(node))
         row = self._ghosts.first(reversed(ids))
         if row >= 0:
             ghosts = self._ghosts
@@ -85,6 +88,7 @@ class Headwater(BareFirst):
             kind += OF_USES[uses] - kind % OF_BRANCH // DEPTHS * DEPTHS
             ghosts.use(row, kind, uses, self._now, counts=draft.counts)
             self._noted += draft.counts
+            self._renew_if_due()
 
     def retain(self, node: Node, seconds: float) -> None:
         if self._pages([node]) > self._most_retained:
@@ -152,7 +156,11 @@ class Headwater(BareFirst):
             worth = INFINITE if mark & HELD else 0.0 if mark & GUESS else self._worth.of(node)
             kept.worth[row], kept.leaf[row] = worth, mark & LEAF
         kept.rank(node, row, self._now)
-        least, part = RENEWED
+        self._renew_if_due()
+
+    def _renew_if_due(self) -> None:
+        """Renew the rates once enough checkpoints were taken and used."""
+        (least, part), kept = RENEWED, self._kept
         if self._noted >= least and self._noted >= len(kept) // part:
             self._noted = 0
             self._ghosts.renew(GHOSTS * len(kept), self._now)
@@ -163,15 +171,15 @@ class Headwater(BareFirst):
         self._noted += 1
         prefix = self._prefix_of(node)
         uses = min(MOST_USES, node.hits and 1 + node.hits)  # of a snapshot
-        uses = max(uses, self._ghosts.take(prefix, self._now))
+        if not node.speculative:  # a guess is evicted first, and leaves no ghost
+            uses = max(uses, self._ghosts.take(prefix, self._now))
         return self._kept.take(node, prefix, self._kind(node, uses), uses)
 
     def _prefix_of(self, node: Node) -> int:
         """Return the id of the prefix that ends at the node, from that of the nearest checkpoint at or above it."""
-        above: Node | None = node
-        while above is not None and (row := self._kept.row_of(above)) < 0 and above.parent is not None:
+        above, row = node, -1
+        while above.parent is not None and (row := self._kept.row_of(above)) < 0:  # a planted root has a node's serial
             above = above.parent
-        assert above is not None
         if row >= 0:
             before = self._kept.prefix[row]
         else:

@@ -94,10 +94,13 @@ class RowNumbers:
     def rebuild(self) -> None:
         """Make the table anew, a third to two thirds full: keys take the next empty place in order of their homes."""
         keys, size = self.keys, LEAST
-        while 3 * len(keys) > size:
+        while 3 * len(keys) > 2 * size:
             size *= 2
         self._empty(size)
-        homes = np.fromiter((self._home(keys[row]) for row in range(len(keys))), np.int64, len(keys))
+        if isinstance(keys, array):
+            homes = (view(keys).astype(np.uint64) * np.uint64(SPREAD) & np.uint64(WORD)).astype(np.int64) >> self._shift
+        else:
+            homes = np.fromiter((self._home(keys[row]) for row in range(len(keys))), np.int64, len(keys))
         rows = np.argsort(homes)
         steps = np.arange(len(keys))
         at = np.maximum.accumulate(homes[rows] - steps) + steps
@@ -158,11 +161,12 @@ class Table:
 
     def keep(self, rows: Column) -> None:
         """Remove all other rows. rows: numbers, ascending."""
-        numbers = rows.tolist()
         columns: list[Any] = [self._entries, *self._columns]
         for column in columns:
-            kept = [column[row] for row in numbers]
-            column[:] = kept if isinstance(column, list) else array(column.typecode, kept)
+            if isinstance(column, array):
+                column[:] = array(column.typecode, view(column)[rows].tobytes())
+            else:
+                column[:] = [column[row] for row in rows.tolist()]
         self._row.rebuild()
 
     def _fill(self, row: int) -> None:
