@@ -5,8 +5,10 @@
 Chains of checkpoints, 1 to 32 units apart. A request resumes at the end of one, the more likely the more recent it is,
 and takes two checkpoints below it; two are evicted for them. Counted are the processor time over that of the same
 requests and evictions without a policy, which are served in turns, and the bytes that the policy holds (`tracemalloc`)
-once it knows all checkpoints, and at its peak. There are at least 1/16 as many requests as checkpoints, in which the
-rates are renewed three times. Bytes of a ghost entry are those that the policy holds more after the first requests.
+once it knows all checkpoints, and at its peak until then. There are at least 1/16 as many requests as checkpoints, in
+which the rates are renewed three times. The policy remembers as many evicted checkpoints as it may, 8 for each in
+memory, and knows none of the prompts from them. `ms a renewal` is the time of one renewal of the rates. Bytes of a
+ghost entry are those that the policy holds more after 1/4 as many requests as checkpoints, which leave the first ones.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 
 from benchmarks import measure
 from headwater.cache.eviction import make_eviction
-from headwater.cache.eviction.headwater import Headwater
+from headwater.cache.eviction.headwater import GHOSTS, Headwater
 from headwater.cache.index import Index, Observer
 from headwater.cache.node import Node
 from headwater.cache.order import Eviction, Room
@@ -80,10 +82,29 @@ class Traffic:
         return Draft(0, "", bytes(node.end * UNIT) + self._made.to_bytes(UNIT, "little") * 33, node.end, end)
 
     @property
+    def policy(self) -> Headwater:
+        assert isinstance(self._policy, Headwater)
+        return self._policy
+
+    @property
     def ghosts(self) -> int:
         """Number of ghost entries."""
-        assert isinstance(self._policy, Headwater)
-        return len(self._policy._ghosts)
+        return len(self.policy._ghosts)
+
+    def remember(self) -> None:
+        """Fill the ghost entries, with prefixes that no request has."""
+        ghosts, dice = self.policy._ghosts, random.Random(1)
+        for _ in range(GHOSTS * self.index.checkpoints):
+            now = dice.randrange(1, self._now)
+            ghosts.put(dice.getrandbits(63), 0, 0, dice.randrange(now), now)
+
+    def renewal(self) -> float:
+        """Return the seconds of the processor that a renewal of the rates takes."""
+        policy = self.policy
+        policy._noted = self.index.checkpoints
+        begin = time.process_time()
+        policy._renew_if_due()
+        return time.process_time() - begin
 
     def begin(self) -> None:
         """Let a policy know all checkpoints."""
@@ -107,7 +128,7 @@ class Traffic:
                 self.index.resume(end, self._now)
             draft = self._draft(end)
             if self._policy is not None:
-                self._policy.begun(draft, end)
+                self._policy.begun(draft, end, self._now)
             self._grow(end, 2)
             for _ in range(2):
                 node = self._nodes[next(given)] if self._policy is None else self._victim(self._policy)
@@ -146,6 +167,7 @@ def cost(checkpoints: int, requests: int) -> dict[str, float]:
     before = min(requests, checkpoints // SETTLED)
     traffic, bare = Traffic(checkpoints), Traffic(checkpoints)
     traffic.begin()
+    traffic.remember()
     bare.serve(before, traffic.serve(before))
     hits, seconds = traffic.hits, 0.0
     for turn in range(TURNS):
@@ -161,6 +183,7 @@ def cost(checkpoints: int, requests: int) -> dict[str, float]:
         "requests": requests,
         "hits a request": round((traffic.hits - hits) / requests, 2),
         "us a request": round(1e6 * seconds / requests, 1),
+        "ms a renewal": round(1e3 * traffic.renewal(), 1),
         "bytes a checkpoint": round(known, 1),
         "bytes a checkpoint, peak": round(peak, 1),
         "ghosts": traffic.ghosts,

@@ -104,3 +104,12 @@ def test_a_tree_as_deep_as_a_long_chain_is_no_recursion() -> None:
     cache.release(draft.request)
     assert cache.stats().nodes == 3000
     assert copied(toy).match(key, 3000 * PAGE + 1).checkpoint_tokens == 3000 * PAGE
+
+
+def test_no_node_has_the_serial_of_a_root() -> None:
+    toy = filled("lru")
+    toy.serve(words(1, 8), namespace="another")
+    copy = copied(toy)
+    serials = [node.serial for node in (*copy._index, *copy._index.roots.values())]
+    assert len(set(serials)) == len(serials)
+    assert copy._index.serial == max(serials)

@@ -211,10 +211,9 @@ class Index:
         self._changes.kv_stored(node, self.unit_pages)
         return node
 
-    def load(self, nodes: Sequence[Node], serial: int) -> None:
-        """Take over nodes, parents first, that were hung below roots with all that they keep; the last had `serial`."""
+    def load(self, nodes: Sequence[Node]) -> None:
+        """Take over nodes, parents first, that were hung below roots with all that they keep."""
         self.version += 1
-        self.serial = serial
         for node in reversed(nodes):
             assert node.parent is not None, f"{node} is a root"
             node.live += node.checkpoint is not None

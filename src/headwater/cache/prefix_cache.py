@@ -126,8 +126,6 @@ class PrefixCache:
             self._shadows.expect(draft, lease is None)
         if lease is None:
             lease = self._leases[draft.request] = self._new_lease(draft, survey)
-            if lease.node is not None:
-                self.policy.begun(draft, lease.node)
             if draft.start and draft.counts:
                 self._resumes += 1
                 self._resumed_tokens += draft.start
@@ -242,6 +240,7 @@ class PrefixCache:
         assert lease.node is not None, "a lease with reuse has a node"
         lease.held = survey.resume is not None
         self._index.pin(lease.node, lease.held)
+        self.policy.begun(draft, lease.node, self._now)
         return lease
 
     def _open(self, draft: Draft, lease: Lease, survey: Survey) -> Plan:

@@ -62,6 +62,7 @@ class Tree:
 
     def plant(self, index: Index, kv: Pages = no_pages, states: Pages = no_pages) -> None:
         """Add all nodes to an empty index. kv, states: functions that take N pages from the pool."""
+        index.serial = self.serial  # roots come after the nodes: no two may have the same serial
         roots = [index.root(name) for name in self.roots]
         nodes: list[Node] = []
         width = index.unit_bytes
@@ -76,7 +77,7 @@ class Tree:
             node.speculative, node.learned = row.speculative, row.learned
             node.hits, node.lost = row.hits, row.lost
             nodes.append(node)
-        index.load(nodes, self.serial)
+        index.load(nodes)
 
 
 @dataclass(frozen=True, slots=True)

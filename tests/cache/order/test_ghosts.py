@@ -44,6 +44,8 @@ def test_the_table_is_that_of_a_dict(seed: int) -> None:
             ghosts.use(row, 1, 7, now)
             expected[prefix] = 1, 7, now, now
         if now % 500 == 0:
+            ghosts.renew(len(expected), now)
+            assert len(ghosts) == len(expected)
             ghosts.renew(40, now)
             latest = sorted(expected, key=lambda prefix: -expected[prefix][-1])[:40]
             expected = {prefix: expected[prefix] for prefix in latest}
@@ -89,3 +91,14 @@ def test_ids_of_a_key_that_is_continued_are_those_of_the_whole() -> None:
     assert whole[6:] == prefix_ids(key[24:], 4, whole[5])
     assert prefix_ids(key, 4, 8)[0] != whole[0]
     assert len(prefix_ids(key[:39], 4, 7)) == 9
+
+
+def test_one_eighth_more_is_kept_for_a_while() -> None:
+    ghosts = new_ghosts()
+    for prefix in range(1, 10):
+        ghosts.put(prefix, 0, 0, prefix, prefix)
+    ghosts.renew(8, 10)
+    assert len(ghosts) == 9
+    ghosts.put(10, 0, 0, 10, 10)
+    ghosts.renew(8, 11)
+    assert sorted(ghosts.prefixes) == list(range(3, 11))

@@ -34,12 +34,12 @@ class Headwater(BareFirst):
 
     Worth is FLOPs saved over the nearest ancestor with a checkpoint, a page (`Worth`). The index is the highest rate of
     reuse, over all ages until which a checkpoint of its class could be kept (`ReuseRates`). Classes: branches with a
-    checkpoint below, uses, and depth. A use is a request that resumed there, or would
-    have, had it not been evicted (`Ghosts`). Other work is none, as the prefill of a
-    finished answer that resumes at the end of its own prompt: where nothing else did, the class is one between no and
-    one use. Before anything is known the rate is n x place / (8 x age), with n = 1 for no use, 2 for one or other work,
-    3 for more, and 4 for an unused checkpoint at a learned position. Place: a session resumes at its deepest
-    checkpoint, so one with another below it counts 1/`superseded`, one with several branches `branch`. Without
+    checkpoint below, uses, and depth. A use is a request that resumed there, or would have, had the checkpoint not been
+    evicted (`Ghosts`). Other work is none, as the prefill of a finished answer that resumes at the end of its own
+    prompt: where nothing else did, the class is one between no and one use. Before anything is known the rate is n x
+    place / (8 x age), with n = 1 for no use, 2 for one or other work, 3 for more, and 4 for an unused checkpoint at a
+    learned position. Place: a session resumes at its deepest checkpoint, so one with another below it counts
+    1/`superseded`, one with several branches `branch`. Without
     checkpoints, where work can resume at every page, it is LRU of leaves.
 
     While a client has a checkpoint retained, the lowest other one of its namespace goes in its place: a hint takes
@@ -73,7 +73,7 @@ class Headwater(BareFirst):
     def lowest(self, leaves: bool, now: int) -> Node | None:
         return self._kept.lowest(now, leaves, self.clock())
 
-    def begun(self, draft: Draft, node: Node) -> None:
+    def begun(self, draft: Draft, node: Node, now: int) -> None:
         """Count a use of the deepest evicted checkpoint of the prompt, beyond the one where it resumes."""
         if not len(self._ghosts):
             return
@@ -82,11 +82,9 @@ class Headwater(BareFirst):
         ids = prefix_ids(draft.key[node.end * width : deepest * width], width, self._prefix_of(node))
         row = self._ghosts.first(reversed(ids))
         if row >= 0:
-            ghosts = self._ghosts
-            uses = min(MOST_USES, max(2, ghosts.uses[row] + 1)) if draft.counts else max(1, ghosts.uses[row])
-            kind = ghosts.kind[row]
+            kind, uses = self._ghosts.kind[row], used(self._ghosts.uses[row], draft.counts)
             kind += OF_USES[uses] - kind % OF_BRANCH // DEPTHS * DEPTHS
-            ghosts.use(row, kind, uses, self._now, counts=draft.counts)
+            self._ghosts.use(row, kind, uses, now, counts=draft.counts)
             self._noted += draft.counts
             self._renew_if_due()
 
@@ -178,7 +176,7 @@ class Headwater(BareFirst):
     def _prefix_of(self, node: Node) -> int:
         """Return the id of the prefix that ends at the node, from that of the nearest checkpoint at or above it."""
         above, row = node, -1
-        while above.parent is not None and (row := self._kept.row_of(above)) < 0:  # a planted root has a node's serial
+        while above.parent is not None and (row := self._kept.row_of(above)) < 0:
             above = above.parent
         if row >= 0:
             before = self._kept.prefix[row]
@@ -204,7 +202,7 @@ class Headwater(BareFirst):
         if is_request:
             kept.seen[row] = kept.seen[row] + 1 & 0xFF
             self._noted += 1
-        uses = min(MOST_USES, max(2, kept.uses[row] + 1)) if is_request else max(1, kept.uses[row])
+        uses = used(kept.uses[row], is_request)
         kept.use(row, self._kind(node, uses), uses, time, counts=is_request)
 
     def _kind(self, node: Node, uses: int) -> int:
@@ -212,6 +210,11 @@ class Headwater(BareFirst):
         branches = (node.live if node.live < BRANCHES else BRANCHES) - 1
         used = LEARNED * DEPTHS if node.learned and not uses else OF_USES[uses]
         return branches * OF_BRANCH + used + OF_BITS[(node.end * self._unit >> 6).bit_length()]
+
+
+def used(uses: int, is_request: bool) -> int:
+    """Return the number of uses (see `Aging`) after one more, a request's or other work's."""
+    return min(MOST_USES, max(2, uses + 1)) if is_request else max(1, uses)
 
 
 def mark_of(node: Node) -> int:

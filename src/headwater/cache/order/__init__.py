@@ -44,8 +44,11 @@ class Eviction(Observer, ABC):
     def victim(self, room: Room, now: int) -> Victim | None:
         """Return what to evict next; None if nothing that helps `room` may go. Changes nothing."""
 
-    def begun(self, draft: Draft, node: Node) -> None:
-        """Note the first leg of a prompt, which resumes at this node: a checkpoint, or the root. Ignored by default."""
+    def begun(self, draft: Draft, node: Node, now: int) -> None:
+        """Note a first leg, of a prompt, an answer or a load, which resumes at this node or begins at this root.
+
+        The node is pinned; its time is refreshed, and room is made, afterwards. By default it is ignored.
+        """
         return None
 
     def retain(self, node: Node, seconds: float) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from headwater.cache.order.rates import ReuseRates
-from headwater.cache.order.rows import Numbers, Table, view
+from headwater.cache.order.rows import KeyedRows, Numbers, view
 
 AGING = {"kind": "h", "uses": "B", "time": "q", "watched": "I"}
 MOST_USES, OLDEST = 255, 0xFFFFFFFF  # the greatest numbers in their columns
 
 
-class Aging(Table):
-    """A table of checkpoints with the columns `AGING`: each use, and the time until then, is counted for the class."""
+class Aging(KeyedRows):
+    """Rows of checkpoints with the columns `AGING`: each use, and the time until then, is counted for the class."""
 
     kind: Numbers  # class
     # 0: none; 1: its prompt's answer, or a prompt that would have taken it; else 1 more than requests; at most 255
     uses: Numbers
     time: Numbers  # of the last use
-    watched: Numbers  # age at which it got its class; the time from then on is not counted yet
+    watched: Numbers  # age until which its time is counted
 
     rates: ReuseRates
 

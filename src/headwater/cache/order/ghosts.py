@@ -9,7 +9,9 @@ import numpy as np
 
 from headwater.cache.order.ages import AGING, Aging
 from headwater.cache.order.rates import ReuseRates
-from headwater.cache.order.rows import Numbers, RowNumbers, view
+from headwater.cache.order.rows import Column, Numbers, RowNumbers, view
+
+SLACK = 8  # 1/8 too many are kept for a while: to remove some takes as long as to remove many
 
 
 def prefix_ids(key: bytes, unit_bytes: int, before: int) -> array[int]:
@@ -31,7 +33,7 @@ class Ghosts(Aging):
         self.rates = rates
 
     def put(self, prefix: int, kind: int, uses: int, time: int, now: int) -> None:
-        """Add a checkpoint that is evicted now; its time in memory was counted. time: of its last use."""
+        """Add a checkpoint that is evicted now, whose time until then is counted elsewhere. time: of its last use."""
         row = self._row[prefix]
         if row < 0:
             row = self.append(prefix)
@@ -58,8 +60,17 @@ class Ghosts(Aging):
         return uses
 
     def renew(self, most: int, now: int) -> None:
-        """Count the time of all until now, and keep at most so many: those that were evicted or used last."""
+        """Count the time of all until now. If they are more than 9/8 of `most`, keep that many, the last used ones.
+
+        To be evicted counts as a use here.
+        """
         self.watch(now)
-        beyond = len(self) - most
-        if beyond > 0:
-            self.keep(np.sort(np.argpartition(view(self.last), beyond - 1)[beyond:]))
+        if len(self) > most + most // SLACK:
+            beyond = len(self) - most
+            self._keep(np.sort(np.argpartition(view(self.last), beyond - 1)[beyond:]))
+
+    def _keep(self, rows: Column) -> None:
+        """Remove all other rows."""
+        for column in (self.prefixes, *self._columns):
+            column[:] = array(column.typecode, view(column)[rows].tobytes())
+        self._row.rebuild()

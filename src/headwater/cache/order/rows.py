@@ -1,4 +1,4 @@
-"""Rows of numbers, one for each node, in arrays: a few bytes a number, and all of a column at once for numpy."""
+"""Rows of numbers in arrays, one for each key or node: a few bytes a number, and all of a column at once for numpy."""
 
 from __future__ import annotations
 
@@ -110,23 +110,7 @@ class RowNumbers:
             self[keys[row]] = row
 
 
-class NodeRows(RowNumbers):
-    """Row of each node."""
-
-    def __init__(self, nodes: list[Node]) -> None:
-        super().__init__(Serials(nodes))
-        self._nodes = nodes
-
-    def __getitem__(self, key: int) -> int:
-        """Return the row of the node with a serial; -1 if it has none."""
-        places, nodes = self._places, self._nodes
-        row = places[at := (key * SPREAD & WORD) >> self._shift]
-        while row >= 0 and nodes[row].serial != key:
-            row = places[at := (at + 1) & self._mask]
-        return row
-
-
-class Table:
+class KeyedRows:
     """Entries in rows of columns, without gaps: the last row fills a gap."""
 
     def __init__(self, entries: Entries, numbers: RowNumbers, columns: dict[str, str]) -> None:
@@ -159,16 +143,6 @@ class Table:
         if row >= 0:
             self._fill(row)
 
-    def keep(self, rows: Column) -> None:
-        """Remove all other rows. rows: numbers, ascending."""
-        columns: list[Any] = [self._entries, *self._columns]
-        for column in columns:
-            if isinstance(column, array):
-                column[:] = array(column.typecode, view(column)[rows].tobytes())
-            else:
-                column[:] = [column[row] for row in rows.tolist()]
-        self._row.rebuild()
-
     def _fill(self, row: int) -> None:
         """Fill a row whose entry has left the table with the last one."""
         last = len(self) - 1
@@ -182,13 +156,13 @@ class Table:
                 column[row] = number
 
 
-class Rows(Table):
-    """A table whose entries are nodes."""
+class Rows(KeyedRows):
+    """Rows whose entries are nodes."""
 
     def __init__(self, **columns: str) -> None:
         """columns: names of the columns, which become attributes, and type codes of their numbers (`array`)."""
         self.nodes: list[Node] = []
-        super().__init__(self.nodes, NodeRows(self.nodes), columns)
+        super().__init__(self.nodes, RowNumbers(Serials(self.nodes)), columns)
 
     def row_of(self, node: Node) -> int:
         """Return the node's row; -1 if it has none."""

@@ -1,0 +1,169 @@
+"""Ghost entries of `headwater`: what was evicted goes on to teach, and has its uses again when it is taken anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headwater.cache import PrefixCache
+from headwater.cache.eviction.headwater import Headwater
+from headwater.cache.order import Room
+from headwater.cache.order.candidates import Candidates
+from headwater.cache.order.ghosts import prefix_ids
+from tests.cache.eviction.test_headwater import SMALL, resumes, split
+from tests.cache.toy import LAYOUT, Toy, evict, key_of, words
+
+
+def taught(toy: Toy) -> tuple[float, list[int]]:
+    """Uses that were noted so far, and the numbers of uses of what is in memory, by depth."""
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    kept = policy._kept
+    by_depth = sorted(kept.nodes, key=lambda node: node.end)
+    return float(policy._rates._reuses.sum()), [kept.uses[kept.row_of(node)] for node in by_depth]
+
+
+def test_what_was_evicted_goes_on_to_teach_and_has_its_uses_again() -> None:
+    toy = split(1)
+    toy.serve(words(1, 8))
+    toy.serve((*words(1, 8), 0), checkpoints=())
+    assert taught(toy) == (1, [2])  # 1 more than requests
+    toy.serve(words(2, 12))
+    assert resumes(toy, 1, 8) == 0
+    toy.serve((*words(1, 8), 0))  # would have resumed there
+    assert taught(toy) == (2, [3])
+    toy.serve((*words(1, 8), 0), checkpoints=())
+    assert taught(toy) == (3, [4])
+
+
+def test_an_evicted_checkpoint_that_is_not_taken_anew_is_used_each_time() -> None:
+    toy = split(1)
+    toy.serve(words(1, 8))
+    toy.serve(words(2, 8))
+    for uses in (1, 2, 3):
+        toy.serve((*words(1, 8), uses), checkpoints=())
+        assert taught(toy) == (uses, [0])
+    toy.serve((*words(1, 8), *words(4, 8)), counts=False, checkpoints=())  # the prefill of an answer is no use
+    assert taught(toy) == (3, [0])
+    toy.serve((*words(1, 8), 4))
+    assert taught(toy) == (4, [5])
+
+
+def test_of_evicted_checkpoints_the_deepest_would_have_been_used() -> None:
+    toy = split(2)
+    toy.serve((*words(1, 8), *words(2, 8)), checkpoints=(8, 16))
+    for first in (3, 4):
+        toy.serve(words(first, 80))
+    toy.serve((*words(1, 8), *words(2, 8), 0), checkpoints=(8, 16))
+    assert taught(toy) == (1, [0, 2])
+
+
+def test_where_the_memory_resumes_deeper_no_evicted_one_is_used() -> None:
+    toy = split(2)
+    toy.serve((*words(1, 8), *words(2, 24)), checkpoints=(8, 32))
+    toy.cache._pool.states.give(toy.cache._index.drop(next(node for node in toy.cache._index if node.end == 2)))
+    toy.serve((*words(1, 8), *words(2, 24), 0), checkpoints=())
+    assert taught(toy) == (1, [2])
+    toy.serve((*words(1, 8), 0), checkpoints=())
+    assert taught(toy) == (2, [2])
+
+
+def test_another_namespace_uses_nothing() -> None:
+    toy = split(1)
+    toy.serve(words(1, 8), namespace="a")
+    toy.serve(words(2, 8), namespace="b")
+    toy.serve((*words(1, 8), 0), namespace="b", checkpoints=())
+    assert taught(toy) == (0, [0])
+    toy.serve((*words(1, 8), 0), namespace="a", checkpoints=())
+    assert taught(toy) == (1, [0])
+
+
+def test_what_is_replaced_or_of_an_ended_conversation_is_not_remembered() -> None:
+    toy = split(3)
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    toy.serve(words(1, 8))
+    toy.cache._pool.states.give(toy.cache._index.drop(next(iter(toy.cache._index)), evicted=False))
+    toy.serve(words(2, 8))
+    toy.cache.end_conversation("", key_of(words(2, 8)))
+    evict(toy.cache, Room.STATE)
+    assert toy.cache.stats().checkpoints == len(policy._ghosts) == 0
+
+
+def test_eight_to_nine_are_remembered_for_each_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.cache.eviction.headwater.RENEWED", (1, 2))
+    toy = split(3)
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    for first in range(1, 100):
+        toy.serve(words(first, 8))
+        assert len(policy._ghosts) <= 9 * 3 + 1
+    toy.serve((*words(60, 8), 0), checkpoints=())
+    assert taught(toy)[0] == 0  # long ago
+    toy.serve((*words(90, 8), 0), checkpoints=())
+    assert taught(toy)[0] == 0.97  # once, and the rates were renewed
+
+
+def test_a_document_that_is_asked_about_rarely_but_again_and_again_stays() -> None:
+    """Beside prompts that never come again; until it is known, it is evicted each time before it is used."""
+    toy = Toy(replace(SMALL, n_pages=300, state_fraction=3 / 300), "headwater")
+    found = []
+    for i in range(400):
+        document = 1000 + i if i % 8 else 1
+        found.append(toy.serve((*words(document, 24), *words(2000 + i, 4)), checkpoints=(24,)).checkpoint_tokens)
+    assert found[8:17:8] == [0, 0]
+    assert sum(found[200:]) >= 24 * 20  # of 25
+
+
+def test_nothing_can_resume_at_the_end_of_a_prompt() -> None:
+    toy = split(2)
+    toy.serve((*words(1, 8), 0), checkpoints=(4, 8))
+    for first in (3, 4):
+        toy.serve(words(first, 80))
+    toy.serve(words(1, 8), checkpoints=())  # at most at 4
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    assert sorted(policy._ghosts.uses) == [0, 2]
+    toy.serve((*words(1, 8), 0), checkpoints=())
+    assert sorted(policy._ghosts.uses) == [2, 2]
+
+
+def test_a_guess_at_the_same_place_leaves_the_ghost() -> None:
+    toy = split(1)
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    toy.serve(words(1, 8))
+    toy.serve((*words(1, 8), 0), checkpoints=())
+    toy.serve(words(2, 8))
+    assert policy._ghosts.uses.tolist() == [2]
+    evict(toy.cache, Room.STATE)
+    toy.serve((*words(1, 8), 5), checkpoints=(), speculative=(8,))
+    assert 3 in policy._ghosts.uses
+    toy.serve(words(2, 8))
+    assert 3 in policy._ghosts.uses
+
+
+def test_requests_that_take_nothing_renew_the_rates_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed = list[int]()
+    monkeypatch.setattr(Candidates, "renew", lambda kept, now: renewed.append(len(kept)))
+    toy = split(1)
+    toy.serve(words(1, 8))
+    toy.serve(words(2, 8))
+    for i in range(130):
+        toy.serve((*words(1, 8), i), checkpoints=())
+    assert len(renewed) == 2
+
+
+def test_ids_of_a_snapshot_are_those_of_namespace_and_prefix() -> None:
+    toy = Toy(replace(SMALL, n_pages=100), "headwater")
+    toy.serve(words(1, 8), namespace="a")
+    toy.serve(words(1, 16), namespace="a")
+    toy.serve(words(9, 8), namespace="b")
+    cache = PrefixCache(toy.layout, "headwater", toy.cache.snapshot())
+    policy = cache.policy
+    assert isinstance(policy, Headwater)
+    for row, node in enumerate(policy._kept.nodes):
+        before = hash(cache._index.namespace(node))
+        assert policy._kept.prefix[row] == prefix_ids(cache._index.key_of(node), LAYOUT.unit_bytes, before)[-1]
+    assert len(set(policy._kept.prefix)) == 3
