@@ -25,9 +25,9 @@ SMALL = Cell(
 def test_cells_are_as_many_as_traces_models_and_sizes_make() -> None:
     names = [cell.name for cell in (*KNOWN.recorded, *map(KNOWN.drawn, (*KNOWN.development, *KNOWN.final)))]
     assert len(set(names)) == len(names)
-    assert len(KNOWN.recorded) == 10 * 2 * 4 + 2 * 2 * 2 + 2
+    assert len(KNOWN.recorded) == 10 * 2 * 4 + 1 + 2 * 2 * 2 + 2
     assert {cell.size for cell in KNOWN.recorded if not cell.memory} == {0.1, 0.25, 0.5, 0.75}
-    assert (KNOWN.development, KNOWN.final) == (range(100), range(500, 600))
+    assert (KNOWN.development, KNOWN.final) == (range(100), range(600, 700))
 
 
 def test_seeds_go_round_models_and_sizes() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headwater.cache import PrefixCache
-from headwater.cache.eviction.headwater import Headwater
+from headwater.cache.eviction.headwater import OF_BRANCH, Headwater
 from headwater.cache.order import Room
 from headwater.cache.order.candidates import Candidates
 from headwater.cache.order.ghosts import prefix_ids
@@ -50,19 +50,54 @@ def test_an_evicted_checkpoint_that_is_not_taken_anew_is_used_each_time() -> Non
     assert taught(toy) == (4, [5])
 
 
-def test_of_evicted_checkpoints_the_deepest_would_have_been_used() -> None:
+def drop(toy: Toy, end: int) -> None:
+    """Evict a checkpoint at `end` tokens."""
+    index, unit = toy.cache._index, LAYOUT.unit_tokens
+    found = next(node for node in index if node.end * unit == end and node.checkpoint is not None)
+    toy.cache._pool.states.give(index.drop(found))
+
+
+@pytest.mark.parametrize(("evicted", "uses"), [((16, 8), [2, 2]), ((8, 16), [0, 2])])
+def test_each_evicted_one_is_used_but_one_whose_session_went_on(evicted: tuple[int, ...], uses: list[int]) -> None:
     toy = split(2)
-    toy.serve((*words(1, 8), *words(2, 8)), checkpoints=(8, 16))
-    for first in (3, 4):
-        toy.serve(words(first, 80))
-    toy.serve((*words(1, 8), *words(2, 8), 0), checkpoints=(8, 16))
-    assert taught(toy) == (1, [0, 2])
+    prompt = (*words(1, 8), *words(2, 8))
+    toy.serve(prompt, checkpoints=(8, 16))
+    for end in evicted:
+        drop(toy, end)
+    toy.serve((*prompt, 0), checkpoints=(8, 16))
+    assert taught(toy) == (sum(n > 0 for n in uses), uses)
+
+
+def test_the_session_of_an_evicted_one_goes_on_below_it_once() -> None:
+    toy = split(2)
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    prompt = (*words(1, 8), *words(2, 8))
+    toy.serve(prompt, checkpoints=(8, 16))
+    for end in (16, 8):
+        drop(toy, end)
+    for i, uses in enumerate(([2, 2], [2, 3], [2, 4])):
+        toy.serve((*prompt, i), checkpoints=())
+        assert sorted(policy._ghosts.uses) == uses
+    assert taught(toy)[0] == 1 + 3
+    assert [kind // OF_BRANCH for kind in sorted(policy._ghosts.kind)] == [0, 1]
+
+
+def test_an_evicted_branch_point_is_used_too() -> None:
+    toy = split(3)
+    for first in (2, 3):
+        toy.serve((*words(1, 8), *words(first, 8)), checkpoints=(8, 16))
+    for end in (8, 16, 16):
+        drop(toy, end)
+    before, _ = taught(toy)
+    toy.serve((*words(1, 8), *words(2, 8), 0), checkpoints=())
+    assert taught(toy)[0] == before + 2
 
 
 def test_where_the_memory_resumes_deeper_no_evicted_one_is_used() -> None:
     toy = split(2)
     toy.serve((*words(1, 8), *words(2, 24)), checkpoints=(8, 32))
-    toy.cache._pool.states.give(toy.cache._index.drop(next(node for node in toy.cache._index if node.end == 2)))
+    drop(toy, 8)
     toy.serve((*words(1, 8), *words(2, 24), 0), checkpoints=())
     assert taught(toy) == (1, [2])
     toy.serve((*words(1, 8), 0), checkpoints=())

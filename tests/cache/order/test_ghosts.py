@@ -40,7 +40,7 @@ def test_the_table_is_that_of_a_dict(seed: int) -> None:
             uses = ghosts.take(prefix, now)
             assert uses == expected.pop(prefix, (0, 0))[1]
         elif prefix in expected:
-            row = ghosts.first([prefix])
+            (row,) = ghosts.rows_of([prefix])
             ghosts.use(row, 1, 7, now)
             expected[prefix] = 1, 7, now, now
         if now % 500 == 0:
@@ -51,7 +51,7 @@ def test_the_table_is_that_of_a_dict(seed: int) -> None:
             expected = {prefix: expected[prefix] for prefix in latest}
     assert len(ghosts) == len(expected) > 40
     for prefix, (kind, uses, time, last) in expected.items():
-        row = ghosts.first([prefix])
+        (row,) = ghosts.rows_of([prefix])
         assert (ghosts.kind[row], ghosts.uses[row], ghosts.time[row]) == (kind, uses, time)
         assert ghosts.last[row] == last
 
@@ -63,11 +63,11 @@ def test_all_time_until_one_is_taken_or_forgotten_is_counted_once() -> None:
     assert counted(ghosts) == (0, 0)
     assert ghosts.take(1, 150) == 2  # 40 after it was evicted
     assert counted(ghosts) == (0, 40)
-    ghosts.use(ghosts.first([3]), 1, 3, 160)  # 30 after it was evicted
+    ghosts.use(*ghosts.rows_of([3]), 1, 3, 160)  # 30 after it was evicted
     assert counted(ghosts) == (1, 70)
     assert ghosts.rates._reuses[0, bucket(60)] == 1
     ghosts.renew(1, 200)  # 80 of the second after it was evicted, 40 of the third after its use, which stays
-    assert [ghosts.first([prefix]) for prefix in (1, 2, 3)] == [-1, -1, 0]
+    assert [ghosts.rows_of([prefix]) for prefix in (1, 2, 3)] == [[], [], [0]]
     assert counted(ghosts) == (1, 190)
     ghosts.renew(1, 300)
     ghosts.renew(0, 310)
@@ -76,12 +76,12 @@ def test_all_time_until_one_is_taken_or_forgotten_is_counted_once() -> None:
     assert np.array_equal(ghosts.rates._time[2:], np.zeros((CLASSES - 2, BUCKETS)))
 
 
-def test_the_first_that_is_there_is_found() -> None:
+def test_those_that_are_there_are_found_in_order() -> None:
     ghosts = new_ghosts()
     for prefix in (5, 6):
         ghosts.put(prefix, prefix - 5, 0, 0, 1)
-    assert ghosts.kind[ghosts.first([9, 6, 5])] == 1
-    assert ghosts.first([9]) == -1
+    assert [ghosts.kind[row] for row in ghosts.rows_of([9, 6, 7, 5])] == [1, 0]
+    assert ghosts.rows_of([9]) == []
 
 
 def test_ids_of_a_key_that_is_continued_are_those_of_the_whole() -> None:

@@ -39,8 +39,8 @@ class Headwater(BareFirst):
     prompt: where nothing else did, the class is one between no and one use. Before anything is known the rate is n x
     place / (8 x age), with n = 1 for no use, 2 for one or other work, 3 for more, and 4 for an unused checkpoint at a
     learned position. Place: a session resumes at its deepest checkpoint, so one with another below it counts
-    1/`superseded`, one with several branches `branch`. Without
-    checkpoints, where work can resume at every page, it is LRU of leaves.
+    1/`superseded`, one with several branches `branch`. Without checkpoints, where work can resume at every page, it is
+    LRU of leaves.
 
     While a client has a checkpoint retained, the lowest other one of its namespace goes in its place: a hint takes
     nothing from other namespaces. A namespace's retentions take at most the share `retained` of all pages, KV before
@@ -74,17 +74,27 @@ class Headwater(BareFirst):
         return self._kept.lowest(now, leaves, self.clock())
 
     def begun(self, draft: Draft, node: Node, now: int) -> None:
-        """Count a use of the deepest evicted checkpoint of the prompt, beyond the one where it resumes."""
-        if not len(self._ghosts):
+        """Count a use of each evicted checkpoint of the prompt, beyond the one where it resumes.
+
+        The session of one above the deepest went on: it counts as such from then on, and is used no more.
+        """
+        ghosts = self._ghosts
+        if not len(ghosts):
             return
         width, unit = self._unit_bytes, self._unit
         deepest = (max(draft.end, len(draft.key) * unit // width) - 1) // unit  # leaves a token
         ids = prefix_ids(draft.key[node.end * width : deepest * width], width, self._prefix_of(node))
-        row = self._ghosts.first(reversed(ids))
-        if row >= 0:
-            kind, uses = self._ghosts.kind[row], used(self._ghosts.uses[row], draft.counts)
-            kind += OF_USES[uses] - kind % OF_BRANCH // DEPTHS * DEPTHS
-            self._ghosts.use(row, kind, uses, now, counts=draft.counts)
+        rows = ghosts.rows_of(reversed(ids))
+        for row in rows:
+            branches, rest = divmod(ghosts.kind[row], OF_BRANCH)
+            if row != rows[0]:
+                if branches == 1:
+                    continue
+                branches = max(1, branches)
+            uses = used(ghosts.uses[row], draft.counts)
+            kind = branches * OF_BRANCH + OF_USES[uses] + rest % DEPTHS
+            ghosts.use(row, kind, uses, now, counts=draft.counts)
+        if rows:
             self._noted += draft.counts
             self._renew_if_due()
 

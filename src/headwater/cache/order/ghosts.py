@@ -40,10 +40,9 @@ class Ghosts(Aging):
         self.kind[row], self.uses[row], self.time[row] = kind, uses, time
         self.watched[row], self.last[row] = self._age(row, now), now
 
-    def first(self, prefixes: Iterable[int]) -> int:
-        """Return the row of the first of these prefixes that has one; -1 if none has."""
-        row_of = self._row.__getitem__
-        return next((row for row in map(row_of, prefixes) if row >= 0), -1)
+    def rows_of(self, prefixes: Iterable[int]) -> list[int]:
+        """Return the rows of those of the prefixes that are here, in their order."""
+        return [row for row in map(self._row.__getitem__, prefixes) if row >= 0]
 
     def use(self, row: int, kind: int, uses: int, now: int, counts: bool = True) -> None:
         super().use(row, kind, uses, now, counts)
