@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headwater.cache import PrefixCache
-from headwater.cache.eviction.headwater import OF_BRANCH, Headwater
+from headwater.cache.eviction.headwater import OF_BRANCH, OF_USES, Headwater
 from headwater.cache.order import Room
 from headwater.cache.order.candidates import Candidates
 from headwater.cache.order.ghosts import prefix_ids
@@ -57,8 +57,17 @@ def drop(toy: Toy, end: int) -> None:
     toy.cache._pool.states.give(index.drop(found))
 
 
+def ghosts(toy: Toy) -> list[tuple[int, int]]:
+    """Branches by class, and uses, of the ghosts, sorted."""
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    return sorted(
+        (kind // OF_BRANCH, uses) for kind, uses in zip(policy._ghosts.kind, policy._ghosts.uses, strict=True)
+    )
+
+
 @pytest.mark.parametrize(("evicted", "uses"), [((16, 8), [2, 2]), ((8, 16), [0, 2])])
-def test_each_evicted_one_is_used_but_one_whose_session_went_on(evicted: tuple[int, ...], uses: list[int]) -> None:
+def test_a_ghost_above_the_deepest_is_used_unless_it_had_one_below(evicted: tuple[int, ...], uses: list[int]) -> None:
     toy = split(2)
     prompt = (*words(1, 8), *words(2, 8))
     toy.serve(prompt, checkpoints=(8, 16))
@@ -68,30 +77,42 @@ def test_each_evicted_one_is_used_but_one_whose_session_went_on(evicted: tuple[i
     assert taught(toy) == (sum(n > 0 for n in uses), uses)
 
 
-def test_the_session_of_an_evicted_one_goes_on_below_it_once() -> None:
+def test_a_ghost_above_the_deepest_is_used_once() -> None:
     toy = split(2)
-    policy = toy.cache.policy
-    assert isinstance(policy, Headwater)
     prompt = (*words(1, 8), *words(2, 8))
     toy.serve(prompt, checkpoints=(8, 16))
     for end in (16, 8):
         drop(toy, end)
-    for i, uses in enumerate(([2, 2], [2, 3], [2, 4])):
+    for i in range(3):
         toy.serve((*prompt, i), checkpoints=())
-        assert sorted(policy._ghosts.uses) == uses
+        assert ghosts(toy) == [(0, 2 + i), (1, 2)]
     assert taught(toy)[0] == 1 + 3
-    assert [kind // OF_BRANCH for kind in sorted(policy._ghosts.kind)] == [0, 1]
+    toy.serve((*words(1, 8), 0), checkpoints=())  # of this prompt it is the deepest
+    assert ghosts(toy) == [(0, 4), (1, 3)]
 
 
-def test_an_evicted_branch_point_is_used_too() -> None:
+@pytest.mark.parametrize(("evicted", "uses"), [((8, 16, 16), (2, 4)), ((16, 16, 8), (2, 3))])
+def test_a_branch_point_is_used_each_time_if_it_had_branches(evicted: tuple[int, ...], uses: tuple[int, int]) -> None:
     toy = split(3)
     for first in (2, 3):
         toy.serve((*words(1, 8), *words(first, 8)), checkpoints=(8, 16))
-    for end in (8, 16, 16):
+    for end in evicted:
         drop(toy, end)
     before, _ = taught(toy)
-    toy.serve((*words(1, 8), *words(2, 8), 0), checkpoints=())
-    assert taught(toy)[0] == before + 2
+    for first, more in zip((2, 3), uses, strict=True):
+        toy.serve((*words(1, 8), *words(first, 8), 0), checkpoints=())
+        assert taught(toy)[0] == before + more
+    assert max(ghosts(toy))[0] == (2 if evicted[0] == 8 else 1)
+
+
+def test_the_class_of_a_used_ghost_keeps_its_depth() -> None:
+    toy = split(1)
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    toy.serve(words(1, 320))
+    drop(toy, 320)
+    toy.serve((*words(1, 320), 0), checkpoints=())
+    assert policy._ghosts.kind.tolist() == [OF_USES[2] + 1]
 
 
 def test_where_the_memory_resumes_deeper_no_evicted_one_is_used() -> None:

@@ -35,7 +35,7 @@ class Headwater(BareFirst):
     Worth is FLOPs saved over the nearest ancestor with a checkpoint, a page (`Worth`). The index is the highest rate of
     reuse, over all ages until which a checkpoint of its class could be kept (`ReuseRates`). Classes: branches with a
     checkpoint below, uses, and depth. A use is a request that resumed there, or would have, had the checkpoint not been
-    evicted (`Ghosts`). Other work is none, as the prefill of a finished answer that resumes at the end of its own
+    evicted (`begun`). Other work is none, as the prefill of a finished answer that resumes at the end of its own
     prompt: where nothing else did, the class is one between no and one use. Before anything is known the rate is n x
     place / (8 x age), with n = 1 for no use, 2 for one or other work, 3 for more, and 4 for an unused checkpoint at a
     learned position. Place: a session resumes at its deepest checkpoint, so one with another below it counts
@@ -62,7 +62,8 @@ class Headwater(BareFirst):
         self._rates = ReuseRates(prior, group=DEPTHS)
         self._kept, self._ghosts = Candidates(self._rates), Ghosts(self._rates)
         self._most_retained, self._checkpoint_pages = int(retained * layout.n_pages), layout.checkpoint_pages
-        self._now = self._noted = 0  # noted: checkpoints taken and used since the rates were computed
+        # noted: checkpoints taken or used since the rates were computed; of a request all ghosts count as one
+        self._now = self._noted = 0
 
     def toggled(self, node: Node) -> None:
         for below in next_below(node):
@@ -76,14 +77,15 @@ class Headwater(BareFirst):
     def begun(self, draft: Draft, node: Node, now: int) -> None:
         """Count a use of each evicted checkpoint of the prompt, beyond the one where it resumes.
 
-        The session of one above the deepest went on: it counts as such from then on, and is used no more.
+        If all had stayed, one above the deepest would have a checkpoint below it: from then on its class is that of a
+        session that went on. One of this class is used only if it is the deepest.
         """
         ghosts = self._ghosts
         if not len(ghosts):
             return
         width, unit = self._unit_bytes, self._unit
-        deepest = (max(draft.end, len(draft.key) * unit // width) - 1) // unit  # leaves a token
-        ids = prefix_ids(draft.key[node.end * width : deepest * width], width, self._prefix_of(node))
+        end = (max(draft.end, len(draft.key) * unit // width) - 1) // unit  # one token must be computed
+        ids = prefix_ids(draft.key[node.end * width : end * width], width, self._prefix_of(node))
         rows = ghosts.rows_of(reversed(ids))
         for row in rows:
             branches, rest = divmod(ghosts.kind[row], OF_BRANCH)

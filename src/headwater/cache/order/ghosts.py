@@ -41,7 +41,7 @@ class Ghosts(Aging):
         self.watched[row], self.last[row] = self._age(row, now), now
 
     def rows_of(self, prefixes: Iterable[int]) -> list[int]:
-        """Return the rows of those of the prefixes that are here, in their order."""
+        """Return the row of each of the prefixes that has one, in their order."""
         return [row for row in map(self._row.__getitem__, prefixes) if row >= 0]
 
     def use(self, row: int, kind: int, uses: int, now: int, counts: bool = True) -> None:
