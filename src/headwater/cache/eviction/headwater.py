@@ -35,7 +35,7 @@ class Headwater(BareFirst):
     Worth is FLOPs saved over the nearest ancestor with a checkpoint, a page (`Worth`). The index is the highest rate of
     reuse, over all ages until which a checkpoint of its class could be kept (`ReuseRates`). Classes: branches with a
     checkpoint below, uses, and depth. A use is a request that resumed there, or would have, had the checkpoint not been
-    evicted (`begun`). Other work is none, as the prefill of a finished answer that resumes at the end of its own
+    evicted (`begun`). Other work is no use, as the prefill of a finished answer, which resumes at the end of its own
     prompt: where nothing else did, the class is one between no and one use. Before anything is known the rate is n x
     place / (8 x age), with n = 1 for no use, 2 for one or other work, 3 for more, and 4 for an unused checkpoint at a
     learned position. Place: a session resumes at its deepest checkpoint, so one with another below it counts
@@ -77,8 +77,8 @@ class Headwater(BareFirst):
     def begun(self, draft: Draft, node: Node, now: int) -> None:
         """Count a use of each evicted checkpoint of the prompt, beyond the one where it resumes.
 
-        If all had stayed, one above the deepest would have a checkpoint below it: from then on its class is that of a
-        session that went on. One of this class is used only if it is the deepest.
+        If all had stayed, each above the deepest would have a checkpoint below it: one without branches moves to the
+        class of one branch. One of that class is used only if it is the deepest, one of several each time.
         """
         ghosts = self._ghosts
         if not len(ghosts):
