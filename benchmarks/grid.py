@@ -196,6 +196,8 @@ def main() -> None:
     prepare_outputs(None if given.small else given.out)
     known = read_cells()
     recorded, drawn = chosen(given, known)
+    if not recorded and not drawn:
+        parser.error(f"--only {given.only!r}, --drawn and --seeds select 0 of {len(known.recorded)} cells and 0 seeds")
     journal = Journal(None if given.small else given.out, code_digest())
     kept = {} if given.small else earlier(given.out)
     for name, cell in kept.get("cells", {}).items():

@@ -234,6 +234,8 @@ def main() -> None:
     known, text = read_cells(), CELLS.read_text(encoding="utf-8")
     compared = {cell["cell"]: cell for cell in json.loads(text)["cells"]}
     cells = [cell for cell in known.recorded if cell.name in compared and given.only in cell.name]
+    if not cells:
+        parser.error(f"--only {given.only!r} selects 0 of {len(known.recorded)} cells that {CELLS.name} has")
     if given.small:
         first = replace(cells[0], traffic=replace(cells[0].traffic, sessions=SMALL))
         cells, compared = [first], {first.name: compared[cells[0].name]}

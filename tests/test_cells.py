@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from benchmarks import grid
+from benchmarks import grid, served_cells
 from benchmarks.cells import Cell, Traffic, read_cells
 from benchmarks.verdict import summary, table, verdict
 from headwater.cache.placement import make_placement
@@ -69,6 +70,22 @@ def test_a_small_cell_runs_and_goes_on_where_it_was_cut_short(tmp_path: Path, mo
     assert list(grid.Runner(PAIRS, tmp_path, 1, Journal(out, "code")).run([SMALL])) == [first]
     with pytest.raises(TypeError):
         list(grid.Runner(PAIRS, tmp_path, 1, Journal(out, "other code")).run([SMALL]))
+
+
+@pytest.mark.parametrize("script", [grid, served_cells])
+def test_a_selection_of_no_cell_is_an_error_and_keeps_earlier_results(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    out.write_text("[]")
+    monkeypatch.setattr("sys.argv", [script.__name__, "--only", "no such cell", "--out", str(out)])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "'no such cell'" in said
+    assert f"0 of {len(KNOWN.recorded)} cells" in said
+    assert out.read_text() == "[]"
 
 
 def test_rates_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
