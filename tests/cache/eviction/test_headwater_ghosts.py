@@ -115,6 +115,16 @@ def test_the_class_of_a_used_ghost_keeps_its_depth() -> None:
     assert policy._ghosts.kind.tolist() == [OF_USES[2] + 1]
 
 
+def test_a_request_that_resumes_uses_a_deeper_ghost_too() -> None:
+    toy = split(2)
+    prompt = (*words(1, 8), *words(2, 8))
+    toy.serve(prompt, checkpoints=(8, 16))
+    drop(toy, 16)
+    assert toy.serve((*prompt, 0), checkpoints=()).checkpoint_tokens == 8
+    assert taught(toy) == (2, [2])
+    assert ghosts(toy) == [(0, 2)]
+
+
 def test_where_the_memory_resumes_deeper_no_evicted_one_is_used() -> None:
     toy = split(2)
     toy.serve((*words(1, 8), *words(2, 24)), checkpoints=(8, 32))
