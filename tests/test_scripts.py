@@ -47,7 +47,6 @@ SMALLEST = {
     "benchmarks.segments": ["--small", "--repeats", "1", "--out", "OUT"],
     "benchmarks.shadows": ["--small", "--data", str(SHARED / "data"), "--out", "OUT/shadows.json"],
     "benchmarks.sparse": [*SMALL_ON_DATA, "--out", "OUT"],
-    "benchmarks.tree_placement": [*SMALL_ON_DATA, "--out", "OUT/tree_placement.json"],
     "examples.demo": [],
     "examples.demo_cluster": ["--workers", "2"],
     "stress.four_ways": ["--requests", "6"],
@@ -75,7 +74,6 @@ OF_TRAFFIC = (
     "benchmarks.shadows",
     "benchmarks.sparse",
     "benchmarks.speculation",
-    "benchmarks.tree_placement",
 )
 NEEDS = {  # what a script cannot run without, and whether it is here
     "benchmarks.comparison": ("peers' results", PEERS),
