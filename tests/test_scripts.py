@@ -32,6 +32,7 @@ SMALLEST = {
     "benchmarks.decisions": ["--small", "--out", "OUT/decisions.json"],
     "benchmarks.drafting": ["--small", "--data", str(SHARED / "data"), "--out", "OUT/drafting.json"],
     "benchmarks.hand_over": ["--tokens", "512", "--out", "OUT/hand_over.json"],
+    "benchmarks.path_files": ["--list"],
     "benchmarks.parallel_segments": ["--seeds", "2", "--out", "OUT/parallel_segments.json"],
     "benchmarks.grid": ["--small", "--seeds", "0-1"],
     "benchmarks.policies": ["--small", "--traces", "mini_swe_agent"],
