@@ -30,9 +30,9 @@ from headwater.cache.history import History
 from headwater.cache.order.ghosts import Ghosts
 from headwater.cache.order.rates import ReuseRates
 from headwater.cache.order.rows import Column
+from headwater.cache.placement.headwater.departures import Departures
+from headwater.cache.placement.headwater.new_places import NewPlaces
 from headwater.cache.placement.optimal import Optimal
-from headwater.cache.positions.departures import Departures
-from headwater.cache.positions.new_places import NewPlaces
 from headwater.cli.common import prepare_outputs
 from headwater.journal import Journal
 from headwater.lab.replay import replay

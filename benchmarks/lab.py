@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks import measure
 from benchmarks.measure import Row
 from headwater.cache.eviction import EVICTION
-from headwater.cache.positions.program import solve
+from headwater.cache.placement.optimal.program import solve
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import replay
 from headwater.lab.row import Row as LabRow

@@ -13,8 +13,8 @@ import numpy as np
 
 from headwater.account import Reason
 from headwater.cache.placement import make_placement
-from headwater.cache.positions import PlacementQuery
-from headwater.cache.positions.program import Recomputation, solve
+from headwater.cache.placement.base import PlacementQuery
+from headwater.cache.placement.optimal.program import Recomputation, solve
 from headwater.machine import usable_cores
 from headwater.plan import Match
 from headwater.request import Boundaries

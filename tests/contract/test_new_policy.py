@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType
 
 import pytest
@@ -33,7 +34,7 @@ class Fifo(Ranked):
 """
 MIDDLE = """'''A checkpoint in the middle of the prompt.'''
 
-from headwater.cache.positions import Placed, Placement
+from headwater.cache.placement.base import Placed, Placement
 
 
 class Middle(Placement):
@@ -95,8 +96,8 @@ def test_it_passes_the_contract_suite() -> None:
 
 
 @pytest.mark.parametrize(("package", "table"), [(eviction, EVICTION), (placement, PLACEMENT)])
-def test_a_folder_of_policies_holds_nothing_else(package: ModuleType, table: dict[str, type]) -> None:
-    files = {file.stem for file in Path(str(package.__file__)).parent.glob("*.py")} - {"__init__"}
+def test_folder_of_policies_holds_only_policies_and_their_base(package: ModuleType, table: dict[str, type]) -> None:
+    files = {module.name for module in iter_modules(package.__path__)} - {"base"}
     assert files == set(table)
     for name, policy in table.items():
         assert policy.__module__ == f"{package.__name__}.{name}"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headwater.account import Reason
 from headwater.cache.placement import PLACEMENT, make_placement
-from headwater.cache.positions import Edge, Path, Placement, PlacementQuery
+from headwater.cache.placement.base import Edge, Path, Placement, PlacementQuery
 from headwater.plan import Match
 from headwater.request import Boundaries
 from tests.cache.toy import example

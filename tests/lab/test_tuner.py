@@ -12,7 +12,7 @@ import pytest
 
 from headwater.cache import PrefixCache
 from headwater.cache.placement import make_placement
-from headwater.cache.positions import Placement
+from headwater.cache.placement.base import Placement
 from headwater.lab.replayed import Replayed, prefill
 from headwater.lab.tuner import ALPHAS, SERVED, Tuner
 from headwater.plan import PrefillFlops

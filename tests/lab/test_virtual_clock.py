@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.cache.positions import Placed, Placement, PlacementQuery
+from headwater.cache.placement.base import Placed, Placement, PlacementQuery
 from headwater.errors import ConfigError
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import replay

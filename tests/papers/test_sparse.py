@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.cache.positions.program import Recomputation, recomputation
+from headwater.cache.placement.optimal.program import Recomputation, recomputation
 from headwater.traces.request import Request
 from papers import FIGURES, figures_named
 from papers.sparse.overlaps import PAGE, Overlap, overlaps

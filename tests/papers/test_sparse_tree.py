@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 import pytest
 
-from headwater.cache.positions.program import solve
+from headwater.cache.placement.optimal.program import solve
 from papers.sparse.tree import NOTHING, solve_tree
 
 Tree = tuple[list[int], list[int], list[int]]  # parents, depths, weights

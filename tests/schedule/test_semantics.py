@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from headwater.account import Reason
-from headwater.cache.positions import Placed, Placement, PlacementQuery
+from headwater.cache.placement.base import Placed, Placement, PlacementQuery
 from headwater.errors import OutOfPages, RequestTooLarge
 from headwater.request import Boundaries
 from headwater.schedule.sequence import Phase

@@ -18,8 +18,8 @@ from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.node import Node
+from headwater.cache.placement.base import Path
 from headwater.cache.pool import Pool
-from headwater.cache.positions import Path
 from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegment
 from headwater.cache.shadows import Shadows
 from headwater.cache.snapshot import Snapshot, Tree

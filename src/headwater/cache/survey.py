@@ -9,7 +9,7 @@ from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease
 from headwater.cache.node import Node
-from headwater.cache.positions import Edge, Path
+from headwater.cache.placement.base import Edge, Path
 from headwater.errors import StaleMatch
 from headwater.plan import CacheLayout, Draft, Match
 

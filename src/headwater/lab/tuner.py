@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from headwater.cache import PrefixCache
 from headwater.cache.eviction.marconi import Marconi
-from headwater.cache.positions import Placement
+from headwater.cache.placement.base import Placement
 from headwater.cache.snapshot import Snapshot
 from headwater.lab.replayed import OneByOne
 from headwater.plan import CacheLayout

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from headwater.account import Reason
-from headwater.cache.positions import Placement, PlacementQuery
+from headwater.cache.placement.base import Placement, PlacementQuery
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.errors import OutOfPages, PlanClosed
 from headwater.plan import CacheLayout, Draft, Match, Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-from headwater.cache.positions import Placement
+from headwater.cache.placement.base import Placement
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.store import SegmentKey
 from headwater.draft.forced import Grammar

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import ClassVar, Protocol
 
-from headwater.cache.positions import Placed, Placement, PlacementQuery
+from headwater.cache.placement.base import Placed, Placement, PlacementQuery
 from headwater.cache.segments.compose import marked
 from headwater.cache.segments.store import StoredSegment
 from headwater.plan import Match, Plan

@@ -8,8 +8,8 @@ import pytest
 
 from headwater.account import Reason
 from headwater.cache.placement import make_placement
+from headwater.cache.placement.base import Placed, PlacementQuery
 from headwater.cache.placement.branch import StateAt
-from headwater.cache.positions import Placed, PlacementQuery
 from headwater.errors import ConfigError
 from headwater.plan import Match
 from headwater.request import Boundaries

@@ -11,7 +11,7 @@ from headwater.account import Reason
 from headwater.cache import PrefixCache
 from headwater.cache.eviction.headwater import DEPTHS, LEARNED, USES, Headwater
 from headwater.cache.placement import make_placement
-from headwater.cache.positions import Placement, PlacementQuery
+from headwater.cache.placement.base import Placement, PlacementQuery
 from headwater.errors import ConfigError
 from headwater.plan import Match
 from headwater.request import Boundaries

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from headwater.account import Reason
 from headwater.cache.placement import make_placement
-from headwater.cache.positions import Edge, Path, Placement, PlacementQuery
-from headwater.cache.positions.program import solve
+from headwater.cache.placement.base import Edge, Path, Placement, PlacementQuery
+from headwater.cache.placement.optimal.program import solve
 from headwater.plan import Match
 from headwater.request import Boundaries
 from tests.cache.toy import LAYOUT, Tokens, Toy, words

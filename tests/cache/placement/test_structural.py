@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.account import Reason
+from headwater.cache.placement.base import Placed, PlacementQuery
 from headwater.cache.placement.structural import Structural
-from headwater.cache.positions import Placed, PlacementQuery
 from headwater.plan import Match, Retention
 from headwater.request import Boundaries
 from tests.cache.toy import LAYOUT, Toy, words

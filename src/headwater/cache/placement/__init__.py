@@ -1,10 +1,10 @@
-"""Placement policies, one a file, in a table by name. What they share is in `headwater.cache.positions`."""
+"""Placement policies by name, one file or folder each; `base.py` has what they share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from headwater.cache.positions import Placement
+from headwater.cache.placement.base import Placement
 from headwater.cache.spelling import build, classes
 
 # file: its class. The file's name is the policy's

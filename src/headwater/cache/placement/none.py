@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.cache.positions import Placed, Placement, PlacementQuery
+from headwater.cache.placement.base import Placed, Placement, PlacementQuery
 
 
 class NoCheckpoints(Placement):

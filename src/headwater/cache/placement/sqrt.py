@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isqrt
 
-from headwater.cache.positions import Placed, Placement, PlacementQuery
+from headwater.cache.placement.base import Placed, Placement, PlacementQuery
 
 
 class Sqrt(Placement):

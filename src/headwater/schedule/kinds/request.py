@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field, replace
 
 from headwater.account import CacheAccount, TierOutcome
-from headwater.cache.positions import Placed, Placement, PlacementQuery
+from headwater.cache.placement.base import Placed, Placement, PlacementQuery
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.compose import Widths, runs
 from headwater.cache.segments.store import SegmentKey, StoredSegment

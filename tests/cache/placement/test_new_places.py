@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.cache.positions import new_places
-from headwater.cache.positions.new_places import NewPlaces
+from headwater.cache.placement.headwater import new_places
+from headwater.cache.placement.headwater.new_places import NewPlaces
 
 PAGE, LAST = 10, 1600  # an eighth has 200 tokens
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.cache.positions import departures
-from headwater.cache.positions.departures import Departures
+from headwater.cache.placement.headwater import departures
+from headwater.cache.placement.headwater.departures import Departures
 
 PAGE = 10
 

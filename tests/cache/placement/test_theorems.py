@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.cache.placement.balanced import balanced
-from headwater.cache.positions.overlaps import Distribution
-from headwater.cache.positions.program import recomputation, solve
+from headwater.cache.placement.optimal.overlaps import Distribution
+from headwater.cache.placement.optimal.program import recomputation, solve
 from tests.support import examples
 
 Law = np.ndarray[Any, np.dtype[np.float64]]

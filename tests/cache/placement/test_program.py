@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.cache.positions import program
-from headwater.cache.positions.program import solve
-from tests.cache.positions.recurrence import by_hull_trick, by_recurrence, cost_of, over_all_sets
+from headwater.cache.placement.optimal import program
+from headwater.cache.placement.optimal.program import solve
+from tests.cache.placement.recurrence import by_hull_trick, by_recurrence, cost_of, over_all_sets
 from tests.support import examples
 
 laws = st.dictionaries(st.integers(1, 14), st.integers(0, 6), min_size=1, max_size=14)

@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from headwater.cache.placement.balanced import balanced
-from headwater.cache.positions import Placed, Placement, PlacementQuery
-from headwater.cache.positions.overlaps import Overlaps
-from headwater.cache.positions.program import Column, solve
+from headwater.cache.placement.base import Placed, Placement, PlacementQuery
+from headwater.cache.placement.optimal.overlaps import Overlaps
+from headwater.cache.placement.optimal.program import Column, solve
 
 ALIKE = 0.05  # standard deviation of the logarithm of lengths
 

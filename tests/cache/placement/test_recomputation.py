@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from headwater.cache.positions.program import Recomputation, recomputation
+from headwater.cache.placement.optimal.program import Recomputation, recomputation
 
 
 def test_a_request_recomputes_from_the_deepest_checkpoint_at_or_before_its_overlaps_end() -> None:

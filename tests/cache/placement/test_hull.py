@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.cache.positions.program import FEW, WINDOW, lower_hull
+from headwater.cache.placement.optimal.program import FEW, WINDOW, lower_hull
 
 
 def chain(x: list[int], y: list[int]) -> list[int]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headwater.cache.positions import Edge, Path
-from headwater.cache.positions.program import Column
+from headwater.cache.placement.base import Edge, Path
+from headwater.cache.placement.optimal.program import Column
 
 FAINT = 1e-4  # of the newest request's weight: smaller weights are dropped from large histograms
 MANY = 256  # depths that an edge may have before its faint ones are dropped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.cache.positions.departures import NEAR, UNIT_LIMIT, Chance, class_of
+from headwater.cache.placement.headwater.departures import NEAR, UNIT_LIMIT, Chance, class_of
 
 EIGHTHS = 8
 POINTS = 2  # depths that stand for an eighth

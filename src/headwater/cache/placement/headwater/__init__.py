@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headwater.cache.placement.base import Placed, Placement, PlacementQuery
+from headwater.cache.placement.headwater.departures import Chance, Departures
+from headwater.cache.placement.headwater.new_places import NewPlaces
 from headwater.cache.placement.optimal import Optimal
 from headwater.cache.placement.structural import Structural
-from headwater.cache.positions import Placed, Placement, PlacementQuery
-from headwater.cache.positions.departures import Chance, Departures
-from headwater.cache.positions.new_places import NewPlaces
 
 
 class Headwater(Placement):

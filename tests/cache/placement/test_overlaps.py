@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.cache.positions import Edge
-from headwater.cache.positions.overlaps import HEAVY, LATEST, Distribution, Overlaps
+from headwater.cache.placement.base import Edge
+from headwater.cache.placement.optimal.overlaps import HEAVY, LATEST, Distribution, Overlaps
 from tests.cache.toy import PAGE, Tokens, Toy, floor
 from tests.support import examples
 
