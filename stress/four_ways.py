@@ -29,8 +29,8 @@ from pathlib import Path
 from headwater.account import CacheAccount
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine, draft_bytes
-from headwater.engine.selfcheck import SelfCheck
-from headwater.engine.verdict import verdict
+from headwater.engine.proof.selfcheck import SelfCheck
+from headwater.engine.proof.verdict import verdict
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process

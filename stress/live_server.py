@@ -12,8 +12,8 @@ import uvicorn
 
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
-from headwater.engine.selfcheck import SelfCheck
-from headwater.engine.verdict import verdict
+from headwater.engine.proof.selfcheck import SelfCheck
+from headwater.engine.proof.verdict import verdict
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.embedded import embedded

@@ -31,7 +31,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import headwater.cli.common  # noqa: F401  # its console is made before a test sets COLUMNS
-from headwater.engine import verdict
+from headwater.engine.proof import verdict
 from headwater.mixers import gpu, numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from tests import checkpoints, covering, interpreter, processors

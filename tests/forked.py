@@ -26,7 +26,7 @@ IMPORTED = [
     "headwater.cli.serve",
     "headwater.cli.tiers",
     "headwater.engine.engine",
-    "headwater.engine.verdict",
+    "headwater.engine.proof.verdict",
     "headwater.kernels.sampling",
     "headwater.mixers.panels",
     "headwater.server.app",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.models.load import LoadedModel
 from headwater.schedule.speculation import Speculation
 from stress import four_ways

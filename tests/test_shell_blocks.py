@@ -21,7 +21,7 @@ import pytest
 
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.evaluate.items import DEFAULT_TASKS
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process

@@ -21,7 +21,7 @@ from benchmarks.engines import Model
 from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.config import ServeConfig
-from headwater.engine import verdict
+from headwater.engine.proof import verdict
 from headwater.mixers.numerics import prepare_process
 from headwater.models.embedded import embedded
 from headwater.server.http.connection import LINGER

@@ -9,8 +9,8 @@ from itertools import product
 import pytest
 import torch
 
-from headwater.engine.fingerprint import fingerprint, probe
-from headwater.engine.selfcheck import HEIGHTS
+from headwater.engine.proof.fingerprint import fingerprint, probe
+from headwater.engine.proof.selfcheck import HEIGHTS
 from headwater.mixers import numerics
 from headwater.mixers.gpu.sampling import Draw, choose
 from headwater.mixers.linear import Linear, answers_product, first_bad_height

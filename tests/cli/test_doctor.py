@@ -114,7 +114,7 @@ def test_the_exit_code_says_whether_something_is_broken(monkeypatch, capsys, lev
 
 def test_a_kernel_that_breaks_bits_is_told(monkeypatch, tmp_path):
     from headwater.cli import model_findings
-    from headwater.engine.selfcheck import SelfCheck
+    from headwater.engine.proof.selfcheck import SelfCheck
     from tests.cli.test_command_line import TINY
 
     (tmp_path / "config.json").write_text(json.dumps(TINY))
@@ -130,7 +130,7 @@ def test_a_kernel_that_breaks_bits_is_told(monkeypatch, tmp_path):
 
 def test_it_says_when_exactness_was_proven_and_recheck_proves_again(monkeypatch, tmp_path):
     from headwater.cli import model_findings
-    from headwater.engine import verdict
+    from headwater.engine.proof import verdict
     from tests.cli.test_command_line import TINY
 
     (tmp_path / "config.json").write_text(json.dumps(TINY))

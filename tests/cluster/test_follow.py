@@ -17,7 +17,6 @@ from headwater.cluster.hosting import info_of
 from headwater.cluster.sockets import opened
 from headwater.cluster.wire import FollowMessage, Ping, Submit, encode
 from headwater.cluster.worker import Worker as ClusterWorker
-from headwater.engine import tier_follow
 from headwater.errors import OutOfPages, QueueFull, RequestTooLarge
 from headwater.request import Constraint, Fidelity, Generation, SamplingParams
 from headwater.schedule.sequence import key_of
@@ -235,7 +234,7 @@ def test_a_read_that_raises_ends_the_follow(make, error) -> None:  # noqa: F811
 
 
 def test_a_follow_without_progress_is_given_up(make, monkeypatch) -> None:  # noqa: F811
-    monkeypatch.setattr(tier_follow, "STALLED", 0.2)
+    monkeypatch.setattr("headwater.engine.tiers.follow.STALLED", 0.2)
     with followed(make) as (a, b, gate, first):
         before = free(b)
         follow(b, a, first)

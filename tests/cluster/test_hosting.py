@@ -13,7 +13,7 @@ from headwater.cluster.curve import RouterKeys
 from headwater.cluster.hosting import Host, refuse_inexact, worker_config
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.errors import ConfigError
 
 KEY = "a key of clients"

@@ -24,7 +24,7 @@ from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.sockets import PLAIN, Contact, opened
 from headwater.cluster.wire import Peer
 from headwater.config import ServeConfig
-from headwater.engine.tier_segments import MOST_EXPECTED
+from headwater.engine.tiers.segments import MOST_EXPECTED
 from headwater.schedule.sequence import key_of
 from headwater.schedule.tail import TailPlace
 from headwater.tiers.fingerprint import Fingerprint

@@ -23,7 +23,7 @@ from headwater.cluster.choice import Candidate, Choice, Prompt
 from headwater.cluster.curve import RouterKeys, WorkerKeys
 from headwater.cluster.hosting import Host
 from headwater.cluster.router import Router
-from headwater.engine import fingerprint as fingerprints
+from headwater.engine.proof import fingerprint as fingerprints
 from headwater.tiers.fingerprint import Fingerprint
 from tests import processors
 from tests.cluster.fake import until

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headwater.cache.segments.compose import METHODS
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.errors import ConfigError
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process

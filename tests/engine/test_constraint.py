@@ -15,8 +15,8 @@ import torch
 from headwater.engine import constraint as module
 from headwater.engine.constraint import MAX_CACHED, MAX_SOURCE, ConstraintCompiler, ConstraintMachine
 from headwater.engine.detokenizer import byte_table
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.engine.sampler import Sampling, sample
-from headwater.engine.selfcheck import SelfCheck
 from headwater.errors import ConstraintError, InvalidLogits
 from headwater.events import FailedEvent, FinishedEvent, TokenEvent
 from headwater.mixers import numerics

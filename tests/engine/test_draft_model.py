@@ -14,7 +14,7 @@ from headwater.config import ServeConfig
 from headwater.engine import draft_model
 from headwater.engine.draft_model import PREFILLED, DraftModel, check_fits
 from headwater.engine.engine import Engine
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.errors import ConfigError
 from headwater.models.load import LoadedModel, load_model
 from headwater.schedule.speculation import Speculator

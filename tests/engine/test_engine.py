@@ -13,10 +13,10 @@ import torch
 from headwater.cli.doctor import OK, Finding
 from headwater.cli.model_findings import of_dtype
 from headwater.engine.engine import Engine
-from headwater.engine.fingerprint import Probe
 from headwater.engine.live import Deadlines, NoObserver
 from headwater.engine.meter import PROBED
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.fingerprint import Probe
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.errors import (
     DeadlineExceeded,
     EngineStopped,

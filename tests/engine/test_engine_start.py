@@ -18,8 +18,8 @@ from headwater.draft.drafter import MOST_DRAFTS
 from headwater.engine import engine as engines
 from headwater.engine.engine import Engine
 from headwater.engine.live import NoObserver
-from headwater.engine.selfcheck import SelfCheck
-from headwater.engine.start_checks import check_memory_tiers
+from headwater.engine.proof.selfcheck import SelfCheck
+from headwater.engine.proof.start_checks import check_memory_tiers
 from headwater.errors import CheckpointError, ConfigError
 from headwater.events import FinishedEvent
 from headwater.lab.tuner import ServerTuning
@@ -95,7 +95,7 @@ def test_more_memory_than_there_is_names_the_setting_and_what_there_is(loaded, m
 def test_a_tier_in_memory_is_below_that_of_a_card(loaded, monkeypatch, caplog):
     monkeypatch.setattr(machine, "meminfo", {"MemTotal": 16 * 10**9, "MemAvailable": 16 * 10**9}.get)
     monkeypatch.setattr(machine, "memory_limit", lambda: None)
-    monkeypatch.setattr("headwater.engine.start_checks.memory_limit", lambda: None)
+    monkeypatch.setattr("headwater.engine.proof.start_checks.memory_limit", lambda: None)
     on_cpu = ServeConfig(model=loaded.path, memory=4 * 10**9)
     on_card = replace(on_cpu, memory=80 * 10**9, device="cuda")
     store = MemoryStore(14 * 10**9)
@@ -108,7 +108,7 @@ def test_a_tier_in_memory_is_below_that_of_a_card(loaded, monkeypatch, caplog):
         check_memory_tiers(on_cpu, [store])
     check_memory_tiers(on_cpu, [MemoryStore(10**9)])
     assert "on a CPU a larger --memory caches as much" in caplog.text
-    monkeypatch.setattr("headwater.engine.start_checks.memory_limit", lambda: 8 * 10**9)
+    monkeypatch.setattr("headwater.engine.proof.start_checks.memory_limit", lambda: 8 * 10**9)
     with pytest.raises(SettingError, match=r"the host has 8\.0 GB$"):
         check_memory_tiers(on_card, [store])
 

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.engine import Engine
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.errors import HeadwaterError
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headwater.cache.segments.compose import LARGEST_ID
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model

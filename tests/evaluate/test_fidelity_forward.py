@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headwater.cache.segments.compose import Widths
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.evaluate.fidelity_forward import Recipe, Workbench, without_attention
 from headwater.evaluate.fidelity_measures import AttentionWatch, compared, measured
 from headwater.evaluate.fidelity_prompts import Prompt

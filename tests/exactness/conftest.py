@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.engine.selfcheck import SelfCheck
-from headwater.engine.verdict import verdict
+from headwater.engine.proof.selfcheck import SelfCheck
+from headwater.engine.proof.verdict import verdict
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model, read_spec

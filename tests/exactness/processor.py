@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from headwater.engine.selfcheck import self_check
+from headwater.engine.proof.selfcheck import self_check
 from headwater.mixers import numerics
 from headwater.mixers.linear import weight_layout
 from headwater.mixers.numerics import Numerics, prepare_process

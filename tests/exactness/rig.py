@@ -12,7 +12,7 @@ import torch
 from headwater.account import CacheAccount
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.models.load import LoadedModel
 from headwater.request import Generation, SamplingParams

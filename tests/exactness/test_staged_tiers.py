@@ -56,7 +56,7 @@ def test_prefixes_and_segments_come_back_to_the_bit(
 def test_parts_are_those_that_are_stored_in_place(load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of both are equal, byte for byte, but for the seconds that computing took."""
     make = Make(*load("qwen3_5", "float32", 2))
-    monkeypatch.setattr("headwater.engine.tier_io.TierIO.prefill_seconds", lambda io, tokens: 1.0 * tokens)
+    monkeypatch.setattr("headwater.engine.tiers.io.TierIO.prefill_seconds", lambda io, tokens: 1.0 * tokens)
     stored_prompt(make, tmp_path / "in place")
     stage(monkeypatch)
     stored_prompt(make, tmp_path / "staged")

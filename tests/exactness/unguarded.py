@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from headwater.engine.selfcheck import self_check
+from headwater.engine.proof.selfcheck import self_check
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model, read_spec

@@ -14,7 +14,8 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 import numba
 
-from headwater.engine.selfcheck import self_check
+from headwater.engine.proof.cpu_attention_check import PAGE, PAGES, TOKENS, broken_attention
+from headwater.engine.proof.selfcheck import self_check
 from headwater.kernels import attention
 from headwater.kernels.compiling import use_threads
 from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
@@ -30,7 +31,6 @@ from headwater.mixers.cpu.attention import (
     HeadShape,
     Pages,
 )
-from headwater.mixers.cpu.check_attention import PAGE, PAGES, TOKENS, broken_attention
 from headwater.mixers.weights import Weights
 from headwater.spec import Architecture, Block, ModelSpec, Part
 

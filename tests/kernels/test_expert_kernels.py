@@ -11,13 +11,13 @@ import torch
 
 pytest.importorskip("numba", reason="numba is not installed")
 
+from headwater.engine.proof.cpu_experts_check import broken_experts, narrowed
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.kernels.experts import AT_ONCE
 from headwater.kernels.integers import multiply_integers
 from headwater.kernels.product import multiply_float8
 from headwater.layers.feed_forward import Experts
 from headwater.mixers import numerics
-from headwater.mixers.cpu.check_experts import broken_experts, narrowed
 from headwater.mixers.cpu.experts import ExpertProduct, ExpertsOnCpu, Routes
 from headwater.mixers.feed_forward import MixtureOfExperts
 from headwater.mixers.numerics import Numerics

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import replay
 from headwater.lab.serving import Engine, Serving

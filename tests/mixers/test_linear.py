@@ -13,7 +13,7 @@ from _pytest.mark import ParameterSet
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from headwater import kernels, machine
-from headwater.engine import selfcheck
+from headwater.engine.proof import selfcheck
 from headwater.mixers import linear as linear_module
 from headwater.mixers.linear import (
     Embedding,
@@ -30,7 +30,7 @@ from headwater.mixers.numerics import MODES, Numerics
 from headwater.mixers.quantised import Quantised, joined
 from headwater.models.families import read_config
 from headwater.models.quantisation.method import float8
-from tests.engine.test_selfcheck import CONFIG
+from tests.engine.proof.test_selfcheck import CONFIG
 from tests.processors import AMX, AVX2, AVX512, AVX512_BF16, pretend
 
 HEIGHTS = (1, 2, 3, 4, 5, 6, 7, 8, 31, 32, 33, 64, 255, 256, 257, 300, 512)

@@ -57,9 +57,9 @@ def test_zeros_of_two_signs_and_nan_have_not_the_same_bits(dtype: torch.dtype) -
 # The workers flush denormals, the thread that starts them does not any more: results depend on who computes them.
 MIXED = """
 import torch
-from headwater.engine.selfcheck import _product_checks, self_check
+from headwater.engine.proof.selfcheck import _product_checks, self_check
 from headwater.mixers.numerics import prepare_process
-from tests.engine.test_selfcheck import spec
+from tests.engine.proof.test_selfcheck import spec
 prepare_process(2)
 torch.ones(1 << 20).add_(1)
 for flushed in (True, False):
@@ -80,7 +80,7 @@ def test_the_self_check_finds_threads_that_keep_denormals() -> None:
 # The same threads, and the checks of kernels of each layer.
 MIXED_KERNELS = """
 import torch
-from headwater.engine.selfcheck import _kernel_checks
+from headwater.engine.proof.selfcheck import _kernel_checks
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
 from headwater.layers.gdn import DeltaNet

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.engine.fingerprint import probe
+from headwater.engine.proof.fingerprint import probe
 from headwater.mixers import shared_weights
 from headwater.mixers.shared_weights import LEAST, SharedWeights, kept, of_a_model, share
 from headwater.models.embedded import FOLDER

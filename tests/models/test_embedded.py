@@ -15,7 +15,7 @@ import torch
 from benchmarks.mtp import questions
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.errors import CheckpointError
 from headwater.events import TokenEvent
 from headwater.models import embedded as module

@@ -13,7 +13,7 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 
-from headwater.engine.selfcheck import self_check
+from headwater.engine.proof.selfcheck import self_check
 from headwater.mixers import numerics
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.linear import Linear

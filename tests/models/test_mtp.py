@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from headwater.draft.drafter import NO_DRAFT
 from headwater.engine import mtp as engine_mtp
 from headwater.engine.mtp import MOST_WAITING, MtpRunner, filled_up
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.models import mtp
 from headwater.models.load import load_model, read_spec
 from headwater.models.mtp_graphs import MtpGraphs

@@ -12,8 +12,8 @@ import torch
 
 from headwater.cli.doctor import FAIL, OK, SLOW, WARN, Finding, Intended
 from headwater.cli.download import config_folder
-from headwater.engine.selfcheck import SelfCheck, weight_shapes
-from headwater.engine.verdict import verdict
+from headwater.engine.proof.selfcheck import SelfCheck, weight_shapes
+from headwater.engine.proof.verdict import verdict
 from headwater.errors import HeadwaterError
 from headwater.machine import usable_cores
 from headwater.mixers.linear import (

@@ -113,7 +113,7 @@ class Host:
         says no) or ZMQError.
         """
         from headwater.engine.engine import Engine  # needs torch, which no other part of a cluster does
-        from headwater.engine.fingerprint import fingerprint, probe
+        from headwater.engine.proof.fingerprint import fingerprint, probe
 
         configure_logging(config.log_format)
         anywhere = f"tcp://{own_address()}:*"

@@ -21,16 +21,13 @@ from headwater.engine.answering import Answering
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.draft_model import SHARE, DraftModel, check_fits
-from headwater.engine.fingerprint import Probe, fingerprint, probe
 from headwater.engine.live import Deadlines, Live, OnEvent, Outcome, Warming
 from headwater.engine.meter import PROBED, Backlog, EngineStats
 from headwater.engine.mtp import MtpRunner
-from headwater.engine.own_parts import OwnParts
 from headwater.engine.preparations import Preparations
-from headwater.engine.runner import Runner
-from headwater.engine.sampler import PromptScores, Sampling
-from headwater.engine.selfcheck import Progress, SelfCheck, no_progress
-from headwater.engine.start_checks import (
+from headwater.engine.proof.fingerprint import Probe, fingerprint, probe
+from headwater.engine.proof.selfcheck import Progress, SelfCheck, no_progress
+from headwater.engine.proof.start_checks import (
     check_memory,
     check_memory_tiers,
     exact_speculation,
@@ -38,9 +35,12 @@ from headwater.engine.start_checks import (
     too_much_memory,
     warn_if_slow,
 )
-from headwater.engine.tier import Tier, open_stores, tier_key
-from headwater.engine.tier_io import TierIO
-from headwater.engine.verdict import verdict
+from headwater.engine.proof.verdict import verdict
+from headwater.engine.runner import Runner
+from headwater.engine.sampler import PromptScores, Sampling
+from headwater.engine.tiers.io import TierIO
+from headwater.engine.tiers.own_parts import OwnParts
+from headwater.engine.tiers.tier import Tier, open_stores, tier_key
 from headwater.errors import DeadlineExceeded, EngineStopped, QueueFull
 from headwater.events import FailedEvent
 from headwater.memory.arena import Arena

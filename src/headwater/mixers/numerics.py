@@ -1,7 +1,7 @@
 """Numerics of products, chosen so that a row's bits do not depend on how many rows there are.
 
-The self-check chooses them once, at start-up (`engine/selfcheck.py`); weights are then laid out for them. Decision 035
-has the measurements.
+The self-check chooses them once, at start-up (`engine/proof/selfcheck.py`); weights are then laid out for them.
+Decision 035 has the measurements.
 """
 
 from __future__ import annotations

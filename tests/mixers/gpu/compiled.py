@@ -14,6 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from headwater.engine.proof import gpu_check as kernel_check
 from headwater.layers.feed_forward import Experts
 from headwater.layers.gdn import DeltaNet
 from headwater.layers.kda import DeltaAttention
@@ -22,7 +23,6 @@ from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
 from headwater.mixers import gpu
 from headwater.mixers.activations import RMSNorm, gated_rms_norm_into
-from headwater.mixers.gpu import check as kernel_check
 from headwater.mixers.gpu.attention import write
 from headwater.mixers.gpu.norm import StreamNormOnGpu, place
 from headwater.mixers.gpu.pointwise import delta_gates, open_

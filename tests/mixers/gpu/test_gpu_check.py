@@ -9,21 +9,21 @@ import torch
 
 pytest.importorskip("triton", reason="no Triton here: it comes with the test extra")
 
-from headwater.engine import selfcheck
-from headwater.engine.selfcheck import self_check
+from headwater.engine.proof import gpu_check as kernel_check
+from headwater.engine.proof import selfcheck
+from headwater.engine.proof.selfcheck import self_check
 from headwater.layers.gdn import DeltaNet
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.layer import Layer
 from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.gpu import attention as paged_attention
-from headwater.mixers.gpu import check as kernel_check
 from headwater.mixers.gpu import experts, recurrent
 from headwater.mixers.gpu import mla as latent_attention
 from headwater.mixers.gpu.mamba2 import StateSpaceDualKernels
 from headwater.mixers.weights import Weights
 from headwater.models.build import RECURRENT
 from headwater.spec import ModelSpec
-from tests.engine.test_selfcheck import latent_spec, spec
+from tests.engine.proof.test_selfcheck import latent_spec, spec
 
 WIDTH = 32
 LAYERS = (

@@ -9,7 +9,7 @@ import torch
 
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.server.answer.reply import text_of_tokens
 from tests.engine.test_detokenizer import metaspace
 from tests.engine.test_engine import loaded

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.account import CacheAccount, Reason
 from headwater.config import ServeConfig
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.events import FinishedEvent, TokenEvent
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model

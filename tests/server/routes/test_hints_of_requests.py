@@ -7,7 +7,7 @@ import time
 import pytest
 
 from headwater.config import ServeConfig
-from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model

@@ -16,7 +16,7 @@ import pytest
 
 from headwater.account import TierOutcome
 from headwater.config import ServeConfig
-from headwater.engine.tier_io import TierIO
+from headwater.engine.tiers.io import TierIO
 from headwater.engine.workers import Workers
 from headwater.schedule.sequence import key_of
 from headwater.tiers.disk import DiskStore
@@ -28,7 +28,7 @@ from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import Make, Rig, words
 from tests.exactness.test_tiers import AMPLE, KEY, OWN, PROMPT, copied, disk, server
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_load_that_is_late_is_waited_for_while_computing_takes_four_times_as_l
 
 @pytest.mark.parametrize("call", ["has", "get", "put", "close"])
 def test_a_store_that_never_answers_does_not_keep_the_end_waiting(make, monkeypatch, caplog, call) -> None:
-    monkeypatch.setattr("headwater.engine.tier_io.ENDING", 0.5)
+    monkeypatch.setattr("headwater.engine.tiers.io.ENDING", 0.5)
     store, prompt = holding(make, words(PROMPT, "hung"))
     store.waits[call] = threading.Event()
     rig = make(AMPLE + 12 * make.checkpoint_pages)

@@ -7,8 +7,8 @@ from functools import partial
 
 from headwater.account import TierOutcome
 from headwater.engine.runner import Runner
-from headwater.engine.tier import NamedPart, Tier
-from headwater.engine.tier_entries import page_entries
+from headwater.engine.tiers.entries import page_entries
+from headwater.engine.tiers.tier import NamedPart, Tier
 from headwater.plan import CacheLayout, Held
 from headwater.schedule.tier_load import Load, Source
 from headwater.tiers.names import ENTRIES, RUN, STATE, Names, entries_name, run_name, runs_of, state_name

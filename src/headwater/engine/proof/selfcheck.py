@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from headwater import kernels
-from headwater.engine.chain_check import broken_chains, kept_layers
 from headwater.engine.passes import broken_passes
+from headwater.engine.proof.chain_check import broken_chains, kept_layers
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
 from headwater.layers.layer import Layer
@@ -67,7 +67,7 @@ class SelfCheck:
     deterministic: bool
     broken_by: str | None
     mode: str  # of `Numerics`
-    proven: datetime | None = None  # UTC time of the proof (`engine/verdict.py`)
+    proven: datetime | None = None  # UTC time of the proof (`engine/proof/verdict.py`)
 
 
 def no_progress(done: int, total: int) -> None:
@@ -273,15 +273,15 @@ def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
     layers = set(spec.layers)
     latents = {layer for layer in layers if isinstance(layer, LatentAttention)}
     if has_kernels(device):
-        from headwater.mixers.gpu import check  # needs Triton
+        from headwater.engine.proof import gpu_check  # needs Triton
 
         recurrent = {layer: _narrowed(layer, random, device) for layer in layers if type(layer) in RECURRENT}
-        yield partial(check.broken_kernels, layers, recurrent, random, device)
-        layers = {layer for layer in layers if not check.is_covered(layer, recurrent)}
+        yield partial(gpu_check.broken_kernels, layers, recurrent, random, device)
+        layers = {layer for layer in layers if not gpu_check.is_covered(layer, recurrent)}
     if torch.device(device).type == "cpu" and kernels.available():
-        from headwater.mixers.cpu.check_attention import broken_attention  # needs numba
-        from headwater.mixers.cpu.check_experts import broken_experts
-        from headwater.mixers.cpu.check_recurrent import broken_decode, broken_prefill
+        from headwater.engine.proof.cpu_attention_check import broken_attention  # needs numba
+        from headwater.engine.proof.cpu_experts_check import broken_experts
+        from headwater.engine.proof.cpu_recurrent_check import broken_decode, broken_prefill
 
         packs = {name: partial(_pack, name) for name in _packed(spec)}
         for grouped in sorted({layer for layer in layers if isinstance(layer, GroupedAttention)}, key=repr):

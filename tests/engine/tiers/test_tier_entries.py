@@ -15,7 +15,7 @@ from headwater.tiers.memory import MemoryStore
 from headwater.tiers.store import Store
 from tests.cluster.fake import until
 from tests.cluster.test_pulls import Worker, pool
-from tests.engine.test_tier_io import Broken
+from tests.engine.tiers.test_tier_io import Broken
 from tests.exactness.rig import Answer, Make, Rig, words
 from tests.exactness.test_tiers import copied, server
 from tests.models.test_mtp import Pass, always_drafting, make, with_head  # noqa: F401  fixtures

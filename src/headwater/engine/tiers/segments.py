@@ -11,7 +11,7 @@ from typing import Protocol
 from headwater.account import TierOutcome
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.engine.runner import Runner
-from headwater.engine.tier import NamedPart, Tier, patience
+from headwater.engine.tiers.tier import NamedPart, Tier, patience
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited, SegmentLoad, SegmentLoads
 from headwater.tiers.names import SEGMENT, Names

@@ -61,7 +61,7 @@ def _is_first_start() -> bool:
 
 def main() -> None:
     """Compile what the specification on the standard input needs; stop when the process that asked for it is gone."""
-    from headwater.engine.selfcheck import last_checks_first
+    from headwater.engine.proof.selfcheck import last_checks_first
 
     parent = os.getppid()
     spec = pickle.load(sys.stdin.buffer)

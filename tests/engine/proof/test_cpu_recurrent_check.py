@@ -11,10 +11,10 @@ import torch
 
 pytest.importorskip("numba", reason="numba is not installed")
 
+from headwater.engine.proof.cpu_recurrent_check import broken_decode, broken_prefill
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.gdn import DeltaNet
 from headwater.mixers.batch import CHUNK, StepBatch
-from headwater.mixers.cpu.check_recurrent import broken_decode, broken_prefill
 from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.weights import Weights

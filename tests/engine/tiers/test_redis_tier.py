@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headwater.account import TierOutcome
-from headwater.engine.tier import Tier
-from headwater.engine.tier_fingerprints import TierFingerprints
+from headwater.engine.tiers.fingerprints import TierFingerprints
+from headwater.engine.tiers.tier import Tier
 from headwater.schedule.sequence import key_of
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import state_name
@@ -22,7 +22,7 @@ from headwater.tiers.part import Sealer
 from headwater.tiers.place import TierPlace
 from headwater.tiers.redis import PIECE, RedisStore
 from headwater.tiers.store import StoreError
-from tests.engine.test_tier_io import alike, mended, outcomes
+from tests.engine.tiers.test_tier_io import alike, mended, outcomes
 from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import Make, words
 from tests.exactness.test_tiers import PROMPT, copied, server

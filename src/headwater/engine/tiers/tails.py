@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from headwater.account import TierOutcome
 from headwater.engine.runner import Runner
-from headwater.engine.tier import Tier
-from headwater.engine.tier_entries import PageEntries
+from headwater.engine.tiers.entries import PageEntries
+from headwater.engine.tiers.tier import Tier
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.tail import FirstToken, Tail, TailPlace

@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from headwater.cache_folder import own_folder, write_whole
 from headwater.engine.meter import PROBED
-from headwater.engine.verdict import PACKAGE, key_of
+from headwater.engine.proof.verdict import PACKAGE, key_of
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from headwater.cache.segments.compose import is_marked
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.engine.runner import Runner
-from headwater.engine.tier_prefix import PrefixParts
-from headwater.engine.tier_tails import Tails
+from headwater.engine.tiers.prefix import PrefixParts
+from headwater.engine.tiers.tails import Tails
 from headwater.plan import Held
 from headwater.schedule.follows import progress
 from headwater.schedule.scheduler import Scheduler

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headwater.cache.segments.store import SegmentKey
-from headwater.engine.tier import NamedPart, Tier
+from headwater.engine.tiers.tier import NamedPart, Tier
 from headwater.engine.workers import Workers
 from headwater.schedule.scheduler import Scheduler
 from headwater.tiers.changes import Change, PrefixStored, SegmentsStored

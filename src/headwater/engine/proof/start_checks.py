@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from headwater.config import ServeConfig
-from headwater.engine.selfcheck import SelfCheck, weight_shapes
+from headwater.engine.proof.selfcheck import SelfCheck, weight_shapes
 from headwater.machine import UNKNOWN, free_memory, gigabytes, memory_limit, total_memory
 from headwater.mixers.linear import product_dtype, slowdown
 from headwater.mixers.numerics import Numerics

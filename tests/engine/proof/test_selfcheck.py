@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from headwater.engine import selfcheck
-from headwater.engine.selfcheck import SelfCheck, self_check, weight_shapes
+from headwater.engine.proof import selfcheck
+from headwater.engine.proof.selfcheck import SelfCheck, self_check, weight_shapes
 from headwater.mixers import activations, softmax
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.linear import Linear, guarded_modes

@@ -11,7 +11,7 @@ from headwater.account import TierOutcome
 from headwater.cache_folder import own_folder
 from headwater.config import ServeConfig
 from headwater.engine.meter import Ratio
-from headwater.engine.tier_fingerprints import TierFingerprints
+from headwater.engine.tiers.fingerprints import TierFingerprints
 from headwater.engine.workers import Workers
 from headwater.errors import ConfigError
 from headwater.schedule.tier_load import TierStats

@@ -20,16 +20,16 @@ from headwater.account import TierOutcome
 from headwater.cache.segments.compose import is_marked
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.config import ServeConfig
-from headwater.engine.own_parts import OwnParts
 from headwater.engine.runner import Runner
-from headwater.engine.tier import Tier, patience
-from headwater.engine.tier_copies import Copies, Copy
-from headwater.engine.tier_entries import page_entries
-from headwater.engine.tier_fingerprints import TierFingerprints
-from headwater.engine.tier_follow import PeerFollows
-from headwater.engine.tier_prefix import PrefixParts
-from headwater.engine.tier_segments import SegmentIO
-from headwater.engine.tier_tails import Tails
+from headwater.engine.tiers.copies import Copies, Copy
+from headwater.engine.tiers.entries import page_entries
+from headwater.engine.tiers.fingerprints import TierFingerprints
+from headwater.engine.tiers.follow import PeerFollows
+from headwater.engine.tiers.own_parts import OwnParts
+from headwater.engine.tiers.prefix import PrefixParts
+from headwater.engine.tiers.segments import SegmentIO
+from headwater.engine.tiers.tails import Tails
+from headwater.engine.tiers.tier import Tier, patience
 from headwater.engine.workers import Workers
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.prefill_seconds import PrefillSeconds

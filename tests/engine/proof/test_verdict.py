@@ -19,10 +19,10 @@ import torch
 
 from headwater import machine
 from headwater.cache_folder import cache_folder
-from headwater.engine import verdict as verdicts
-from headwater.engine.selfcheck import SelfCheck, self_check
-from headwater.engine.verdict import KEPT, key_of, verdict
-from tests.engine.test_selfcheck import latent_spec, spec
+from headwater.engine.proof import verdict as verdicts
+from headwater.engine.proof.selfcheck import SelfCheck, self_check
+from headwater.engine.proof.verdict import KEPT, key_of, verdict
+from tests.engine.proof.test_selfcheck import latent_spec, spec
 from tests.processors import AVX2, AVX512, pretend
 
 YES = SelfCheck(True, None, "compiled")

@@ -14,7 +14,7 @@ from headwater.config import ServeConfig
 from headwater.request import Fidelity, Span
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.store import Store
-from tests.engine.test_tier_io import Broken, outcomes
+from tests.engine.tiers.test_tier_io import Broken, outcomes
 from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import Make, Rig, words
 from tests.exactness.test_tier_segments import DOCUMENTS, INTERIORS, LEAD, OFF, QUESTION, ask, built, submit

@@ -21,20 +21,20 @@ import torch
 
 from headwater import machine
 from headwater.cache_folder import own_folder, write_whole
-from headwater.engine.compile_beside import compiling_beside
-from headwater.engine.selfcheck import Progress, SelfCheck, no_progress, self_check
+from headwater.engine.proof.second_compiler import compiling_beside
+from headwater.engine.proof.selfcheck import Progress, SelfCheck, no_progress, self_check
 from headwater.mixers.gpu import has_kernels
 from headwater.mixers.linear import guarded_modes
 from headwater.mixers.numerics import MODES
 from headwater.spec import ModelSpec
 
-PACKAGE = Path(__file__).parent.parent
+PACKAGE = Path(__file__).parents[2]
 PACKAGES = ("headwater", "llvmlite", "numba", "triton")
 PACKAGES_OF_CARDS = ("nvidia-cublas", "nvidia-cublas-cu12")
 DRIVER = Path("/proc/driver/nvidia/version")  # it compiles kernels that come without code for the card
 # what computes, and what checks it
 CODE = (
-    "kernels", "layers", "memory", "mixers", "draft/drafter.py", "engine/chain_check.py", "engine/selfcheck.py",
+    "kernels", "layers", "memory", "mixers", "draft/drafter.py", "engine/proof",
     "models/build.py", "models/hybrid.py", "spec.py",
 )  # fmt: skip
 # beginnings of variables that choose kernels, or the libraries that have them

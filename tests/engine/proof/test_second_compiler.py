@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from headwater import kernels
-from headwater.engine import compile_beside, selfcheck
-from headwater.engine.compile_beside import compiling_beside
+from headwater.engine.proof import second_compiler, selfcheck
+from headwater.engine.proof.second_compiler import compiling_beside
 from headwater.models.embedded import embedded
 from headwater.models.load import read_spec
 
@@ -57,7 +57,7 @@ def test_it_compiles_into_an_empty_folder_and_ends_with_the_block(tmp_path: Path
 
 
 def test_on_a_gpu_there_is_none(monkeypatch, started) -> None:
-    monkeypatch.setattr(compile_beside, "_is_first_start", lambda: True)
+    monkeypatch.setattr(second_compiler, "_is_first_start", lambda: True)
     with compiling_beside(read_spec(embedded(), "float32"), "cuda"):
         pass
     assert not started
@@ -65,7 +65,7 @@ def test_on_a_gpu_there_is_none(monkeypatch, started) -> None:
 
 @pytest.mark.parametrize("program", ["/no/such/python", "/bin/false"])
 def test_a_start_goes_on_without_it(monkeypatch, program) -> None:
-    monkeypatch.setattr(compile_beside, "_is_first_start", lambda: True)
+    monkeypatch.setattr(second_compiler, "_is_first_start", lambda: True)
     monkeypatch.setattr(sys, "executable", program)
     reached = False
     with compiling_beside(read_spec(embedded(), "float32"), "cpu"):
@@ -83,8 +83,8 @@ def test_it_stops_when_the_process_that_asked_for_it_is_gone(monkeypatch) -> Non
 
     parents = iter([7, 7, 1])
     monkeypatch.setattr(selfcheck, "last_checks_first", checks)
-    monkeypatch.setattr(compile_beside, "prepare_process", lambda threads: None)
+    monkeypatch.setattr(second_compiler, "prepare_process", lambda threads: None)
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(pickle.dumps("a model"))))
-    compile_beside.main()
+    second_compiler.main()
     assert done == [("a model", 0), ("a model", 1)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 
 from headwater.account import TierOutcome
-from headwater.engine.tier import Tier
+from headwater.engine.tiers.tier import Tier
 from headwater.engine.workers import Workers
 from headwater.schedule.follows import Follow, Follows
 from headwater.schedule.scheduler import Scheduler

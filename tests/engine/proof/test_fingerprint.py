@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from headwater import machine
-from headwater.engine import verdict as verdicts
-from headwater.engine.fingerprint import Probe, fingerprint, probe
-from headwater.engine.tier_fingerprints import MOST, TierFingerprints
+from headwater.engine.proof import verdict as verdicts
+from headwater.engine.proof.fingerprint import Probe, fingerprint, probe
+from headwater.engine.tiers.fingerprints import MOST, TierFingerprints
 from headwater.models.load import LoadedModel, load_model
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.memory import MemoryStore
@@ -79,7 +79,7 @@ SURROUNDINGS: dict[str, Callable[[Patch], Any]] = {
     "triton": lambda patch: versions(patch, "triton"),
     "code": lambda patch: patch.setattr(verdicts, "_code", lambda: ["other"]),
     "products": lambda patch: patch.setattr(verdicts, "guarded_modes", lambda device: ("other",)),
-    "building": lambda patch: patch.setattr("headwater.engine.fingerprint.BUILDING", ("engine/runner.py",)),
+    "building": lambda patch: patch.setattr("headwater.engine.proof.fingerprint.BUILDING", ("engine/runner.py",)),
     "variables": lambda patch: patch.setenv("MKL_CBWR", "COMPATIBLE"),
     "threads": other_threads,
 }
@@ -188,7 +188,7 @@ def test_the_kernels_of_cards_are_in_the_code_of_the_component() -> None:
 @pytest.mark.usefixtures("wide_blocks")
 def test_the_probe_computes_where_the_model_does(model, gpu_path, monkeypatch: Patch) -> None:
     """With the kernels of cards, in Triton's interpreter, the bits are others."""
-    monkeypatch.setattr("headwater.engine.fingerprint.PROBED", 20)
+    monkeypatch.setattr("headwater.engine.proof.fingerprint.PROBED", 20)
     loaded, path = model
     on_cpu = probe(loaded)
     gpu_path(True)

@@ -13,8 +13,8 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 from headwater import kernels
 from headwater.draft.drafter import MOST_DRAFTS
-from headwater.engine.chain_check import ACCEPTED, ROWS, SEQUENCES, SPLIT, broken_chains, kept_layers
-from headwater.engine.selfcheck import self_check
+from headwater.engine.proof.chain_check import ACCEPTED, ROWS, SEQUENCES, SPLIT, broken_chains, kept_layers
+from headwater.engine.proof.selfcheck import self_check
 from headwater.kernels import attention as attention_kernels
 from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
 from headwater.layers.feed_forward import Mlp
@@ -31,7 +31,7 @@ from headwater.mixers import attention, numerics, softmax
 from headwater.mixers.batch import StepBatch, WithAccepted
 from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
 from headwater.mixers.linear import guarded_modes
-from tests.engine.test_selfcheck import spec
+from tests.engine.proof.test_selfcheck import spec
 
 WIDE = 32
 LAYERS = {
