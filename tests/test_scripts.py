@@ -46,7 +46,6 @@ SMALLEST = {
     "benchmarks.segment_states": ["hypic-table2", "--out", "OUT"],
     "benchmarks.served_cells": ["--small"],
     "benchmarks.segments": ["--small", "--repeats", "1", "--out", "OUT"],
-    "benchmarks.shadows": ["--small", "--data", str(SHARED / "data"), "--out", "OUT/shadows.json"],
     "benchmarks.sparse": [*SMALL_ON_DATA, "--out", "OUT"],
     "examples.demo": [],
     "examples.demo_cluster": ["--workers", "2"],
@@ -72,7 +71,6 @@ OF_TRAFFIC = (
     "benchmarks.policies",
     "benchmarks.policy_map",
     "benchmarks.served_cells",
-    "benchmarks.shadows",
     "benchmarks.sparse",
     "benchmarks.speculation",
 )

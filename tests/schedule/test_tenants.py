@@ -140,7 +140,6 @@ LABS = {
     "scarce": {"n_pages": 90},
     "seglen": {"n_pages": 90, "eviction": "seglen"},
     "headwater": {"n_pages": 90, "eviction": "headwater"},
-    "guard": {"n_pages": 90, "eviction": "guard"},
     "split": {"n_pages": 120, "state_fraction": 0.3},
     "raw": {"n_pages": 400, "decode_reuse": "raw"},
     "one at a time": {"n_pages": 120, "max_running": 1},

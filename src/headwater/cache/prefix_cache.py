@@ -12,7 +12,6 @@ from headwater.cache.audit import audit
 from headwater.cache.branch import Branches
 from headwater.cache.changes import IGNORED, Change, ChangeLog, Changes
 from headwater.cache.eviction import make_eviction
-from headwater.cache.eviction.guard import Guard
 from headwater.cache.evictor import Evictor
 from headwater.cache.history import History
 from headwater.cache.index import Index
@@ -21,7 +20,6 @@ from headwater.cache.node import Node
 from headwater.cache.placement.base import Path
 from headwater.cache.pool import Pool
 from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegment
-from headwater.cache.shadows import Shadows
 from headwater.cache.snapshot import Snapshot, Tree
 from headwater.cache.survey import Survey, Surveyor
 from headwater.cache.view import CacheStats, CacheView, look
@@ -55,7 +53,6 @@ class PrefixCache:
         self._pool = Pool(layout)
         self._history = History(layout.unit_bytes, 4 * layout.n_pages) if self.policy.keeps_history else None
         self.segments = SegmentStore(layout, self._pool, segment_share, segment_eviction, changes)
-        self._shadows = self._new_shadows()
         self._surveyor = Surveyor(layout, self._index, self._history)
         self._leases: dict[int, Lease] = {}
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
@@ -70,14 +67,6 @@ class PrefixCache:
             begin.plant(self._index, self._pool)
             if self._history is not None and begin.history:
                 self._history.plant(*begin.history)
-
-    def _new_shadows(self) -> Shadows | None:
-        """Return the shadow caches of the policy's experts, if it has any."""
-        if not isinstance(self.policy, Guard) or not self.policy.experts:
-            return None
-        shadows = Shadows(_new_shadow, self.policy.experts, self.layout, self.policy.window)
-        self.policy.follow(shadows)
-        return shadows
 
     # ---- match
 
@@ -122,8 +111,6 @@ class PrefixCache:
         self._evictor.require_room(survey, None if draft.hold_checkpoint else lease)
         self._now += 1
         self._reserves += 1
-        if self._shadows is not None:
-            self._shadows.expect(draft, lease is None)
         if lease is None:
             lease = self._leases[draft.request] = self._new_lease(draft, survey)
             if draft.start and draft.counts:
@@ -369,8 +356,6 @@ class PrefixCache:
         for node in path:
             if shared < node.end <= depth and node.checkpoint is not None:
                 self._index.doubt(node)
-        if self._shadows is not None:
-            self._shadows.end_conversation(namespace, key, after)
 
     def abandon(self, plan: Plan) -> None:
         """Give back the pages that the leg took; committed ones stay. Raises PlanClosed if the plan is not open."""
@@ -485,10 +470,6 @@ class PrefixCache:
         stats = self.stats()
         owned = sum(pages for use, pages in stats.pages_by_use().items() if use != "free")
         assert owned + stats.pages_free == stats.pages_total, f"pages do not add up: {stats}"
-
-
-def _new_shadow(spelling: str, layout: CacheLayout, changes: Changes) -> PrefixCache:
-    return PrefixCache(layout, spelling, changes=changes)
 
 
 class NoCache(PrefixCache):

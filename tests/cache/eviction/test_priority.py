@@ -32,10 +32,9 @@ def cached(toy: Toy, first: int, namespace: str = "") -> bool:
     return toy.match((*words(first, 8), 0), namespace).checkpoint_tokens == 8
 
 
-@pytest.mark.parametrize("eviction", ["headwater", "guard"])
 @pytest.mark.parametrize(("priority", "gone"), [(1, 2), (0, 1), (-1, 1)])
-def test_high_priority_outlives_what_is_newer(priority: int, gone: int, eviction: str) -> None:
-    toy = toy_of(3, eviction)
+def test_high_priority_outlives_what_is_newer(priority: int, gone: int) -> None:
+    toy = toy_of(3)
     toy.serve(words(1, 8), priority=priority)
     for first in (2, 3, 4):
         toy.serve(words(first, 8))
@@ -108,7 +107,7 @@ def test_a_namespace_gives_up_no_checkpoint_for_the_priorities_of_another(seed: 
     assert differ or room is Room.KV  # there KV without a checkpoint goes first
 
 
-@pytest.mark.parametrize("name", sorted(set(EVICTION) - {"headwater", "guard", "clairvoyant"}))
+@pytest.mark.parametrize("name", sorted(set(EVICTION) - {"headwater", "clairvoyant"}))
 def test_other_policies_ignore_a_priority(name: str) -> None:
     dumps = []
     for priority in (0, 1):

@@ -186,7 +186,7 @@ def test_hints_are_taken_after_all_checkpoints_were_evicted() -> None:
     assert len(policy._kept.until) == len(policy._kept) == 2
 
 
-@pytest.mark.parametrize("name", sorted(set(EVICTION) - {"headwater", "guard", "clairvoyant"}))
+@pytest.mark.parametrize("name", sorted(set(EVICTION) - {"headwater", "clairvoyant"}))
 def test_other_policies_ignore_a_time_to_live(name: str) -> None:
     dumps = []
     for hints in ((), (Retention(8, 300.0),)):

@@ -24,7 +24,6 @@ EVICTION: dict[str, Callable[..., Eviction]] = classes(
         "last_n": "LastN",
         "clairvoyant": "Clairvoyant",
         "headwater": "Headwater",
-        "guard": "Guard",
     },
 )
 
