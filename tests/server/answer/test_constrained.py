@@ -81,7 +81,7 @@ GUIDED = {
 
 
 @pytest.mark.parametrize("name", GUIDED)
-def test_completions_and_chats_fit_what_they_are_guided_by(engine, name):
+def test_completions_and_chats_match_their_guided_constraint(engine, name):
     value, pattern = GUIDED[name]
     body = {"prompt": "again and again", "max_tokens": 200, "seed": 2, name: value}
     completed = send(engine, "POST", "/v1/completions", json=body).json()["choices"][0]
@@ -91,7 +91,7 @@ def test_completions_and_chats_fit_what_they_are_guided_by(engine, name):
         assert choice["finish_reason"] == "stop"
 
 
-def test_a_call_that_the_model_begins_has_a_known_name_and_fits_its_schema(engine):
+def test_call_begun_by_the_model_fits_a_known_tools_schema(engine):
     tag = engine.tokenizer.token_to_id("<tool_call>")
     asked = {"tools": [TOOL], "logit_bias": {str(tag): 100}, "max_tokens": 300}
     free = send(engine, "POST", "/v1/chat/completions", FREE, json={**BODY, **asked, "seed": 4}).json()["choices"][0]
@@ -123,7 +123,7 @@ def test_text_without_calls_is_the_same_held_or_free(engine):
     assert held.json()["choices"] == free.json()["choices"]
 
 
-def test_a_constraint_changes_no_bit_of_what_is_cached(engine):
+def test_constrained_decoding_changes_no_bit_of_cached_content(engine):
     def scored(salt, *first):
         for body in first:
             send(engine, "POST", "/v1/completions", json={**body, "cache_salt": salt})
@@ -204,7 +204,7 @@ def test_a_constraint_that_no_text_fits_is_refused(engine):
         assert error(response)["param"] == next(iter(body))
 
 
-def test_a_schema_that_is_none_is_told(engine):
+def test_invalid_schema_is_refused_with_its_parameter(engine):
     bad = {"type": "json_schema", "json_schema": {"name": "w", "schema": {"type": "nosuch"}}}
     response = send(engine, "POST", "/v1/chat/completions", json={**BODY, "response_format": bad})
     assert error(response)["code"] == "invalid_constraint"

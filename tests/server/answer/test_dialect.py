@@ -35,7 +35,7 @@ def shape(end, mode="auto", form=None, config=ServeConfig()):  # noqa: B008
     return Dialect(TEMPLATE, config, trained()).shaped(PLAIN, end, ToolUse(mode, WEATHER_TOOLS), form)
 
 
-def test_where_no_call_is_wanted_the_tag_is_banned():
+def test_tool_choice_none_bans_the_call_tag():
     banned = (trained().token_to_id("<tool_call>"), -100.0)
     assert shape(OPEN, "none") == SamplingParams(logit_bias=(banned,))
     dialect, use = Dialect(TEMPLATE, ServeConfig(), trained()), ToolUse("none", WEATHER_TOOLS)
@@ -50,13 +50,13 @@ def test_reasoning_ends_with_its_token_and_the_call_begins_with_its_own():
     assert taken(shape(CLOSED, "required").constraint.source, CALL, trained()) == (CALL, True)
 
 
-def test_reasoning_may_come_first_where_the_prompt_leaves_it_open_whether_to_think():
+def test_reasoning_may_precede_constrained_output_if_prompt_leaves_thinking_open():
     source = shape("<|im_start|>assistant\n", form=Constraint("json_schema", '{"type": "object"}')).constraint.source
     for text in ("{}", CALL, "<think>\n" + THOUGHT + "{}"):
         assert taken(source, text, trained()) == (text, True)
 
 
-def test_tags_that_are_special_tokens_are_shown_to_the_parser_that_looks_for_them():
+def test_tags_among_special_tokens_are_shown_to_the_parser():
     tokenizer = trained().from_str(trained().to_str())
     tokenizer.add_special_tokens(["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<think>"])
     kimi = Dialect(templates.REASONING + "{# <|tool_calls_section_begin|> #}", ServeConfig(), tokenizer)
@@ -70,7 +70,7 @@ def test_tags_that_are_special_tokens_are_shown_to_the_parser_that_looks_for_the
     assert shape(OPEN).shown_tokens == ()
 
 
-def test_one_call_of_a_format_whose_tags_hold_several_is_seen_to_by_a_grammar():
+def test_grammar_limits_a_list_format_to_one_call():
     listed = Dialect("<TOOLCALL>", ServeConfig(), trained())
     source = listed.shaped(PLAIN, "", ToolUse("auto", WEATHER_TOOLS, one=True), None).constraint.source
     one, two = (WRITTEN["nemotron"]([("ping", {})] * count) for count in (1, 2))
@@ -122,7 +122,7 @@ def test_a_tool_that_is_not_strict_by_request_takes_any_object():
         assert (auto(text, weather=False, ping=None) == (text, True)) == ends
 
 
-def test_a_schema_that_cannot_be_compiled_is_dropped_unless_its_tool_is_strict():
+def test_uncompilable_schema_is_dropped_unless_its_tool_is_strict():
     bad = FunctionDefinition(name="weather", parameters={"type": "nosuch"})
     compiler = ConstraintCompiler(trained(), trained().get_vocab_size(), (trained().token_to_id("<|im_end|>"),))
 

@@ -44,7 +44,7 @@ def test_the_answer_follows_its_prompt(engine):
     assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_stream_says_the_same(engine):
+def test_streamed_echo_equals_the_whole_answer(engine):
     response = complete(engine, stream=True, prompt=["abc", "🙂"], **{**SCORED, "max_tokens": 2, "n": 2})
     whole = complete(engine, prompt=["abc", "🙂"], **{**SCORED, "max_tokens": 2, "n": 2}).json()["choices"]
     events = [json.loads(line.removeprefix("data: ")) for line in response.text.split("\n\n")[:-2]]
@@ -88,7 +88,7 @@ def test_texts_of_other_tokenizers_are_theirs():
     assert "".join(text_of_tokens(metaspace(), "the cat")) == "the cat"
 
 
-def test_over_http_they_are_the_model_s_own_and_the_account_says_what_that_cost(loaded):
+def test_prompt_logprobs_over_http_equal_the_models_and_read_no_cache(loaded):
     check, config = SelfCheck(True, None, "compiled"), ServeConfig(memory=300 * loaded.spec.page_bytes)
     engine = Engine.over(loaded, check, config)
     engine.start()

@@ -70,7 +70,7 @@ def without_ids(message):
     return {**message, "tool_calls": [{**call, "id": "?"} for call in message.get("tool_calls", [])]}
 
 
-def test_an_answer_is_told_apart(engine):
+def test_answer_splits_into_reasoning_content_and_calls(engine):
     (choice,) = chat(engine, tools=[TOOL, PING]).json()["choices"]
     message = choice["message"]
     assert choice["finish_reason"] == "tool_calls"
@@ -96,7 +96,7 @@ def test_a_call_without_text_has_no_content(engine):
     assert message["content"] is None
 
 
-def test_an_answer_that_is_cut_off_says_length(engine):
+def test_truncated_answer_has_finish_reason_length(engine):
     (choice,) = chat(engine, tools=[TOOL], max_tokens=engine.script.index("onn")).json()["choices"]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "B'}
@@ -177,7 +177,7 @@ def test_one_call_at_most(engine):
     assert engine.seen[-1].params.stop == ("</tool_call>",)
 
 
-def test_a_strict_tool_is_held_to_its_schema_only_when_it_is_called(engine):
+def test_strict_tool_schema_constrains_only_its_calls(engine):
     strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
     body = {"tools": [strict, PING], **NOT_THINKING}
     free = f"Well. {PONG.replace('{}', json.dumps({'a': 1}))} and {CALL}."
@@ -257,7 +257,7 @@ def test_bad_tools_and_formats_are_named(engine, body, param, words):
     assert words in told["message"]
 
 
-def test_a_call_is_not_required_of_a_model_that_has_no_format_for_it(engine):
+def test_required_call_is_refused_if_the_models_format_is_unknown(engine):
     engine.chat_template = templates.DEFAULT_SYSTEM
     assert "format is unknown" in error(chat(engine, tools=[TOOL], tool_choice="required"))["message"]
 

@@ -100,7 +100,7 @@ def test_nothing_to_wait_for_ends_at_once(draining):
     assert server.ended()
 
 
-def test_after_the_drain_the_engine_ends_what_is_left(draining, engine):
+def test_requests_left_after_the_drain_are_ended_by_the_engine(draining, engine):
     server = draining(0.0)
     with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=PATIENCE) as stream:
         assert engine.held.wait(PATIENCE)
@@ -109,7 +109,7 @@ def test_after_the_drain_the_engine_ends_what_is_left(draining, engine):
     assert server.ended()
 
 
-def test_a_second_interrupt_waits_for_nobody(draining, engine):
+def test_second_interrupt_ends_the_server_without_waiting(draining, engine):
     server = draining(FOREVER)
     with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=PATIENCE) as stream:
         assert engine.held.wait(PATIENCE)

@@ -51,7 +51,7 @@ def test_events_of_several_generations_keep_their_order():
     assert asyncio.run(go()) == [(0, "a"), (1, "b"), (0, ""), (1, "c"), (1, "")]
 
 
-def test_a_call_that_comes_after_its_event_was_taken_wakes_nobody_for_nothing():
+def test_late_wakeup_for_a_read_event_is_ignored():
     async def go():
         engine, _, events = begun()
         engine.say[0](token("a"))
@@ -66,7 +66,7 @@ def test_a_call_that_comes_after_its_event_was_taken_wakes_nobody_for_nothing():
     asyncio.run(go())
 
 
-def test_a_failure_comes_after_what_came_before_it():
+def test_failure_follows_the_events_before_it():
     async def go():
         engine, exchange, events = begun(2)
         engine.say[0](token("a"))
@@ -116,15 +116,15 @@ def written(bursts):
     return asyncio.run(go())
 
 
-def test_what_is_ready_at_once_is_written_at_once_and_nothing_waits_for_more():
+def test_bodies_ready_together_are_written_together_without_waiting():
     assert written([["a"], ["b", "c", "d"], ["e"]]) == ["a", "bcd", "e"]
 
 
-def test_what_gives_no_text_holds_nothing_back():
+def test_events_without_text_delay_no_others():
     assert written([["a", ""], ["", "b"]]) == ["a", "b"]
 
 
-def test_what_is_written_at_once_is_bounded():
+def test_one_write_is_bounded_in_size():
     bodies = written([["x" * 1000] * 50])
     assert "".join(bodies) == "x" * 50_000
     assert max(map(len, bodies)) <= MAX_HELD + 1000

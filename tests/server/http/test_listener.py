@@ -29,7 +29,7 @@ def certificate(tmp_path_factory):
     return key, cert
 
 
-def test_a_port_is_taken_and_told_as_a_url():
+def test_chosen_port_is_reported_as_a_url():
     config = ServeConfig(port=0)
     with listener(config) as sock:
         assert url(sock, config) == f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
@@ -61,7 +61,7 @@ def test_an_address_of_ip_6_stands_in_brackets():
         pytest.skip(f"no IPv6 here: {error}")
 
 
-def test_a_unix_socket_is_for_owner_and_group_and_is_gone_at_the_end(tmp_path):
+def test_unix_socket_serves_owner_and_group_and_is_removed_afterwards(tmp_path):
     config = ServeConfig(uds=tmp_path / "hw.sock")
     with listener(config) as sock:
         mode = config.uds.stat().st_mode
@@ -82,7 +82,7 @@ def test_a_stale_unix_socket_is_replaced(tmp_path):
             client.connect(str(path))
 
 
-def test_a_live_unix_socket_is_refused_and_left_alone(tmp_path):
+def test_live_unix_socket_is_refused_and_kept(tmp_path):
     path = tmp_path / "hw.sock"
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
@@ -92,7 +92,7 @@ def test_a_live_unix_socket_is_refused_and_left_alone(tmp_path):
         assert path.is_socket()
 
 
-def test_the_unix_socket_of_a_later_server_is_left_alone(tmp_path):
+def test_unix_socket_of_a_later_server_is_kept(tmp_path):
     path = tmp_path / "hw.sock"
     with listener(ServeConfig(uds=path)), socket.socket(socket.AF_UNIX) as later:
         later.bind(str(tmp_path / "new.sock"))
@@ -113,13 +113,13 @@ def test_a_path_that_cannot_be_bound_is_named(tmp_path, path):
         pass
 
 
-def test_a_certificate_and_its_key_are_taken(certificate):
+def test_certificate_with_its_key_is_accepted(certificate):
     key, cert = certificate
     check_tls(ServeConfig(tls_key=key, tls_cert=cert))
     check_tls(ServeConfig())
 
 
-def test_files_that_are_no_certificate_and_key_are_named(certificate, tmp_path):
+def test_invalid_certificate_or_key_is_refused_by_name(certificate, tmp_path):
     key, cert = certificate
     (tmp_path / "noise").write_text("noise")
     for other in ({"tls_key": tmp_path / "noise", "tls_cert": cert}, {"tls_key": key, "tls_cert": tmp_path / "noise"}):

@@ -247,7 +247,7 @@ def test_refused_clients_are_answered_in_limited_number(running, monkeypatch):
         assert closed_unanswered(connected(server, HEALTH))
 
 
-def test_who_leaves_in_mid_body_leaves_no_traceback(running, engine, caplog):
+def test_client_that_disconnects_in_mid_body_logs_no_traceback(running, engine, caplog):
     caplog.set_level("INFO")
     server = running()
     for _ in range(3):
@@ -263,7 +263,7 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
 
 
 @pytest.mark.parametrize("sent", [b"\x16\x03\x01 no HTTP\r\n\r\n", CHUNKED + b"\r\n5\r\n{", CHUNKED + b"\r\nzz\r\n"])
-def test_what_is_no_http_is_answered_400_at_most(running, sent, caplog):
+def test_malformed_http_is_answered_with_400_or_408(running, sent, caplog):
     server = running(body_timeout=0.3)
     refused = rest_of(connected(server, sent))
     assert refused.startswith((b"HTTP/1.1 400", b"HTTP/1.1 408")), refused
@@ -295,7 +295,7 @@ def test_the_last_file_descriptors_are_not_for_connections(monkeypatch):
                 accepted.close()
 
 
-def test_fewer_connections_are_taken_than_file_descriptors(monkeypatch, caplog):
+def test_connection_limit_stays_below_the_file_descriptor_limit(monkeypatch, caplog):
     monkeypatch.setattr(process, "descriptor_limit", lambda: 10**6)
     assert most_connections(ServeConfig(max_connections=700)) == 700
     monkeypatch.setattr(process, "descriptor_limit", lambda: 400)
@@ -305,7 +305,7 @@ def test_fewer_connections_are_taken_than_file_descriptors(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("name", ["head_timeout", "body_timeout", "idle_timeout", "send_timeout"])
-def test_timeouts_are_no_shorter_than_a_tenth_of_a_second(name):
+def test_timeouts_below_a_tenth_of_a_second_are_refused(name):
     with pytest.raises(ConfigError, match=rf"{name} is 0.0, must be at least 0.1"):
         ServeConfig(**{name: 0.0})
 

@@ -48,7 +48,7 @@ def test_an_empty_cache_has_everything_but_contents(client):
     assert seen["memory"]["pages"]["total"] == sum(seen["memory"]["pages"][use] for use in seen["memory"]["bytes"])
 
 
-def test_it_says_what_each_of_the_last_requests_resumed_from(client):
+def test_cache_overview_lists_where_recent_requests_resumed(client):
     complete(client)
     complete(client)
     seen = client.get("/cache").json()
@@ -62,7 +62,7 @@ def test_it_says_what_each_of_the_last_requests_resumed_from(client):
     assert seen["since_start"]["full_hits"] == 1
 
 
-def test_only_what_is_new_is_sent_to_who_says_what_it_has(client, engine):
+def test_overview_sends_only_entries_newer_than_the_clients(client, engine):
     complete(client)
     seen = client.get("/cache").json()
     last, tick = seen["requests"][-1]["serial"], seen["tree"]["tick"]
@@ -75,7 +75,7 @@ def test_only_what_is_new_is_sent_to_who_says_what_it_has(client, engine):
     ]
 
 
-def test_the_tree_is_told_by_size_and_fingerprint(client, engine):
+def test_tree_nodes_are_shown_by_size_and_fingerprint(client, engine):
     remember(engine, "a" * 128)
     remember(engine, "a" * 64 + "b" * 64)
     tree = client.get("/cache").json()["tree"]
@@ -86,7 +86,7 @@ def test_the_tree_is_told_by_size_and_fingerprint(client, engine):
     assert len({node["fingerprint"] for node in tree["nodes"]}) == 4
 
 
-def test_nothing_that_was_said_can_be_read(client, engine):
+def test_cache_overview_contains_no_prompt_text(client, engine):
     remember(engine, SECRET, namespace=SECRET)
     complete(client, prompt=SECRET, cache_salt=SECRET, user=SECRET)
     text = client.get("/cache").text
@@ -103,7 +103,7 @@ def test_a_failed_and_a_cancelled_request_are_listed(client, engine):
     assert "prompt_tokens" not in entry
 
 
-def test_it_says_what_waits_to_be_healed_and_what_came_of_the_others(client, engine):
+def test_cache_overview_counts_waiting_and_finished_healings(client, engine):
     engine.figures = {
         "healings_waiting": 2, "healed": 5, "healings_superseded": 3, "healings_given_up": 1,
         "healing_tokens": 640, "segment_tokens": 512,
@@ -123,7 +123,7 @@ def test_the_list_of_last_requests_is_bounded():
     assert ring.since(3 * overview.KEPT_REQUESTS - 1) == [ring.since(0)[-1]]
 
 
-def test_samples_are_taken_in_order_and_the_oldest_go(engine, monkeypatch):
+def test_timeline_keeps_the_newest_samples_in_order(engine, monkeypatch):
     monkeypatch.setattr(overview, "KEPT_SAMPLES", 3)
     line = overview.Timeline(engine.stats, overview.Recent(), overview.Ticks())
 
@@ -138,7 +138,7 @@ def test_samples_are_taken_in_order_and_the_oldest_go(engine, monkeypatch):
     assert dict(zip(COLUMNS, line.since(4)[0], strict=True))["free"] == 1000
 
 
-def test_samples_are_taken_while_the_app_runs_and_one_that_fails_does_not_end_them(engine, monkeypatch):
+def test_sampling_continues_after_a_failed_sample(engine, monkeypatch):
     monkeypatch.setattr(overview, "INTERVAL", 0.001)
     stats, failures = engine.stats, iter([True, False])
 

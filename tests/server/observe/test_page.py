@@ -123,7 +123,7 @@ def test_an_empty_cache_is_shown_as_such(page):
     assert errors(page) == []
 
 
-def test_requests_appear_with_what_they_resumed_from_and_why(page, url):
+def test_page_shows_where_requests_resumed_and_why(page, url):
     complete(url, **{"x-request-id": "first"})
     complete(url, **{"x-request-id": "again"})
     until(page, lambda: len(all_of(page, "#requests tr")) == 2)
@@ -254,7 +254,7 @@ def test_heights_stand_for_tokens_or_for_branches(page, engine):
     assert heights[1] > 1.8 * heights[0]
 
 
-def test_a_server_that_is_away_is_told_and_found_again(driver, engine, listener):
+def test_page_reports_a_lost_server_and_reconnects(driver, engine, listener):
     port = listener.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
     with Server(create_app(engine, ServeConfig()), listener):
@@ -271,7 +271,7 @@ def test_a_server_that_is_away_is_told_and_found_again(driver, engine, listener)
         until(driver, lambda: len(all_of(driver, "#requests tr")) == 1)
 
 
-def test_what_the_server_sends_is_shown_as_text(page):
+def test_page_escapes_text_from_the_server(page):
     assert text(page, "#model") == EVIL
     assert page.title == "Headwater"
     assert not all_of(page, "#model *")
@@ -316,7 +316,7 @@ def test_charts_and_requests_have_legends(page):
         assert len(colours) == len(names)
 
 
-def test_ages_are_told_in_seconds(page, engine):
+def test_node_ages_are_shown_in_seconds(page, engine):
     remember(engine, "a" * 128)
     shared = node(page, 0, 64)
     assert re.search(r"last used \d+ s ago", shared.accessible_name)

@@ -50,7 +50,7 @@ def test_a_recording_replays(engine, tmp_path, name):
     assert first.session != second.session
 
 
-def test_equal_prefixes_have_equal_hashes_and_what_follows_a_difference_has_not(engine, tmp_path):
+def test_page_hashes_are_equal_for_equal_prefixes_only(engine, tmp_path):
     trace = record(engine, tmp_path / "my.trace", {"prompt": "A" + SHARED}, {"prompt": SHARED}, {"prompt": SHARED})
     other, first, second = map(pages, trace.requests)
     assert first == second
@@ -58,7 +58,7 @@ def test_equal_prefixes_have_equal_hashes_and_what_follows_a_difference_has_not(
     assert not set(first) & set(other)  # although the text goes on alike
 
 
-def test_pages_of_the_answer_are_recorded_where_the_next_turn_may_reuse_them(engine, tmp_path):
+def test_answer_pages_are_recorded_for_reuse_by_the_next_turn(engine, tmp_path):
     trace = record(engine, tmp_path / "my.trace", {"prompt": "x" * 60}, {"prompt": "x" * 60 + engine.script[:8]})
     first, second = trace.requests
     assert first.known_tokens == 68
@@ -72,7 +72,7 @@ def test_another_recording_has_other_hashes(engine, tmp_path):
     assert not set(pages(first)) & set(pages(second))
 
 
-def test_namespaces_share_no_hash_and_their_names_are_not_told(engine, tmp_path):
+def test_namespaces_share_no_hash_and_their_names_stay_secret(engine, tmp_path):
     bodies = [{"prompt": SHARED}, *({"prompt": SHARED, "cache_salt": salt} for salt in ("secretive", "secretive", "b"))]
     trace = record(engine, tmp_path / "my.trace", *bodies)
     unnamed, first, second, other = trace.requests
@@ -103,7 +103,7 @@ def test_no_text_and_no_token_is_in_the_file(engine, tmp_path):
         assert secret not in text
 
 
-def test_segments_are_kept_by_their_hashes_alone(engine, tmp_path):
+def test_segments_are_recorded_only_as_hashes(engine, tmp_path):
     first, second = "First document. " * 5, "Second document. " * 4
     bodies = [
         {"prompt": f"Lead.<|segment|>{a}<|segment|>{b}<|segment|>Why?"} for a, b in ((first, second), (second, first))
@@ -140,7 +140,7 @@ def test_the_file_of_an_earlier_run_is_not_touched(engine, tmp_path):
     assert len(read_trace(tmp_path / "my-2.trace.zst").requests) == 2
 
 
-def test_a_folder_that_is_not_there_is_told_before_anything_starts(tmp_path):
+def test_missing_record_folder_is_refused_by_the_configuration(tmp_path):
     with pytest.raises(ConfigError, match=r"record is .*nowhere.*must be in a folder that exists"):
         ServeConfig(record=tmp_path / "nowhere" / "my.trace")
 
@@ -206,7 +206,7 @@ def test_a_prompt_that_is_scored_is_recorded_when_its_answer_ends(recorded):
     assert [(one.kept, one.output) for one in heard] == [(True, [1])]
 
 
-def test_a_request_that_was_given_up_is_recorded_once_and_its_answer_is_not_known(recorded):
+def test_cancelled_request_is_recorded_once_with_output_not_kept(recorded):
     engine, heard = recorded
     number = engine.submit(generation(), lambda event: None)
     engine._engine.on_event(TokenEvent(1, ""))
@@ -217,7 +217,7 @@ def test_a_request_that_was_given_up_is_recorded_once_and_its_answer_is_not_know
     assert [(one.kept, one.output) for one in heard] == [(False, [1])]
 
 
-def test_what_never_ran_is_not_recorded(recorded):
+def test_request_that_never_ran_is_not_recorded(recorded):
     engine, heard = recorded
     engine.submit(generation(), lambda event: None)
     engine._engine.on_event(FailedEvent(RuntimeError()))
@@ -226,18 +226,18 @@ def test_what_never_ran_is_not_recorded(recorded):
     assert engine._open == {}
 
 
-def test_nobody_else_may_read_the_file(tmp_path):
+def test_recorded_file_is_readable_by_its_owner_only(tmp_path):
     path = Recorder(tmp_path / "my.trace", Served(64, "fake")).path
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_name_that_is_no_utf8_has_hashes_too():
+def test_names_with_lone_surrogates_have_distinct_hashes():
     hashes = PageHashes(b"key", 1)
     assert hashes.of("\ud800", [1]) != hashes.of("\ud801", [1])
     assert hashes.name("\ud800") != hashes.name("\ud801")
 
 
-def test_what_comes_faster_than_it_is_written_is_left_out_and_counted(tmp_path):
+def test_requests_beyond_the_recorders_queue_are_dropped_and_counted(tmp_path):
     recorder = Recorder(tmp_path / "my.trace", Served(64, "fake"))
     for _ in range(recording.WAITING + 3):
         recorder.add(RecordedRequest(generation(), 0.0))

@@ -61,7 +61,7 @@ def test_tokens_hits_and_misses_are_counted_as_requests_end(client):
     assert seen["headwater_requests_total", "completion", "ok"] == 2
 
 
-def test_what_the_engine_holds_is_read_at_each_scrape(client, engine):
+def test_engine_gauges_are_read_at_each_scrape(client, engine):
     complete(client)
     seen = samples(client)
     assert seen["headwater_pages", "kv"] == 3
@@ -165,7 +165,7 @@ def test_a_refusal_and_a_failure_are_lines_with_the_requests_id(client, engine, 
     assert any(line.get("outcome") == "failed" and line["error"] == "RuntimeError" for line in lines)
 
 
-def test_no_line_holds_what_was_said(client, engine, json_lines):
+def test_log_lines_contain_no_prompt_or_answer(client, engine, json_lines):
     engine.script = f"I say {SECRET} myself"
     complete(client, prompt=f"tell me of {SECRET} " * 30, max_tokens=30)
     client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": SECRET}], "user": SECRET})
@@ -184,7 +184,7 @@ def test_no_line_holds_what_was_said(client, engine, json_lines):
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_no_line_holds_what_was_refused(client, json_lines, fields):
+def test_log_lines_contain_no_refused_values(client, json_lines, fields):
     refused = complete(client, **fields)
     assert refused.status_code == 400
     (line,) = json_lines()
@@ -195,14 +195,14 @@ def test_no_line_holds_what_was_refused(client, json_lines, fields):
 
 
 @pytest.mark.parametrize("said", ["/v1/models\n2026-01-01 forged", "a\r\nb", "\x1b[2Jc", "d\u2028e\x85f"])
-def test_a_line_of_text_is_one_line_whatever_it_tells(said):
+def test_text_log_record_is_one_printable_line(said):
     record = logging.makeLogRecord({"name": "headwater.request", "msg": "refused %s status=401", "args": (said,)})
     line = TextFormatter().format(record)
     assert line.splitlines() == [line]
     assert line.isprintable()
 
 
-def test_a_line_of_text_has_at_most_200_characters_and_keeps_the_requests_id():
+def test_text_log_line_keeps_the_request_id_within_200_characters():
     record = logging.makeLogRecord({"name": "headwater.request", "msg": "%s id=req-7", "args": ("word " * 100,)})
     line = TextFormatter().format(record)
     assert 190 <= len(line) <= 200  # whole words
@@ -245,7 +245,7 @@ def test_the_longest_usual_line_has_200_characters_and_no_zeros(caplog):
         ({"suffix": "x"}, "suffix is invalid: a string"),
     ],
 )
-def test_a_refusals_line_says_the_type_that_was_refused(client, json_lines, fields, said):
+def test_refusal_log_line_names_the_refused_type(client, json_lines, fields, said):
     complete(client, **fields)
     assert client.post("/v1/chat/completions", json={}).status_code == 400
     line, without = json_lines()

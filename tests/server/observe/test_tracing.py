@@ -39,7 +39,7 @@ def spans(engine, monkeypatch):
     return run
 
 
-def test_a_request_is_a_span_with_its_account_and_a_child_for_each_phase(spans):
+def test_request_span_has_its_account_and_a_child_per_phase(spans):
     *children, root = spans(({"prompt": "x" * 200, "max_tokens": 8}, {"x-request-id": "mine"}))
     assert root.name == "text_completion fake"
     assert root.attributes["gen_ai.operation.name"] == "text_completion"
@@ -54,7 +54,7 @@ def test_a_request_is_a_span_with_its_account_and_a_child_for_each_phase(spans):
     assert [root.start_time, *moments, root.end_time] == sorted([root.start_time, *moments, root.end_time])
 
 
-def test_the_clients_trace_goes_on(spans):
+def test_clients_trace_id_continues_in_the_span(spans):
     *_, root = spans(({"prompt": "abc"}, {"traceparent": f"00-{TRACE}-{PARENT}-01"}))
     assert f"{root.context.trace_id:032x}" == TRACE
     assert f"{root.parent.span_id:016x}" == PARENT
@@ -73,7 +73,7 @@ def test_a_failure_is_an_error_of_its_span(spans, engine):
     assert "zanzibar" not in root.to_json()
 
 
-def test_what_was_said_is_in_no_span(spans, engine):
+def test_spans_contain_no_prompt_or_answer(spans, engine):
     engine.script = "zanzibar it is"
     made = spans(({"prompt": "zanzibar " * 20, "max_tokens": 20, "cache_salt": "zanzibar"}, {}))
     assert not any("zanzibar" in span.to_json() for span in made)

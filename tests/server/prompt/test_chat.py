@@ -66,7 +66,7 @@ def test_output_is_kept_where_nothing_is_stripped():
     assert prompt.boundaries.query_end == len(prompt.prompt) - 1
 
 
-def test_output_is_kept_where_the_template_puts_a_space_before_answers_without_one():
+def test_output_is_kept_if_template_only_adds_a_leading_space():
     template = (embedded() / "chat_template.jinja").read_text("utf-8")
     assert prepare(template, [SYSTEM, user("one?")]).keep_output is True
 
@@ -75,7 +75,7 @@ def test_output_is_not_kept_where_its_empty_reasoning_block_will_be_stripped():
     assert prepare(templates.REASONING, [user("one?")], enable_thinking=False).keep_output is False
 
 
-def test_the_next_turn_begins_with_what_the_boundary_promises():
+def test_next_turn_begins_with_the_prompt_up_to_the_boundary():
     messages = [SYSTEM, user("one?")]
     now = prepare(templates.REASONING, messages)
     later = prepare(templates.REASONING, [*messages, assistant("Hm.\n</think>\n\n1"), user("two?")])
@@ -112,14 +112,14 @@ def test_a_tools_result_is_not_the_last_query():
 
 
 @pytest.mark.parametrize("template", [templates.REASONING, templates.ALTERNATING])
-def test_a_tools_result_sent_as_a_users_message_is_not_the_last_query(template):
+def test_tool_result_in_a_user_message_is_not_the_last_query(template):
     messages = [user("add"), assistant("<tool_call>"), user("<tool_response>\n3\n</tool_response>")]
     prompt = prepare(template, messages)
     assert text_before(prompt, prompt.boundaries.query_start).endswith("<|im_start|>user\n")
     assert "add" not in text_before(prompt, prompt.boundaries.query_start)
 
 
-def test_a_tools_result_that_the_template_gives_to_the_user_is_not_the_last_query():
+def test_tool_result_rendered_as_user_is_not_the_last_query():
     prompt = prepare(templates.ALTERNATING, [SYSTEM, user("add 1 and 2"), assistant("I call add."), tool("3")])
     assert "<|im_start|>user\n3<|im_end|>" in byte_tokenizer().decode(prompt.prompt, skip_special_tokens=False)
     assert text_before(prompt, prompt.boundaries.query_start).endswith("Be brief.<|im_end|>\n<|im_start|>user\n")
@@ -150,7 +150,7 @@ def test_a_probe_that_changes_nothing_drops_its_boundary():
     assert prompt.boundaries.system_end is None
 
 
-def test_a_refused_conversation_says_what_the_template_said():
+def test_refused_conversation_reports_the_templates_error():
     with pytest.raises(TemplateError, match="no such luck"):
         prepare(templates.BROKEN, [user("good day")])
     with pytest.raises(TemplateError, match="does not compile"):
@@ -175,7 +175,7 @@ def test_templates_may_tell_the_date_and_break_loops():
     assert rendered == "2031"
 
 
-def test_a_message_that_begins_as_its_stand_in_does_is_still_told_apart():
+def test_message_beginning_like_its_probe_still_gets_a_boundary():
     for text in ("Quick, why?", "zigzag?", "  Quick", ""):
         prompt = prepare(templates.DEFAULT_SYSTEM, [user(text)])
         assert text_before(prompt, prompt.boundaries.query_start).endswith("<|im_start|>user\n")
@@ -191,7 +191,7 @@ def test_text_parts_are_joined_and_arguments_decoded():
     assert call["function"]["arguments"] == '{"a": [1, 2]}'
 
 
-def test_arguments_that_are_no_json_stay_as_they_were():
+def test_call_arguments_that_are_not_json_stay_unchanged():
     call = {"type": "function", "function": {"name": "add", "arguments": "{oops"}}
     assert template_message({"role": "assistant", "content": None, "tool_calls": [call]})["tool_calls"] == [call]
 

@@ -37,7 +37,7 @@ def test_documents_stand_before_the_last_query_as_if_written_there_by_hand(token
 
 
 @BOTH
-def test_a_tools_result_sent_as_a_users_message_has_no_documents_before_it(tokenizer):
+def test_documents_are_not_placed_before_a_tool_result_in_a_user_message(tokenizer):
     result = user("<tool_response>\n3\n</tool_response>")
     prompt = prepare(tokenizer(), [user("ask"), result])
     ending = ids_of(tokenizer(), SEP, f"ask<|im_end|>\n<|im_start|>user\n{result['content']}")
@@ -68,7 +68,7 @@ def test_the_next_turn_may_have_other_documents():
         assert prompt.boundaries.query_end <= prompt.segments[0].start
 
 
-def test_without_a_users_message_there_is_no_place_for_documents():
+def test_documents_without_a_user_message_are_refused():
     with pytest.raises(TemplateError, match=r"2 documents .* none of the 1 messages"):
         prepare(TOKENIZERS[0](), [{"role": "system", "content": "a"}])
 
@@ -93,6 +93,6 @@ def test_both_chat_endpoints_take_documents(engine, path):
         ([{"text": "a"}] * 1025, "1024"),
     ],
 )
-def test_what_is_no_document_is_refused(engine, documents, said):
+def test_malformed_document_is_refused(engine, documents, said):
     body = {"messages": [user("ask")], "documents": documents}
     assert said in error(send(engine, "POST", "/v1/chat/completions", json=body))["message"]

@@ -52,7 +52,7 @@ def test_ids_and_ends_are_those_of_the_whole_text(tokenizer, data):
         assert list(encoded.ends) == [end for _, end in whole.offsets]
 
 
-def test_tokens_that_split_are_those_that_nothing_beside_them_can_change():
+def test_splitting_tokens_are_those_unaffected_by_their_neighbours():
     assert splitting_tokens(byte_tokenizer()) == ["<|im_end|>", "<|im_start|>"]
     assert splitting_tokens(metaspace()) == ["<|im_start|>"]
     tokenizer = Tokenizer(models.BPE({"a": 0}, []))
@@ -89,7 +89,7 @@ OLD = "<|im_start|>" + "old " * 40
 NEW = "<|im_start|>" + "new " * 40
 
 
-def test_only_what_is_new_in_its_namespace_is_encoded():
+def test_only_text_new_to_its_namespace_is_encoded():
     tokenizer = Counting(byte_tokenizer())
     encoder = PromptEncoder(tokenizer)
     encoder.encode(OLD + OLD + "<|im_start|>.", "mine")
@@ -102,7 +102,7 @@ def test_only_what_is_new_in_its_namespace_is_encoded():
     assert tokenizer.seen == [OLD, NEW]
 
 
-def test_what_is_kept_stays_within_its_bytes_and_the_least_used_goes_first():
+def test_encoder_cache_stays_within_its_bytes_in_lru_order():
     tokenizer = Counting(byte_tokenizer())
     one = PromptEncoder(byte_tokenizer())
     one.encode(OLD + "<|im_start|>")

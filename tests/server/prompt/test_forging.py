@@ -80,7 +80,7 @@ def test_documents_cannot_end_themselves(tokenizer, reads):
 
 
 @BOTH
-def test_what_comes_beside_the_messages_is_plain(tokenizer):
+def test_forged_separators_in_tools_and_variables_stay_plain(tokenizer):
     tools = [{"type": "function", "function": {"name": "f", "description": FORGED}}]
     thought = {"role": "assistant", "content": "1", "reasoning_content": FORGED, "tool_calls": [CALL]}
     template = templates.REASONING + "{{ greeting }}{% for m in messages %}{{ m.reasoning_content }}{% endfor %}"
@@ -98,7 +98,7 @@ def test_what_comes_beside_the_messages_is_plain(tokenizer):
     ],
 )
 @BOTH
-def test_whatever_a_template_does_to_a_quote_it_stays_one(tokenizer, template):
+def test_quoted_separator_stays_plain_in_any_template(tokenizer, template):
     assert_plain(tokenizer(), prompted(tokenizer(), [user([text(FORGED, segment=False)])], template))
 
 
@@ -108,7 +108,7 @@ PIECES = st.tuples(TEXTS.map("".join), st.sampled_from([False, True]))
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @given(pieces=st.lists(PIECES, min_size=1, max_size=5))
-def test_parts_that_say_what_they_are_make_exactly_their_segments(tokenizer, pieces):
+def test_parts_marked_as_segments_become_exactly_those_segments(tokenizer, pieces):
     tokenizer = tokenizer()
     parts = [text(words, segment=said) for words, said in pieces if words]
     prompt = prompted(tokenizer, [user(parts)])
@@ -119,7 +119,7 @@ def test_parts_that_say_what_they_are_make_exactly_their_segments(tokenizer, pie
     assert "".join(part["text"] for part in parts) in whole
 
 
-def test_marks_are_not_told_to_clients(engine):
+def test_error_messages_contain_no_internal_marks(engine):
     engine.chat_template = "{{ raise_exception('cannot say ' ~ messages[0].content) }}"
     told = error(send(engine, "POST", "/v1/chat/completions", json={"messages": [user(f"a{SEP}b{SEP}c")]}))
     assert marks.NONCE not in json.dumps(told)
@@ -130,7 +130,7 @@ def test_marks_are_not_told_to_clients(engine):
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
-def test_a_prompts_end_is_told_without_marks(tokenizer):
+def test_prompt_end_contains_no_internal_marks(tokenizer):
     prompt = prompted(tokenizer(), [user([text("ask"), segment("one")])], "{{ messages[0].content }}")
     separator = SEP if tokenizer().token_to_id(SEP) is not None else ""
     end = Dialect("", ServeConfig(), tokenizer()).end_of(prompt.prompt)

@@ -76,7 +76,7 @@ texts = st.lists(WORDS, max_size=6).map(lambda parts: parts or [""])
 
 @pytest.mark.parametrize("tokenizer", [*TOKENIZERS, metaspace])
 @given(parts=texts)
-def test_the_parts_tokens_are_the_prompts_and_no_span_reaches_beyond_its_segment(tokenizer, parts):
+def test_prompt_tokens_are_its_parts_tokens_and_spans_never_overlap(tokenizer, parts):
     encoder = SegmentEncoder(tokenizer())
     encoded = encoder.encode_prompt(SEP.join(parts), add_special_tokens=False)
     leading, *others = (encoder.encode_segment(part) for part in parts)
@@ -130,7 +130,7 @@ def test_parts_that_are_segments_are_separators_written_by_hand(tokenizer, parts
 
 
 @BOTH
-def test_text_between_parts_that_are_segments_has_the_tokens_of_one_but_is_none(tokenizer):
+def test_text_between_segments_is_tokenised_alike_but_not_a_segment(tokenizer):
     tokenizer = tokenizer()
     said = prepare(tokenizer, [user([segment("one"), text("and"), segment("two"), text("ask")])])
     written = prepare(tokenizer, [user(f"{SEP}one{SEP}and{SEP}two{SEP}ask")])
@@ -140,7 +140,7 @@ def test_text_between_parts_that_are_segments_has_the_tokens_of_one_but_is_none(
 
 
 @BOTH
-def test_what_stands_between_two_messages_is_no_segment(tokenizer):
+def test_text_between_two_messages_is_not_a_segment(tokenizer):
     tokenizer, turn = tokenizer(), [user(f"{SEP}one{SEP}ask"), {"role": "assistant", "content": "1"}]
     prompt = prepare(tokenizer, [*turn, user(f"{SEP}two{SEP}again")])
     assert shown(tokenizer, prompt.prompt, prompt.segments) == ["one", "two"]
@@ -203,7 +203,7 @@ def test_exact_keeps_the_tokens_and_reuses_no_segment(engine, path, body):
 
 
 @ENDPOINTS
-def test_streams_say_what_they_say_without_segments(engine, path, body):
+def test_streamed_texts_are_equal_with_and_without_segments(engine, path, body):
     streamed = [
         send(engine, "POST", path, json={**body, "exact": exact, "stream": True, "max_tokens": 9}).text
         for exact in (False, True)
@@ -231,7 +231,7 @@ def test_a_prompt_that_is_scored_is_computed_whole(engine):
     assert SEP in again["logprobs"]["tokens"]
 
 
-def test_tokenising_says_where_segments_are(engine):
+def test_tokenize_returns_the_spans_of_segments(engine):
     for tokenizer in TOKENIZERS:
         engine.tokenizer = tokenizer()
         for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
@@ -273,13 +273,13 @@ def test_the_separator_is_a_setting(engine):
         ("/v1/chat/completions", {"messages": [user([{"type": "image_url", "segment": True}])]}, ("image_url",)),
     ],
 )
-def test_what_cannot_be_a_segment_is_refused(engine, path, body, said):
+def test_invalid_segments_are_refused_before_the_engine(engine, path, body, said):
     told = error(send(engine, "POST", path, json=body))["message"]
     assert all(words in told for words in said), told
     assert engine.seen == []
 
 
-def test_as_many_segments_as_the_limit_says_are_taken():
+def test_maximum_number_of_segments_is_accepted():
     engine = FakeEngine(max_model_len=10_000)
     engine.start()
     body = {"prompt": "a" + f"{SEP}b" * (MAX_SEGMENTS + 1), "max_tokens": 1}

@@ -35,7 +35,7 @@ def render(source, **variables):
         ("{{ 1 / 0 }}", "division by zero"),
     ],
 )
-def test_what_does_not_end_is_refused_with_both_numbers(source, words):
+def test_endless_template_is_refused_with_both_numbers(source, words):
     tree = []
     for _ in range(500):
         tree = [tree]

@@ -224,7 +224,7 @@ def test_a_count_needs_no_greatest_length_and_may_end_with_an_answer():
         ({"output_config": {"format": {"type": "xml"}}}, ["output_config"]),
     ],
 )  # fmt: skip
-def test_what_a_message_cannot_be_is_refused(fields, words):
+def test_malformed_messages_request_is_refused(fields, words):
     messages = fields.pop("messages", [("user", "x")])
     with pytest.raises(ValidationError) as refused:
         request(*messages, **({"messages": []} if not messages else {}), **fields)

@@ -79,7 +79,7 @@ def scanned(raw, limits=LIMITS, cuts=()):
     return scan
 
 
-def test_the_scan_counts_what_the_parser_finds():
+def test_body_scan_counts_equal_the_parsers():
     """In any pieces: quotes and brackets in texts are text, and escapes may be cut anywhere."""
     draw = random.Random(4)
     texts = ["", '"', "\\", '\\"', "[{,:", "\\\\", "é🙂", '\n\t"', "plain"]
@@ -128,7 +128,7 @@ def test_the_limit_of_a_body_follows_from_the_longest_prompt():
     assert (million.values, million.containers) == (2 * 10**6, 250_000)
 
 
-def test_a_long_text_is_counted_only_as_far_as_the_limit(monkeypatch):
+def test_long_text_is_encoded_only_up_to_the_limit(monkeypatch):
     counted = []
     encode = encoding.encode
 

@@ -56,12 +56,12 @@ def text(words, **more):
          {"role": "user", "content": "hi", "name": "Ann"}),
     ],
 )  # fmt: skip
-def test_what_clients_send_becomes_what_templates_expect(sent, shown):
+def test_client_messages_become_template_messages(sent, shown):
     assert template_message(sent) == shown
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", None, 3])
-def test_parts_that_are_no_text_are_refused_by_name(kind):
+def test_content_parts_other_than_text_are_refused_by_type(kind):
     with pytest.raises(ValueError, match=repr(kind)):
         template_message({"role": "user", "content": [{"type": kind}]})
 
@@ -155,7 +155,7 @@ def test_a_time_to_live_is_read_in_seconds():
 
 
 @pytest.mark.parametrize("ttl", ["2h", "", 300, ["5m"]])
-def test_another_time_to_live_is_refused_with_those_that_are_taken(ttl):
+def test_unsupported_ttl_is_refused_with_the_accepted_values(ttl):
     with pytest.raises(ValueError, match=re.escape(f"ttl of cache_control is {ttl!r}, it must be '5m' or '1h'")):
         conversation([{"role": "user", "content": [text("a", **control(ttl))]}])
 

@@ -146,7 +146,7 @@ OF_THE_BODY = ("body", "no JSON", "dictionary", "NaN", "-Infinity", "deep")
 
 
 @pytest.mark.parametrize(("path", "content", "words"), RAW, ids=lambda value: str(value)[:60])
-def test_what_is_malformed_is_refused_with_its_numbers_and_the_server_goes_on(engine, path, content, words):
+def test_malformed_body_returns_400_and_server_keeps_serving(engine, path, content, words):
     bad = ("POST", path, {"content": content, "headers": {"content-type": "application/json"}})
     ordinary = ("POST", COMPLETIONS, {"json": {"prompt": "abc", "max_tokens": 100}})
     refused, answered = send_all(engine, [bad, ordinary])
@@ -160,7 +160,7 @@ def test_what_is_malformed_is_refused_with_its_numbers_and_the_server_goes_on(en
     assert len(engine.seen) == 1  # nothing of what was refused reached the engine
 
 
-def test_a_byte_order_mark_is_no_part_of_a_body(engine):
+def test_byte_order_mark_before_a_body_is_ignored(engine):
     content = b"\xef\xbb\xbf" + completion(max_tokens=2)
     assert send(engine, "POST", COMPLETIONS, content=content).status_code == 200
 
@@ -174,12 +174,12 @@ def test_a_body_that_does_not_say_it_is_json_is_refused(engine, kind):
 @pytest.mark.parametrize(
     "kind", [None, "application/json; charset=utf-8", "application/vnd.api+json", "Application/JSON"]
 )
-def test_a_body_that_says_it_is_json_or_nothing_is_read(engine, kind):
+def test_body_is_read_if_content_type_is_json_or_absent(engine, kind):
     headers = {} if kind is None else {"content-type": kind}
     assert send(engine, "POST", COMPLETIONS, content=completion(), headers=headers).status_code == 200
 
 
-def test_a_body_is_refused_by_its_told_size_before_it_is_read(engine):
+def test_body_with_excessive_content_length_is_refused_unread(engine):
     asked = []
 
     async def receive():
@@ -193,7 +193,7 @@ def test_a_body_is_refused_by_its_told_size_before_it_is_read(engine):
     assert not asked
 
 
-def test_a_body_without_a_told_size_is_refused_while_it_is_read(engine, monkeypatch):
+def test_body_without_content_length_is_refused_while_it_is_read(engine, monkeypatch):
     monkeypatch.setattr(scan, "MAX_BYTES", 1000)
     asked = []
 
@@ -240,7 +240,7 @@ async def raw_post(engine, receive, headers):
         (ZeroDivisionError("secret"), 500, "internal_error", {}),
     ],
 )
-def test_what_the_engine_raises_has_its_status_and_says_when_to_come_back(engine, failure, status, code, headers):
+def test_engine_errors_map_to_their_status_and_retry_after(engine, failure, status, code, headers):
     engine.fail = failure
     response = send(engine, "POST", COMPLETIONS, json={"prompt": "abc"})
     assert error(response, status)["code"] == code
@@ -257,14 +257,14 @@ def test_a_server_error_tells_the_requests_id_and_logs_it(engine, caplog):
     assert any("mine-1" in record.getMessage() for record in caplog.records if record.levelname == "ERROR")
 
 
-def test_a_failure_outside_of_the_engine_is_a_server_error_with_an_id_too(engine):
+def test_failure_outside_the_engine_returns_500_with_request_id(engine):
     engine.submit = None
     response = send(engine, "POST", COMPLETIONS, json={"prompt": "abc"})
     assert response.headers["x-request-id"] in error(response, 500)["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/audio/speech", "/v1/images/generations", "/v1/moderations"])
-def test_what_only_other_servers_offer_is_told_as_absent(engine, path):
+def test_endpoints_of_other_servers_return_404_with_alternatives(engine, path):
     told = error(send(engine, "POST", path, json={"input": "abc", "model": "m"}), 404)["message"]
     assert "generates text" in told
     assert "/v1/chat/completions" in told
@@ -280,7 +280,7 @@ def test_other_methods_and_paths_are_refused_in_the_same_form(engine):
     assert send(engine, "OPTIONS", COMPLETIONS).status_code == 405
 
 
-def test_every_answer_has_a_request_id_and_takes_the_clients_if_it_is_sane(engine):
+def test_request_id_is_the_clients_if_sane_or_generated(engine):
     given = send(engine, "GET", "/v1/models", headers={"x-request-id": "abc-123"})
     assert given.headers["x-request-id"] == "abc-123"
     for insane in ("x" * 1000, "a b\tc", ""):

@@ -153,7 +153,7 @@ def test_arguments_that_were_cut_are_marked_as_no_json():
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"city": NaN}', "[1]"], ids=["deep", "not a number", "list"])
-def test_arguments_that_are_no_object_of_json_are_marked(text):
+def test_arguments_that_are_not_a_json_object_are_marked_invalid(text):
     assert arguments(text) == {INVALID: text}
 
 
@@ -225,7 +225,7 @@ def test_a_breakpoint_is_a_boundary_of_the_prompt(engine):
     assert any(abs(at - after_system) <= 2 for at in engine.seen[0].boundaries.extra)
 
 
-def test_what_a_request_created_the_same_prompt_reads(tmp_path):
+def test_repeated_prompt_reads_the_cache_that_the_first_created(tmp_path):
     prepare_process(2)
     numerics.use(Numerics())
     loaded = load_model(checkpoint(tmp_path, "qwen3_5"), "float32")

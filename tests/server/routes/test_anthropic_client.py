@@ -37,7 +37,7 @@ def ask(client, **fields):
     return client.messages.create(**{"model": "any", "messages": HELLO, "max_tokens": 400, **fields})
 
 
-def test_it_reads_a_message(client, engine):
+def test_anthropic_client_reads_a_message(client, engine):
     message = ask(client, system="Be brief.", metadata={"user_id": "u"}, extra_body={"temperature": 0.5})
     assert [(block.type, block.text) for block in message.content] == [("text", engine.script)]
     assert (message.stop_reason, message.role, message.type) == ("end_turn", "assistant", "message")
@@ -47,7 +47,7 @@ def test_it_reads_a_message(client, engine):
     assert engine.seen[0].params.temperature == 0.5
 
 
-def test_it_streams_a_message(client, engine):
+def test_anthropic_client_streams_a_message(client, engine):
     with client.messages.stream(model="any", messages=HELLO, max_tokens=400) as stream:
         text = "".join(stream.text_stream)
         message = stream.get_final_message()
@@ -55,7 +55,7 @@ def test_it_streams_a_message(client, engine):
     assert (message.stop_reason, message.usage.output_tokens) == ("end_turn", len(engine.script.encode()))
 
 
-def test_it_calls_tools_and_sends_their_results(client, engine):
+def test_anthropic_client_calls_tools_and_sends_results(client, engine):
     engine.script = CALLS
     with client.messages.stream(model="any", messages=HELLO, max_tokens=400, tools=[TOOL]) as stream:
         streamed = stream.get_final_message()
@@ -71,7 +71,7 @@ def test_it_calls_tools_and_sends_their_results(client, engine):
     assert prompt.count("<tool_response>\n21") == 2
 
 
-def test_it_sends_reasoning_back(client, engine):
+def test_anthropic_client_sends_reasoning_back(client, engine):
     engine.script = f"Hm.\n</think>\n\n{CALLS}"
     thinking = {"type": "enabled", "budget_tokens": 1024}
     with client.messages.stream(
@@ -87,7 +87,7 @@ def test_it_sends_reasoning_back(client, engine):
     assert engine.seen[-1].prompt[: len(engine.seen[0].prompt)] == engine.seen[0].prompt
 
 
-def test_it_caches_and_counts(client, engine):
+def test_anthropic_client_reads_cache_usage_and_counts_tokens(client, engine):
     system = [{"type": "text", "text": "word " * 60, "cache_control": {"type": "ephemeral"}}]
     first, second = (ask(client, system=system).usage for _ in range(2))
     assert second.cache_read_input_tokens == first.cache_creation_input_tokens > 0
@@ -96,7 +96,7 @@ def test_it_caches_and_counts(client, engine):
     assert counted.input_tokens == second.input_tokens + second.cache_read_input_tokens
 
 
-def test_it_parses_structured_answers(client, engine):
+def test_anthropic_client_parses_structured_answers(client, engine):
     engine.script = '{"city": "Bonn"}'
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     message = ask(client, output_config={"format": {"type": "json_schema", "schema": schema}})
@@ -104,18 +104,18 @@ def test_it_parses_structured_answers(client, engine):
     assert "city" in engine.seen[0].params.constraint.source
 
 
-def test_its_beta_client_is_answered(client, engine):
+def test_anthropic_beta_client_gets_an_answer(client, engine):
     message = client.beta.messages.create(model="any", messages=HELLO, max_tokens=9, betas=["interleaved-thinking"])
     assert message.stop_reason == "max_tokens"
 
 
-def test_it_lists_the_model(client, engine):
+def test_anthropic_client_lists_the_model(client, engine):
     (model,) = client.models.list()
     assert (model.id, model.display_name, model.type) == ("fake", "fake", "model")
     assert client.models.retrieve("fake").created_at.timestamp() == model.created_at.timestamp() > 0
 
 
-def test_it_raises_its_own_errors(client, engine):
+def test_anthropic_client_raises_its_own_errors(client, engine):
     with pytest.raises(anthropic.BadRequestError) as refused:
         ask(client, extra_body={"temperature": 3})
     assert (refused.value.type, refused.value.request_id[:4]) == ("invalid_request_error", "req-")

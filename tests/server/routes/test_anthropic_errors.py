@@ -44,7 +44,7 @@ def test_an_invalid_request_is_refused_in_anthropics_form(engine, path, fields, 
     assert all(word in refused["message"] for word in words), refused["message"]
 
 
-def test_a_prompt_that_is_too_long_says_so_in_the_words_that_clients_look_for(engine):
+def test_prompt_too_long_error_has_the_wording_clients_parse(engine):
     engine.max_model_len = 64
     refused = error_of(ask(engine, system="word " * 100))
     assert refused["message"].startswith("prompt is too long: prompt has ")

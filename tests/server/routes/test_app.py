@@ -149,7 +149,7 @@ def test_prompts_are_text_or_token_ids_or_lists_of_either(call, engine, prompt, 
     assert isinstance(answer["headwater"], list) == (len(tokens) > 1)
 
 
-def test_a_completion_has_sixteen_tokens_unless_told_otherwise_and_a_chat_all_that_fit(call, engine):
+def test_default_max_tokens_is_16_for_completions_and_the_rest_for_chats(call, engine):
     call("/v1/completions", {"prompt": "abc"})
     call("/v1/chat/completions", {"messages": HELLO})
     call("/v1/chat/completions", {"messages": HELLO, "max_tokens": 9, "max_completion_tokens": 7})
@@ -165,7 +165,7 @@ def test_sampling_reaches_the_engine(call, engine):
     assert (params.stop, params.stop_token_ids, params.logprobs) == (("x", "y"), (4,), None)
 
 
-def test_what_a_request_leaves_open_comes_from_the_model_and_nulls_are_open(call, engine):
+def test_absent_or_null_sampling_fields_use_the_models_defaults(call, engine):
     engine.generation_defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None}
     complete(call, temperature=None, top_k=-1, stop=None, cache_salt=None, n=None)
     params = engine.seen[0].params
@@ -186,7 +186,7 @@ def test_a_chat_answers_with_a_message(call, engine):
     assert engine.seen[0].keep_output is True
 
 
-def test_what_the_template_will_strip_is_not_kept(call, engine):
+def test_output_that_the_template_will_strip_is_not_kept(call, engine):
     engine.chat_template = templates.REASONING
     chat(call)
     assert engine.seen[0].keep_output is False
@@ -206,7 +206,7 @@ def test_template_kwargs_cannot_replace_the_conversation(call, engine):
     assert "hello" in byte_tokenizer().decode(engine.seen[0].prompt)
 
 
-def test_a_stream_says_what_the_whole_answer_says(call, engine):
+def test_streamed_completion_equals_the_whole_answer(call, engine):
     whole = complete(call).json()
     parts = chunks(complete(call, stream=True))
     assert "".join(part["choices"][0]["text"] for part in parts) == whole["choices"][0]["text"] == engine.script
@@ -221,7 +221,7 @@ def test_a_streams_characters_are_whole(call, engine):
     assert not any("\ufffd" in text for text in texts)
 
 
-def test_a_chat_stream_names_the_role_once_and_ends_with_usage_if_asked(call, engine):
+def test_chat_stream_has_role_once_and_requested_usage_last(call, engine):
     parts = chunks(chat(call, stream=True, stream_options={"include_usage": True}))
     assert all(part["object"] == "chat.completion.chunk" for part in parts)
     roles = ["role" in choice["delta"] for part in parts for choice in part["choices"]]
@@ -309,7 +309,7 @@ def test_bad_chats_are_named(call, body, part):
     assert part in error(call("/v1/chat/completions", body))["message"]
 
 
-def test_a_prompt_longer_than_the_model_is_told_with_both_numbers(call):
+def test_prompt_longer_than_the_model_is_refused_with_both_numbers(call):
     told = error(complete(call, prompt="x" * 5000))
     assert told["code"] == "context_length_exceeded"
     assert told["message"] == "prompt has 5,000 tokens, the model takes 4,096 with the answer"
@@ -318,13 +318,13 @@ def test_a_prompt_longer_than_the_model_is_told_with_both_numbers(call):
     assert "200" in told["message"]
 
 
-def test_a_prompt_longer_than_the_memory_holds_is_told_with_both_numbers(call, engine):
+def test_prompt_longer_than_memory_is_refused_with_both_numbers(call, engine):
     engine.max_model_len = 640
     told = error(complete(call, prompt="x" * 700))
     assert told["message"] == "prompt has 700 tokens, the server's memory takes 640 with the answer"
 
 
-def test_a_request_too_large_for_memory_is_told_with_both_numbers(call, engine):
+def test_request_too_large_for_memory_is_refused_whole(call, engine):
     engine.memory_tokens = 500
     told = error(complete(call, prompt=["a", "x" * 500]))
     assert "600" in told["message"]
@@ -335,7 +335,7 @@ def test_a_request_too_large_for_memory_is_told_with_both_numbers(call, engine):
 @pytest.mark.parametrize(
     ("template", "words"), [(templates.BROKEN, "no such luck"), (None, "no chat template: use /v1/completions")]
 )
-def test_a_template_that_refuses_says_so(engine, template, words):
+def test_error_of_a_refusing_template_reaches_the_client(engine, template, words):
     engine.chat_template = template
     assert words in error(post(engine, "/v1/chat/completions", {"messages": HELLO * 2}))["message"]
 
@@ -346,7 +346,7 @@ def test_a_template_may_name_special_tokens(engine):
     assert byte_tokenizer().decode(engine.seen[0].prompt, skip_special_tokens=False) == "hello<|im_end|>"
 
 
-def test_what_is_no_json_and_what_is_nowhere_is_told_in_the_same_form(call):
+def test_invalid_json_and_unknown_paths_return_the_same_error_form(call):
     assert "JSON" in error(call("/v1/completions", content=b"{oops"))["message"]
     assert "/v1/nowhere" in error(call("/v1/nowhere"), 404)["message"]
     assert error(call("/v1/completions"), 405)
@@ -381,7 +381,7 @@ def test_an_engine_that_fails_midway_ends_the_stream_with_its_error(call, engine
 
 
 @pytest.mark.parametrize("echo", [False, True])
-def test_a_stream_that_fails_before_its_first_token_has_the_status_of_its_error(call, engine, echo):
+def test_stream_failing_before_its_first_token_returns_the_errors_status(call, engine, echo):
     engine.fail = QueueFull(8, 8, 7)
     reply = complete(call, stream=True, echo=echo)
     assert error(reply, 503)["code"] == "queue_full"
@@ -394,7 +394,7 @@ def test_a_stopped_engine_is_unavailable(call, engine):
     assert call("/health").status_code == 503
 
 
-def test_the_log_has_a_line_a_request_with_the_account_and_the_reason(call, caplog):
+def test_each_request_is_logged_with_its_account_and_reason(call, caplog):
     with caplog.at_level(logging.INFO, logger="headwater.request"):
         complete(call, prompt="x" * 2000)
         chat(call, stream=True)

@@ -76,7 +76,7 @@ def test_a_prediction_that_is_wrong_changes_nothing(engine, plain):
     assert drafts(answer)[1] > 0
 
 
-def test_where_speculation_is_off_a_prediction_is_taken_and_not_used(engine, plain):
+def test_prediction_is_accepted_and_unused_if_speculation_is_off(engine, plain):
     engine.scheduler.speculation, before = speculation_of("off"), engine.scheduler.speculation
     try:
         answer = ask(engine, ServeConfig(reasoning_format="none"), prediction={"type": "content", "content": "x"})
@@ -111,7 +111,7 @@ def test_unknown_drafters_and_predictions_are_refused_by_name(engine, fields, pa
 
 
 @pytest.mark.parametrize("has", ["none", "mtp", "draft"])
-def test_a_server_that_takes_the_best_drafts_lets_requests_name_the_drafter_that_it_has(engine, monkeypatch, has):
+def test_request_may_name_only_drafters_that_an_auto_server_has(engine, monkeypatch, has):
     path = engine.loaded.path if has == "draft" else None
     config = ServeConfig(reasoning_format="none", speculation="auto", draft_model=path)
     monkeypatch.setattr(engine, "mtp_bytes", int(has == "mtp"))

@@ -66,7 +66,7 @@ def test_an_echo_begins_with_the_prompt(engine):
     assert choice["text"] == engine.tokenizer.decode([1, 2]) + engine.script
 
 
-def test_an_echo_streams_first_and_is_no_output(engine):
+def test_echo_streams_first_and_is_not_counted_as_output(engine):
     response = complete(engine, echo=True, stream=True, stream_options={"include_usage": True})
     assert texts(response) == {0: f"abc{engine.script}"}
     usage = json.loads(response.text.split("\n\n")[-3].removeprefix("data: "))["usage"]
@@ -81,7 +81,7 @@ def test_penalties_and_biases_reach_the_engine(engine):
     assert params.logit_bias == ((3, -100.0), (257, 2.5))
 
 
-def test_a_model_that_is_greedy_by_default_is_greedy_until_a_temperature_is_asked_for(engine):
+def test_greedy_default_model_samples_only_if_temperature_is_given(engine):
     engine.generation_defaults = {"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.25}
     complete(engine)
     complete(engine, temperature=0.5)
@@ -104,7 +104,7 @@ def test_a_requests_timeout_is_its_deadline_within_the_servers(engine, asked, li
     assert (engine.seen[0].deadline, engine.seen[0].deadline_of) == (deadline, by)
 
 
-def test_what_openai_takes_and_nothing_here_depends_on_is_ignored(engine):
+def test_openai_fields_without_effect_are_ignored(engine):
     ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}
     assert chat(engine, **ignored).status_code == 200
 

@@ -58,7 +58,7 @@ def two_turns(loaded, healing):
         engine.stop()
 
 
-def test_the_second_turn_s_account_says_that_it_went_on_exactly(loaded):
+def test_second_turn_after_healing_resumes_exactly(loaded):
     first, second, metrics, cache = two_turns(loaded, "idle")
     assert first["segments"] == 2
     assert (second["approximate_tokens"], second["segments"]) == (0, 0)
@@ -70,7 +70,7 @@ def test_the_second_turn_s_account_says_that_it_went_on_exactly(loaded):
     assert cache["healings_waiting"] == 0
 
 
-def test_without_healing_the_second_turn_s_account_says_how_much_of_it_is_approximate(loaded):
+def test_second_turn_without_healing_reports_its_approximate_tokens(loaded):
     first, second, metrics, _ = two_turns(loaded, "off")
     assert first["segments"] == 2
     assert second["approximate_tokens"] > 64

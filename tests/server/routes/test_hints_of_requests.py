@@ -69,20 +69,20 @@ def marked(ttl):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 @pytest.mark.parametrize(("ttl", "seconds"), [("5m", [300.0]), ("1h", [3600.0]), (None, [])])
-def test_a_time_to_live_is_taken_in_seconds(path, ttl, seconds, engine):
+def test_ttl_of_a_block_is_converted_to_seconds(path, ttl, seconds, engine):
     body = {"messages": [marked(ttl)], "max_tokens": 10}
     assert send(engine, "POST", path, json=body).status_code == 200
     assert [one.seconds for one in engine.seen[0].boundaries.retained] == seconds
 
 
-def test_a_time_to_live_of_an_input_item_is_taken(engine):
+def test_ttl_of_an_input_item_is_applied(engine):
     (part,) = marked("1h")["content"]
     item = {"type": "message", "role": "user", "content": [{**part, "type": "input_text"}]}
     assert send(engine, "POST", "/v1/responses", json={"input": [item]}).status_code == 200
     assert [one.seconds for one in engine.seen[0].boundaries.retained] == [3600.0]
 
 
-def test_a_time_to_live_of_a_tool_is_taken(engine):
+def test_ttl_of_a_tool_is_applied(engine):
     control = {"type": "ephemeral", "ttl": "5m"}
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}, "cache_control": control}
     body = {"messages": [{"role": "user", "content": "hello " * 50}], "tools": [tool]}
@@ -91,7 +91,7 @@ def test_a_time_to_live_of_a_tool_is_taken(engine):
 
 
 @pytest.mark.parametrize(("of_block", "of_request", "seconds"), [(None, "1h", 3600.0), ("1h", "5m", 3600.0)])
-def test_a_time_to_live_of_the_whole_request_is_taken(of_block, of_request, seconds, engine):
+def test_ttl_of_a_whole_request_is_applied(of_block, of_request, seconds, engine):
     control = {"type": "ephemeral", "ttl": of_request}
     body = {"messages": [marked(of_block)], "max_tokens": 10, "cache_control": control}
     assert send(engine, "POST", "/v1/messages", json=body).status_code == 200
@@ -101,7 +101,7 @@ def test_a_time_to_live_of_the_whole_request_is_taken(of_block, of_request, seco
 
 
 @pytest.mark.parametrize("ttl", ["2h", "5 minutes", 300])
-def test_another_time_to_live_is_refused_with_those_that_are_taken(ttl, engine):
+def test_unsupported_ttl_is_refused_with_the_accepted_values(ttl, engine):
     refused = error(send(engine, "POST", "/v1/chat/completions", json={"messages": [marked(ttl)]}))
     assert refused["message"].startswith(f"ttl of cache_control is {ttl!r}, it must be '5m' or '1h'")
     assert refused["param"] == "messages"

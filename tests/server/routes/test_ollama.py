@@ -90,7 +90,7 @@ def test_a_prompt_is_answered_with_a_response(engine):
 
 @pytest.mark.parametrize(("path", "fields"), [(CHAT, {"messages": HELLO}), (GENERATE, {"prompt": "hello"})])
 @pytest.mark.parametrize("more", [{}, {"stream": None}, {"stream": True}])
-def test_an_answer_is_a_stream_of_lines_unless_the_request_says_no(engine, path, fields, more):
+def test_ollama_answers_stream_lines_by_default(engine, path, fields, more):
     *pieces, end = objects(send(engine, "POST", path, json={**fields, **more}))
     texts = [one["message"]["content"] if path == CHAT else one["response"] for one in (*pieces, end)]
     assert "".join(texts) == engine.script
@@ -160,7 +160,7 @@ def test_arguments_that_were_cut_are_marked_as_no_json():
 
 
 @pytest.mark.parametrize(("fields", "holder"), [(chat_fields, "message"), (generate_fields, None)])
-def test_reasoning_is_a_field_of_its_own_and_left_out_if_it_was_switched_off(fields, holder):
+def test_thinking_field_holds_reasoning_unless_switched_off(fields, holder):
     for think, thought in ((None, "Hm."), (True, "Hm."), ("high", "Hm."), (False, None)):
         whole, _ = reply("Hm.\n</think>\n\nFine.", 3, fields=fields, think=think)
         shown = whole[holder] if holder else whole
@@ -199,7 +199,7 @@ def test_options_are_the_samplings_of_all_requests(engine, asked):
     assert (body["done_reason"], body["eval_count"]) == ("length", 7)
 
 
-def test_without_options_the_models_defaults_hold_and_the_answer_has_all_that_is_left(engine):
+def test_absent_options_use_model_defaults_and_all_remaining_tokens(engine):
     engine.generation_defaults = {"temperature": 0.6, "top_k": 20}
     ask(engine)
     first = engine.seen[0]
@@ -208,12 +208,12 @@ def test_without_options_the_models_defaults_hold_and_the_answer_has_all_that_is
 
 
 @pytest.mark.parametrize("wanted", [-1, -2, 0, 10**9])
-def test_a_length_without_limit_or_beyond_the_models_is_all_that_the_prompt_leaves(engine, wanted):
+def test_unlimited_num_predict_is_all_that_the_prompt_leaves(engine, wanted):
     assert ask(engine, options={"num_predict": wanted}).status_code == 200
     assert engine.seen[0].params.max_tokens == 4096 - len(engine.seen[0].prompt)
 
 
-def test_a_seed_below_zero_is_a_random_one_and_whole_numbers_may_be_written_as_floats(engine):
+def test_negative_seed_is_random_and_integral_floats_are_accepted(engine):
     ask(engine, options={"seed": -1, "num_predict": 5.0, "top_k": 3.0})
     params = engine.seen[0].params
     assert (params.seed, params.max_tokens, params.top_k) == (None, 5, 3)
@@ -255,14 +255,14 @@ def test_options_of_the_runner_and_unknown_ones_are_ignored(engine):
         (GENERATE, {"prompt": 5}, ["prompt", "5"]),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_its_name(engine, path, fields, words):
+def test_unsupported_ollama_fields_are_refused_by_name(engine, path, fields, words):
     sent = {CHAT: {"messages": HELLO}, GENERATE: {"prompt": "x"}}[path]
     refused = error_of(send(engine, "POST", path, json={**sent, **fields}))
     assert all(word in refused for word in words), refused
     assert engine.seen == []
 
 
-def test_neutral_values_of_fields_that_are_refused_are_taken(engine):
+def test_unsupported_fields_with_neutral_values_are_accepted(engine):
     neutral = {"images": [], "suffix": "", "template": "", "context": [], "raw": False, "system": "", "format": ""}
     assert generate(engine, **neutral).json()["response"] == engine.script
     assert ask(engine, messages=[{**HELLO[0], "images": []}], tools=[], format="").status_code == 200
@@ -292,7 +292,7 @@ def test_calls_and_their_results_go_back_into_the_prompt(engine):
     assert prompt_of(engine).count('city="') == 2
 
 
-def test_a_result_has_the_name_of_its_tool_and_of_its_call_in_the_template(engine):
+def test_tool_result_carries_tool_name_and_call_id_to_template(engine):
     engine.chat_template = "{% for m in messages %}{{ m.role }}:{{ m.name }}:{{ m.tool_call_id }};{% endfor %}"
     call = {"id": "c1", "function": {"name": "weather", "arguments": {}}}
     result = {"role": "tool", "content": "21", "tool_name": "weather", "tool_call_id": "c1"}
@@ -300,7 +300,7 @@ def test_a_result_has_the_name_of_its_tool_and_of_its_call_in_the_template(engin
     assert prompt_of(engine).endswith("tool:weather:c1;")
 
 
-def test_reasoning_goes_back_to_the_template(engine):
+def test_reasoning_is_passed_back_to_the_template(engine):
     engine.chat_template = "{% for m in messages %}{{ m.reasoning_content }}{% endfor %}"
     ask(engine, messages=[*HELLO, {"role": "assistant", "content": "a", "thinking": "Hm."}, *HELLO])
     assert prompt_of(engine) == "Hm."

@@ -38,7 +38,7 @@ def client(url):  # noqa: F811
     return ollama.Client(url)
 
 
-def test_it_reads_a_chat_and_a_stream(client, engine):
+def test_ollama_client_reads_a_chat_and_a_stream(client, engine):
     options = {"temperature": 0.5, "num_ctx": 4096, "seed": 1}
     whole = client.chat("any", HELLO, options=options, think=False, keep_alive="5m")
     pieces = list(client.chat("any", HELLO, options=options, think=False, stream=True))
@@ -52,7 +52,7 @@ def test_it_reads_a_chat_and_a_stream(client, engine):
     assert engine.seen[0].params.temperature == 0.5
 
 
-def test_it_generates(client, engine):
+def test_ollama_client_generates(client, engine):
     assert client.generate("any", "hello", think=False).response == engine.script
     pieces = client.generate("any", "hello", raw=True, stream=True, options=ollama.Options(num_predict=6))
     assert "".join(piece.response for piece in pieces) == "Grüß"
@@ -61,7 +61,7 @@ def test_it_generates(client, engine):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_it_calls_functions_and_sends_their_results(client, engine, stream):
+def test_ollama_client_calls_functions_and_sends_results(client, engine, stream):
     engine.script = f"Hm.\n</think>\n\n{CALLS}"
     answer = client.chat("any", HELLO, tools=[weather], think=True, stream=stream)
     messages = [piece.message for piece in answer] if stream else [answer.message]
@@ -78,7 +78,7 @@ def test_it_calls_functions_and_sends_their_results(client, engine, stream):
     assert prompt.count("<tool_response>\nrain in ") == 2
 
 
-def test_it_parses_structured_answers(client, engine):
+def test_ollama_client_parses_structured_answers(client, engine):
     engine.script = '</think>\n\n{"city": "Bonn"}'
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     answer = client.chat("any", HELLO, format=schema)
@@ -86,13 +86,13 @@ def test_it_parses_structured_answers(client, engine):
     assert "city" in engine.seen[0].params.constraint.source
 
 
-def test_it_reads_log_probabilities(client, engine):
+def test_ollama_client_reads_log_probabilities(client, engine):
     answer = client.chat("any", HELLO, logprobs=True, top_logprobs=2, think=False)
     assert len(answer.logprobs) == len(engine.script.encode())
     assert len(answer.logprobs[0].top_logprobs) == 2
 
 
-def test_it_lists_and_shows_the_model(client, engine):
+def test_ollama_client_lists_and_shows_the_model(client, engine):
     (listed,) = client.list().models
     (running,) = client.ps().models
     shown = client.show(listed.model)
@@ -102,7 +102,7 @@ def test_it_lists_and_shows_the_model(client, engine):
     assert shown.modified_at == listed.modified_at
 
 
-def test_it_raises_its_own_error(client, engine):
+def test_ollama_client_raises_its_own_error(client, engine):
     with pytest.raises(ollama.ResponseError, match=r"options\.temperature") as refused:
         client.chat("any", HELLO, options={"temperature": 3})
     assert refused.value.status_code == 400

@@ -37,7 +37,7 @@ def test_an_error_that_does_not_name_its_field_begins_with_it(engine):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_full_queue_is_a_503_that_says_when_to_retry(engine, stream):
+def test_full_queue_returns_503_with_retry_after(engine, stream):
     engine.fail = QueueFull(100, 100, 3)
     response = ask(engine, stream=stream)
     assert "100" in error_of(response, 503)
@@ -72,7 +72,7 @@ def test_with_a_key_every_path_needs_it(engine, method, path):
         ("POST", "/api/blobs/sha256:0", "headwater serve MODEL"),
     ],
 )
-def test_an_endpoint_that_is_absent_says_why(engine, method, path, words):
+def test_absent_ollama_endpoint_returns_404_with_the_reason(engine, method, path, words):
     assert words in error_of(send(engine, method, path, json={"model": "x"}), 404)
 
 

@@ -47,7 +47,7 @@ def test_the_model_is_listed_and_described(engine):
     ("template", "capabilities"),
     [(None, ["completion"]), ("{{ messages }}", ["completion"]), (templates.SILENT, ["completion", "thinking"])],
 )
-def test_capabilities_are_what_the_template_has_marks_of(engine, template, capabilities):
+def test_capabilities_are_derived_from_marks_in_the_template(engine, template, capabilities):
     engine.chat_template = template
     assert send(engine, "POST", "/api/show", json={"model": "fake"}).json()["capabilities"] == capabilities
 

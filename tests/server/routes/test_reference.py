@@ -28,7 +28,7 @@ def test_the_page_works_without_a_network(engine):
     assert [link.status_code for link in links] == [200] * len(linked)
 
 
-def test_types_are_told_in_a_few_words():
+def test_reference_page_describes_types_in_few_words():
     assert type_of({"anyOf": [{"type": "integer", "minimum": 0, "maximum": 5000}, {"type": "null"}]}) == (
         "integer from 0 to 5,000"
     )

@@ -76,7 +76,7 @@ def test_the_official_client_streams_a_response(client, engine):  # noqa: F811
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
-def test_a_stream_that_fails_raises_what_failed(client, engine):  # noqa: F811
+def test_failing_response_stream_raises_its_error_in_openai_client(client, engine):  # noqa: F811
     engine.fail, engine.fail_after = EngineStopped("the engine has stopped"), 1
     with pytest.raises(openai.APIError, match="the engine has stopped"):
         list(client.responses.create(model="m", input="hello", stream=True))
@@ -190,7 +190,7 @@ def codex(*items, **fields):
 READ = {"name": "read", "namespace": "mcp__files", "call_id": "c1"}
 
 
-def test_a_turn_of_codex_calls_a_tool_of_a_namespace_by_both_names(engine):
+def test_codex_call_of_a_namespaced_tool_has_both_names(engine):
     engine.chat_template = engine.chat_template.replace("<tool_call>{{ call", '<tool_call>"arguments"{{ call')
     engine.script = WRITTEN["hermes"]([("mcp__files__read", {"path": "a.py"})])
     response = send(engine, "POST", "/v1/responses", json=codex())
@@ -206,7 +206,7 @@ def test_a_turn_of_codex_calls_a_tool_of_a_namespace_by_both_names(engine):
     assert "web_search" not in shown
 
 
-def test_what_codex_sends_back_names_the_tool_as_the_model_knows_it(engine):
+def test_codex_history_names_tools_as_the_model_does(engine):
     reasoning = {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None}
     call = {"type": "function_call", "arguments": '{"path": "a.py"}', **READ}
     output = {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "print()"}]}
@@ -217,7 +217,7 @@ def test_what_codex_sends_back_names_the_tool_as_the_model_knows_it(engine):
     assert "<tool_response>\nprint()" in shown
 
 
-def test_a_tool_of_a_namespace_that_is_no_function_may_have_any_name(engine):
+def test_namespaced_tool_other_than_a_function_may_have_any_name(engine):
     tools = [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": {"a": 1}}]}]
     assert send(engine, "POST", "/v1/responses", json={"input": "hello", "tools": tools}).status_code == 200
 
@@ -324,7 +324,7 @@ def test_a_whole_message_gives_the_items_that_its_deltas_give(size):
         ({"metadata": {"a": 1}}, ["metadata"]),
     ],
 )
-def test_what_a_response_cannot_be_is_refused(engine, fields, words):
+def test_malformed_response_request_is_refused(engine, fields, words):
     told = error(send(engine, "POST", "/v1/responses", json={"input": "hello", **fields}))
     assert all(word in told["message"] for word in words), told
     assert told["param"].partition(".")[0] in (*fields, "input")

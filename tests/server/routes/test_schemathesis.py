@@ -78,7 +78,7 @@ WRONG_OR_RIGHT = [
 
 
 @pytest.mark.parametrize(("method", "path", "mode"), WRONG_OR_RIGHT, ids=str)
-def test_the_server_keeps_what_its_description_promises(described, method, path, mode):
+def test_server_conforms_to_its_openapi_description(described, method, path, mode):
     operation = described[path][method]
 
     @given(case=operation.as_strategy(generation_mode=mode))

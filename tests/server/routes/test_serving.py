@@ -85,7 +85,7 @@ def test_the_official_client_understands_errors(client):
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_the_official_client_raises_what_a_stream_ends_with(client, engine):
+def test_openai_client_raises_the_error_that_ends_a_stream(client, engine):
     engine.fail, engine.fail_after = RuntimeError("midway"), 2
     with pytest.raises(openai.APIError, match="internal error"):
         list(client.chat.completions.create(model="m", messages=HELLO, stream=True))

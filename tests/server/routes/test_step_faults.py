@@ -76,7 +76,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_fault_in_a_step_is_a_500_with_the_request_s_id_and_the_server_lives_on(engine, monkeypatch, place):
+def test_fault_in_a_step_returns_500_and_server_keeps_serving(engine, monkeypatch, place):
     expected = [said(reply) for reply in post_all(engine, BODIES)]
     target, name = PLACES[place](engine)
     monkeypatch.setattr(target, name, breaking(getattr(target, name), lambda call: call == 2))

@@ -72,7 +72,7 @@ def test_a_model_is_found_by_its_name_even_with_slashes(engine):
     assert "'org/model'" in error(send(engine, "GET", "/v1/models/gpt"), 404)["message"]
 
 
-def test_what_is_tokenised_is_kept_for_its_namespace_alone(engine, monkeypatch):
+def test_tokenised_text_is_cached_for_its_namespace_only(engine, monkeypatch):
     seen = []
     encode = PromptEncoder.encode
 

@@ -28,7 +28,7 @@ def test_each_text_is_stored_once(engine):
         ("/v1/chat/completions", {"messages": [user([{"type": "text", "text": DOCUMENT, "segment": True}])]}),
     ],
 )
-def test_what_is_stored_is_what_prompts_hold(engine, tokenizer, path, body):
+def test_stored_segments_have_the_tokens_that_prompts_have(engine, tokenizer, path, body):
     engine.tokenizer = tokenizer()
     send_all(engine, [("POST", PATH, {"json": {"texts": [DOCUMENT]}}), ("POST", path, {"json": body})])
     ((_, stored),) = engine.segments
@@ -63,7 +63,7 @@ class WithoutSegments:
         return getattr(self._engine, name)
 
 
-def test_an_engine_that_stores_no_segments_says_so(engine):
+def test_warming_without_segment_storage_returns_501(engine):
     answer = send(WithoutSegments(engine), "POST", PATH, json={"texts": ["a"]})
     assert "stores no segments" in error(answer, 501)["message"]
 
@@ -93,7 +93,7 @@ def test_bad_requests_are_refused(engine, body, said):
 
 
 @pytest.mark.parametrize("raised", [QueueFull(4, 4, 3), EngineStopped("the engine has stopped")])
-def test_what_the_engine_refuses_is_answered_as_elsewhere(engine, monkeypatch, raised):
+def test_warming_refused_by_the_engine_returns_503_with_retry_after(engine, monkeypatch, raised):
     def refuse(self, segments, namespace):
         raise raised
 

@@ -66,7 +66,7 @@ ALL = {"city": "Bonn", "days": 2, "exact": True, "tags": ["a", "b"], "note": "tw
         ("qwen_xml", xml("ping", {}), ("ping", {})),
     ],
 )
-def test_good_calls_are_taken_and_read(name, text, called):
+def test_calls_allowed_by_the_grammar_are_parsed(name, text, called):
     for tokenizer in (byte_tokenizer(), trained()):
         assert taken(grammar_of(name, WEATHER_TOOLS.values(), tokenizer), text, tokenizer) == (text, True)
     assert shape(parse([text], name)) == [called]

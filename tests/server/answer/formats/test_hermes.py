@@ -42,7 +42,7 @@ CALLED = ("weather", {"city": "Bonn"})
          ['c:<tool_call>{"name": "ping", "arguments": NaN}</tool_call>']),
     ],
 )  # fmt: skip
-def test_calls_and_what_is_none(text, parts):
+def test_calls_are_parsed_and_malformed_ones_stay_content(text, parts):
     assert shape(parse([text], "hermes")) == parts
     assert shape(parse(text, "hermes")) == parts
 
@@ -57,12 +57,12 @@ def test_arguments_are_passed_on_as_they_are_written_and_as_they_come():
 
 
 @pytest.mark.parametrize("end", ['{"city": "Bo', '{"city": "Bonn"', "{"])
-def test_a_call_that_is_cut_off_keeps_its_arguments_as_far_as_they_came(end):
+def test_truncated_call_keeps_its_partial_arguments(end):
     text = f'<tool_call>\n{{"name": "weather", "arguments": {end}'
     assert parse([text], "hermes") == [CallBegin("weather"), CallArguments(end)]
 
 
-def test_arguments_with_a_brace_too_few_stay_so_and_the_next_call_is_found():
+def test_arguments_missing_a_brace_stay_and_next_call_is_found():
     broken = '<tool_call>\n{"name": "weather", "arguments": {"a": {"b": 1}\n</tool_call>\n'
     deltas = parse([broken + PING], "hermes")
     assert deltas == [CallBegin("weather"), CallArguments('{"a": {"b": 1}\n'), CallBegin("ping"), CallArguments("{}")]

@@ -43,7 +43,7 @@ def test_calls_between_tags_are_read(name, inside, parts):
         (f"[{BONN}] more", [CALLED, "c:more"]),
     ],
 )  # fmt: skip
-def test_after_a_call_what_is_none_is_content(name, inside, parts):
+def test_malformed_list_item_after_a_call_becomes_content(name, inside, parts):
     *calls, content = parts
     text = TOOLS[name].open + inside + TOOLS[name].close
     assert shape(parse([text], name)) == [*calls, content + TOOLS[name].close]

@@ -37,12 +37,12 @@ PING = call("functions.ping:7", "{}")
         (OPEN + CLOSE, [f"c:{OPEN}{CLOSE}"]),
     ],
 )
-def test_calls_and_what_is_none(text, parts):
+def test_calls_are_parsed_and_malformed_ones_stay_content(text, parts):
     assert shape(parse([text], "kimi")) == parts
     assert shape(parse(text, "kimi")) == parts
 
 
-def test_ids_and_arguments_are_passed_on_as_they_are_written_and_as_they_come():
+def test_ids_and_arguments_stream_unchanged_as_they_arrive():
     parser = AnswerParser(None, False, TOOLS["kimi"], WEATHER_TOOLS)
 
     def push(text):

@@ -26,6 +26,6 @@ CALLED, PINGED = ("weather", {"city": "Bonn"}), ("ping", {})
         (f"{OPEN}<invoke>{CLOSE}", [f"c:{OPEN}<invoke>{CLOSE}"]),
     ],
 )
-def test_calls_and_what_is_none(text, parts):
+def test_calls_are_parsed_and_malformed_ones_stay_content(text, parts):
     assert shape(parse([text], "minimax_xml")) == parts
     assert shape(parse(text, "minimax_xml")) == parts

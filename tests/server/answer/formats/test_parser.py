@@ -46,7 +46,7 @@ def test_every_word_of_an_answer_comes_out_somewhere(text, tool_format, thinking
 
 
 @given(text=answers, places=cuts, name=st.sampled_from([*TOOLS]))
-def test_what_begins_like_an_answer_with_calls_is_the_same_however_it_is_cut(text, places, name):
+def test_answer_with_truncated_calls_parses_equally_in_any_pieces(text, places, name):
     whole = parse([begun := WRITTEN[name](TWO)[:-9] + text], name)
     assert parse(cut(begun, places), name) == whole
     assert parse(begun, name) == whole
@@ -66,14 +66,14 @@ def test_two_calls_between_texts_are_read_and_all_but_markup_is_content(name):
 @pytest.mark.parametrize(
     "end", ["", "[", "{", "[{", "nonsense", '{"name": 3}', "[]", '[{"arguments": {"city": "Bonn"}}']
 )
-def test_what_is_no_call_comes_back_as_text(name, end):
+def test_malformed_call_comes_back_as_text(name, end):
     text = f"so {TOOLS[name].open}{end}"
     assert parse([text], name) == [Content(text)]
     assert parse(text, name) == [Content(text)]
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_a_call_that_is_cut_off_has_no_end_that_would_pass_for_one(name):
+def test_truncated_call_is_not_closed_by_the_parser(name):
     text = WRITTEN[name](TWO[:1])
     begin, arguments = parse([text[: text.index("Bonn") + 2]], name)
     assert begin.name == "weather"
@@ -116,7 +116,7 @@ def test_deltas_are_joined_by_kind():
     assert joined(parts) == [Reasoning("ab"), Content("c"), call, call, CallArguments("{}")]
 
 
-def test_formats_are_told_by_the_template_or_named():
+def test_formats_are_detected_from_the_template_or_named():
     assert reasoning_format("auto", templates.REASONING) is REASONING["think"]
     assert reasoning_format("auto", templates.DEFAULT_SYSTEM) is None
     assert reasoning_format("auto", "created by Minimax based on MiniMax-M1 model.") is REASONING["think"]

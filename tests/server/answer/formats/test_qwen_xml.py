@@ -48,7 +48,7 @@ CALLED = ("weather", {"city": "Bonn"})
         (f"a <tool_call> b {BONN}", ["c:a <tool_call> b", CALLED]),
     ],
 )  # fmt: skip
-def test_calls_and_what_is_none(text, parts):
+def test_calls_are_parsed_and_malformed_ones_stay_content(text, parts):
     assert shape(parse([text], "qwen_xml")) == parts
     assert shape(parse(text, "qwen_xml")) == parts
 
@@ -70,7 +70,7 @@ def test_strings_are_passed_on_as_they_come():
 
 
 @pytest.mark.parametrize("text", ["Bo", "Bonn\n</parameter>\n", "Bonn\n</parameter>\n<parameter=days>\n1"])
-def test_a_call_that_is_cut_off_has_no_end_that_would_pass_for_one(text):
+def test_truncated_call_is_not_closed_by_the_parser(text):
     begin, arguments = parse([f"<tool_call>\n<function=weather>\n<parameter=city>\n{text}"], "qwen_xml")
     assert begin == CallBegin("weather")
     assert "Bo" in arguments.text
@@ -102,7 +102,7 @@ def test_schemas_that_refer_to_one_another_many_times_are_looked_at_once(refers)
     assert types_of({"$ref": "#/$defs/x0"}, {"$defs": definitions}) == ANY
 
 
-def test_a_schema_whose_required_is_no_list_requires_nothing():
+def test_schema_with_malformed_required_requires_nothing():
     grammar = Grammar({})
     rule = TOOLS["qwen_xml"].rule(
         grammar, [FunctionDefinition(name="f", parameters={"properties": {"a": {}}, "required": 5})], True
