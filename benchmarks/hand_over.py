@@ -32,8 +32,8 @@ from benchmarks.measure import console, machine
 from headwater.account import CacheAccount
 from headwater.cli.common import prepare_outputs
 from headwater.cli.router_process import router_of
-from headwater.cluster.choice import Role
-from headwater.cluster.curve import RouterKeys
+from headwater.cluster.cost import Role
+from headwater.cluster.encryption import RouterKeys
 from headwater.cluster.hosting import Host
 from headwater.cluster.router import Router
 from headwater.config import ServeConfig

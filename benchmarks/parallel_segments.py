@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.measure import console, machine
 from benchmarks.segment_processes import COMPUTE, over_processes
 from headwater.cli.common import prepare_outputs
-from headwater.cluster.choice import Candidate, Prompt
+from headwater.cluster.cost import Candidate, Prompt
 from headwater.cluster.segment_dispatch import DISPATCH, Lane, Segment, dispatch, longest_first
 from headwater.schedule.limits import BUILT_TOGETHER
 from headwater.schedule.prefill_seconds import PrefillSpeed

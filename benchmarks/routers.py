@@ -41,8 +41,8 @@ from benchmarks.measure import RESULTS, console, machine, write_results
 from benchmarks.routed_traffic import Processes
 from headwater.cli.common import prepare_outputs
 from headwater.cli.replay_tables import as_predicted
-from headwater.cluster.rivals import CHOICES
-from headwater.cluster.simulation import simulate
+from headwater.lab.cluster.rivals import CHOICES
+from headwater.lab.cluster.simulation import simulate
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import replay
 from headwater.lab.row import Result

@@ -30,8 +30,8 @@ from benchmarks import measure
 from benchmarks.measure import Row
 from headwater.account import CacheAccount, Reason
 from headwater.cache.view import CacheStats
-from headwater.cluster.curve import CurveClient, CurveServer, KeyPair
 from headwater.cluster.digests import Digests
+from headwater.cluster.encryption import CurveClient, CurveServer, KeyPair
 from headwater.cluster.link import Link
 from headwater.cluster.messages import KV, KV_KINDS
 from headwater.cluster.picture import Picture

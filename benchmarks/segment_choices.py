@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import fmean, median
 
 from headwater.cache.segments.compose import METHODS, Widths, relevant
-from headwater.evaluate.fidelity import Measured
-from headwater.evaluate.fidelity_forward import Recipe, Workbench
-from headwater.evaluate.fidelity_measures import AttentionWatch, measured
-from headwater.evaluate.fidelity_prompts import Prompt, Prompts
 from headwater.evaluate.items import DEFAULT_TASKS, read_items
+from headwater.lab.fidelity.figures import Measured
+from headwater.lab.fidelity.forward import Recipe, Workbench
+from headwater.lab.fidelity.measures import AttentionWatch, measured
+from headwater.lab.fidelity.prompts import Prompt, Prompts
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.embedded import embedded

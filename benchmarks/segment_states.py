@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from headwater.cli.common import prepare_outputs
-from headwater.evaluate.fidelity import Distance
-from headwater.evaluate.fidelity_measures import distance, studied
-from headwater.evaluate.fidelity_prompts import Wanted
+from headwater.lab.fidelity.figures import Distance
+from headwater.lab.fidelity.measures import distance, studied
+from headwater.lab.fidelity.prompts import Wanted
 from headwater.layers.lightning import Lightning
 from headwater.mixers.numerics import prepare_process
 from headwater.models.embedded import embedded

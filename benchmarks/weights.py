@@ -30,8 +30,8 @@ from benchmarks import measure
 from benchmarks.measure import Row
 from headwater.cli import run
 from headwater.cli.common import prepare_outputs
-from headwater.evaluate.fidelity_prompts import Prompts
 from headwater.evaluate.summary import Estimate, estimate
+from headwater.lab.fidelity.prompts import Prompts
 from headwater.models.embedded import embedded
 from headwater.models.hybrid import HybridModel
 from headwater.models.load import LoadedModel, load_model

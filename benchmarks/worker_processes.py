@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from headwater.cli.router_process import router_of
-from headwater.cluster.curve import RouterKeys, WorkerKeys
+from headwater.cluster.encryption import RouterKeys, WorkerKeys
 from headwater.cluster.hosting import Host
 from headwater.cluster.router import Router
 from headwater.cluster.sockets import Contact

@@ -11,7 +11,7 @@ from itertools import chain, product
 from statistics import median
 from typing import Any
 
-from headwater.evaluate.fidelity import Deviation, Distance
+from headwater.lab.fidelity.figures import Deviation, Distance
 from papers.figure import Found, Line, Shape, quantile
 
 LAYER_TOKENS, SEGMENTS = 1096, 4

@@ -15,7 +15,7 @@ import pytest
 from headwater.cli import cluster_upgrade
 from headwater.cli.cluster import Commands
 from headwater.cli.cluster_upgrade import NAMES, given_values, seen_of, steps, upgraded
-from headwater.cluster.choice import Role
+from headwater.cluster.cost import Role
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.models.embedded import embedded

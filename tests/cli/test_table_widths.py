@@ -20,10 +20,11 @@ from rich.console import Console
 from headwater.cli import doctor, inspect, replay_tables, size
 from headwater.evaluate import tables
 from headwater.evaluate.divergence import Divergence
-from headwater.evaluate.fidelity import Deviation, Distance, MeanFidelity
 from headwater.evaluate.perplexity import Perplexity
 from headwater.evaluate.summary import Comparison, Estimate, Summary
 from headwater.lab.cost import DEVICES, StepCost
+from headwater.lab.fidelity import figures
+from headwater.lab.fidelity.figures import Deviation, Distance, MeanFidelity
 from headwater.lab.fit import Observation, Point, fit, observe, prefill_loads
 from headwater.lab.row import Routing, Row, Segments, Share, Spread
 from headwater.lab.setup import Setup
@@ -97,8 +98,8 @@ def of_evaluation() -> Iterator[Table]:
         name: MeanFidelity(8, 0.123, 1.2345, 0.875, {0: far, 23: far}, {3: {"keys": far, "values": far}})
         for name in ("fast", "balanced", "careful", "exact", "prefix only")
     }
-    yield from (tables.means_table(means), tables.states_table(means), tables.kept_table(means))
-    yield tables.deviations_table({3: Deviation(1.23e-1, 1.23e-4, 1.23e-2)}, 8)
+    yield from (figures.means_table(means), figures.states_table(means), figures.kept_table(means))
+    yield figures.deviations_table({3: Deviation(1.23e-1, 1.23e-4, 1.23e-2)}, 8)
 
 
 def row(**changed: Any) -> Row:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from headwater.account import CacheAccount, Reason
 from headwater.cache.view import CacheStats
-from headwater.cluster.choice import Role
+from headwater.cluster.cost import Role
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.sockets import PLAIN, Client, Contact, Server
 from headwater.cluster.sums import zero

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from headwater.cli.cluster import roles_of
-from headwater.cluster.choice import Candidate, Prompt, Role, price_reads
+from headwater.cluster.cost import Candidate, Prompt, Role, price_reads
 from headwater.cluster.disaggregation import decoders, prefiller
 from headwater.cluster.sockets import Contact
 from headwater.cluster.wire import NO_CONTACT

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headwater.cluster.curve import RouterKeys
+from headwater.cluster.encryption import RouterKeys
 from headwater.cluster.hosting import Host, refuse_inexact, worker_config
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headwater.cluster import selection
-from headwater.cluster.choice import Candidate, Prompt, Role
+from headwater.cluster.cost import Candidate, Prompt, Role
 from headwater.cluster.disaggregation import keeper, kept
 from headwater.engine.meter import Backlog
 from headwater.errors import EngineStopped

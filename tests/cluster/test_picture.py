@@ -13,7 +13,7 @@ from hypothesis.stateful import invariant, rule
 
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey
-from headwater.cluster.choice import Found, Prompt
+from headwater.cluster.cost import Found, Prompt
 from headwater.cluster.messages import KINDS, KV, SEGMENTS, STATES, Message
 from headwater.cluster.picture import Picture
 from headwater.plan import CacheLayout

@@ -13,7 +13,7 @@ import pytest
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey
 from headwater.cluster import preparing
-from headwater.cluster.choice import Candidate, OpenRequests, Prompt
+from headwater.cluster.cost import Candidate, OpenRequests, Prompt
 from headwater.cluster.preparing import MOST_ORDERS, MOST_SEGMENTS, Needed, Preparing
 from headwater.cluster.routed import Routed
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage

@@ -16,7 +16,7 @@ import zmq
 
 from headwater.account import TierOutcome
 from headwater.cluster import peer_channel, peer_memory
-from headwater.cluster.curve import CurveClient, KeyPair
+from headwater.cluster.encryption import CurveClient, KeyPair
 from headwater.cluster.part_messages import FAILED, Find, Get, answer, encode
 from headwater.cluster.peer_channel import Channel
 from headwater.cluster.peer_memory import KnownParts, Offered, PeerMemory

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from headwater.cluster import publisher
-from headwater.cluster.choice import Role, RoundRobin
+from headwater.cluster.cost import Role, RoundRobin
 from headwater.cluster.follower import Follower
 from headwater.cluster.hosting import info_of, prepares
 from headwater.cluster.publishing import Publishing

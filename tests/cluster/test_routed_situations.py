@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from headwater.account import CacheAccount
-from headwater.cluster.choice import Role
+from headwater.cluster.cost import Role
 from headwater.cluster.router import Router
 from headwater.engine.meter import Backlog
 from headwater.request import Generation, SamplingParams

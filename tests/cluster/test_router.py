@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from headwater.cluster.actions import ACTING, MOST_ACTIONS
-from headwater.cluster.choice import Candidate, LeastCost, LeastLoaded, Prompt, RoundRobin
+from headwater.cluster.cost import Candidate, LeastCost, LeastLoaded, Prompt, RoundRobin
 from headwater.cluster.routed import Routed
 from headwater.cluster.router import HEARTBEAT_TIMEOUT
 from headwater.cluster.sockets import Contact

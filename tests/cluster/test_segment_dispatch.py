@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.cluster.choice import Candidate, Prompt
+from headwater.cluster.cost import Candidate, Prompt
 from headwater.cluster.segment_dispatch import (
     MOST_COMBINERS,
     Lane,

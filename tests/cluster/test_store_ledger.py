@@ -11,7 +11,7 @@ import pytest
 
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey
-from headwater.cluster.choice import Found, Stored
+from headwater.cluster.cost import Found, Stored
 from headwater.cluster.digests import Digests
 from headwater.cluster.messages import KV, SEGMENTS, STATES, BlockRemoved, BlockStored
 from headwater.cluster.picture import Picture

@@ -19,8 +19,8 @@ import pytest
 
 from benchmarks.worker_processes import PATIENCE, worker_config
 from headwater.cli.router_process import router_of
-from headwater.cluster.choice import Candidate, Choice, Prompt
-from headwater.cluster.curve import RouterKeys, WorkerKeys
+from headwater.cluster.cost import Candidate, Choice, Prompt
+from headwater.cluster.encryption import RouterKeys, WorkerKeys
 from headwater.cluster.hosting import Host
 from headwater.cluster.router import Router
 from headwater.engine.proof import fingerprint as fingerprints

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from headwater.cluster.choice import Role
-from headwater.cluster.curve import WorkerKeys
+from headwater.cluster.cost import Role
+from headwater.cluster.encryption import WorkerKeys
 from headwater.cluster.router import Router
 from headwater.cluster.upgrade import Drain, Member, Start, Upgrade
 from headwater.config import ServeConfig

@@ -22,13 +22,13 @@ from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.engine.proof.start_checks import check_memory_tiers
 from headwater.errors import CheckpointError, ConfigError
 from headwater.events import FinishedEvent
-from headwater.lab.tuner import ServerTuning
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics
 from headwater.models.embedded import embedded
 from headwater.models.load import LoadedModel, load_model
 from headwater.request import Drafting
 from headwater.schedule.limits import EXTRA_SLOTS
+from headwater.schedule.tuner import ServerTuning
 from headwater.setting import SettingError
 from headwater.tiers.memory import MemoryStore
 from tests.engine.test_engine import collect, generation, loaded

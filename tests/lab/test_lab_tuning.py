@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import headwater.lab.tuner as module
+import headwater.lab.serving as module
 from headwater.lab.replay import replay
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from headwater.evaluate.fidelity import Deviation as Places
-from headwater.evaluate.fidelity import Distance as Drift
+from headwater.lab.fidelity.figures import Deviation as Places
+from headwater.lab.fidelity.figures import Distance as Drift
 from papers import FIGURES, Lab
 from papers.hypic.measured import (
     HYPIC,

@@ -23,17 +23,17 @@ from headwater.cli.common import commands, show
 from headwater.cli.download import whole_folder
 from headwater.cli.serve import EPILOG, GroupedCommand, announce, make_server, say, with_options
 from headwater.cli.settings import effective
-from headwater.cluster.choice import Role
-from headwater.cluster.rivals import CHOICES
+from headwater.cluster.cost import Role
 from headwater.cluster.upgrade import Upgrade
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError, HeadwaterError
+from headwater.lab.cluster.rivals import CHOICES
 from headwater.machine import usable_cores
 from headwater.setting import SettingError
 from headwater.table import Table
 
 if TYPE_CHECKING:
-    from headwater.cluster.curve import RouterKeys
+    from headwater.cluster.encryption import RouterKeys
     from headwater.cluster.ray_workers import RayWorkers
 
 log = logging.getLogger("headwater.cluster")
@@ -216,7 +216,7 @@ def serve_until_stopped(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
     announce(config)
     ray_cluster, ray_workers = _ray_modules()
-    from headwater.cluster.curve import RouterKeys
+    from headwater.cluster.encryption import RouterKeys
     from headwater.server.http.process import check_tls, listener, url
     from headwater.server.observe.logs import configure_logging
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.cli.settings import check_policies, from_all, values_of
-from headwater.cluster.choice import Role
+from headwater.cluster.cost import Role
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
 from headwater.setting import SettingError

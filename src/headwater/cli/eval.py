@@ -238,8 +238,9 @@ def fidelity(
 
     Prints distances of states, keys and values, and the divergence of next tokens.
     """
-    from headwater.evaluate.fidelity_measures import ENDS, studied  # imports torch
-    from headwater.evaluate.fidelity_prompts import Wanted
+    from headwater.lab.fidelity import figures
+    from headwater.lab.fidelity.measures import ENDS, studied  # imports torch
+    from headwater.lab.fidelity.prompts import Wanted
 
     common.one_of("weights", weights, WEIGHTS)
     common.prepare_outputs(json_file)
@@ -247,7 +248,7 @@ def fidelity(
     folder = whole_folder(named(model))
     with common.progress_console.status("composing"):
         study = studied(folder, (dtype, weights), threads, wanted, ways or list(Fidelity), skip_attention)
-    found = [table(study.means) for table in (tables.means_table, tables.states_table, tables.kept_table)]
-    found.append(tables.deviations_table(study.deviations, ENDS))
+    found = [table(study.means) for table in (figures.means_table, figures.states_table, figures.kept_table)]
+    found.append(figures.deviations_table(study.deviations, ENDS))
     common.show(*(table for table in found if table.row_count))
     common.write_json(json_file, {**common.provenance(context.params), **study.as_json()})

@@ -213,8 +213,8 @@ def _clusters(
                 raise ConfigError(f"--{option} {shown} needs --workers: one server has no router")
         return [None]
     try:
-        from headwater.cluster.rivals import make_choice
-        from headwater.cluster.simulation import roles
+        from headwater.lab.cluster.rivals import make_choice
+        from headwater.lab.cluster.simulation import roles
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'headwater[cluster]'") from error
     rules, networks = common.choices(router or ROUTER, str), common.choices(pulls or OFF, Network.read)
@@ -239,7 +239,7 @@ def _replay_of(setups: list[Setup]) -> Run:
     """Return the function that replays one of these setups."""
     if setups[0].cluster is None:
         return one_server
-    from headwater.cluster.simulation import simulate
+    from headwater.lab.cluster.simulation import simulate
 
     return simulate
 

@@ -14,12 +14,12 @@ from typing import Any
 from fastapi import FastAPI
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from headwater.cluster.curve import CurveClient, RouterKeys
-from headwater.cluster.rivals import CHOICES
+from headwater.cluster.encryption import CurveClient, RouterKeys
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.router_processes import Given
 from headwater.config import ServeConfig
 from headwater.hub_name import name_of
+from headwater.lab.cluster.rivals import CHOICES
 from headwater.models.hub import folder_of
 from headwater.models.load import read_spec, read_texts
 from headwater.server.app import create_app

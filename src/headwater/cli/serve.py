@@ -193,7 +193,7 @@ class Proving:
 def load_engine(config: ServeConfig) -> Engine:
     """Load the model into an engine, with Marconi's tuner as its observer if the eviction policy has one."""
     from headwater.engine.engine import Engine
-    from headwater.lab.tuner import server_tuning
+    from headwater.schedule.tuner import server_tuning
 
     status = progress_console.status("")
     try:

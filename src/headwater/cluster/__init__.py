@@ -5,12 +5,10 @@ and `publisher.py` sends them, by the settings in `publishing.py`. `picture.py` 
 `follower.py` keeps it up to date.
 
 Cluster: `router.py` is an engine for the server that has workers compute, each of which it knows by a `link.py`;
-`choice.py` has the rule that chooses, `rivals.py` those of other projects. `worker.py` answers for an engine, `wire.py`
+`cost.py` has the rule that chooses. `worker.py` answers for an engine, `wire.py`
 is what both say to each other. `hosting.py` is one worker's process, and `ray_workers.py` has Ray start and end them,
 in a cluster of Ray that `ray_cluster.py` joins; `upgrade.py` has the order in which all are replaced.
 
-Sockets: `sockets.py` opens them, `curve.py` has the keys with which a cluster's messages are encrypted, and
+Sockets: `sockets.py` opens them, `encryption.py` has the keys with which a cluster's messages are encrypted, and
 `authenticator.py` refuses peers without a key.
-
-Simulation: `simulation.py` puts the lab's servers behind the same rules, each a `simulated_worker.py`.
 """

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headwater.account import CacheAccount
-from headwater.cluster.choice import Candidate, Prompt, Role, expected_seconds, prefill_speeds
+from headwater.cluster.cost import Candidate, Prompt, Role, expected_seconds, prefill_speeds
 from headwater.events import FinishedEvent
 from headwater.request import Generation
 from headwater.schedule.prefill_seconds import PrefillSpeed

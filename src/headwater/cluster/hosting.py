@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headwater.cluster.choice import Role
-from headwater.cluster.curve import CurveServer, KeyPair, WorkerKeys
+from headwater.cluster.cost import Role
+from headwater.cluster.encryption import CurveServer, KeyPair, WorkerKeys
 from headwater.cluster.publishing import Publishing
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.sockets import Contact

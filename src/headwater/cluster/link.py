@@ -8,7 +8,7 @@ import time
 
 import zmq
 
-from headwater.cluster.choice import NOTHING, Candidate, Found, Known, OpenRequests, Prompt
+from headwater.cluster.cost import NOTHING, Candidate, Found, Known, OpenRequests, Prompt
 from headwater.cluster.follower import Follower
 from headwater.cluster.routed import Routed
 from headwater.cluster.sockets import Client, Contact, has_message, opened, queued

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from headwater.cluster.choice import NOTHING, Found, Prompt, Stored
+from headwater.cluster.cost import NOTHING, Found, Prompt, Stored
 from headwater.cluster.messages import (
     KINDS,
     KV,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from headwater.cluster.curve import CurveClient, CurveServer, KeyPair
+from headwater.cluster.encryption import CurveClient, CurveServer, KeyPair
 from headwater.cluster.part_server import Parts, PartServer
 from headwater.cluster.peer_memory import PeerMemory
 from headwater.cluster.sockets import Client, Contact, Server

@@ -21,8 +21,8 @@ from headwater.cluster.ray_cluster import own_address  # first: it sets what Ray
 import ray
 from ray.exceptions import RayError
 
-from headwater.cluster.choice import Role
-from headwater.cluster.curve import WorkerKeys
+from headwater.cluster.cost import Role
+from headwater.cluster.encryption import WorkerKeys
 from headwater.cluster.hosting import Host, worker_config
 from headwater.cluster.sockets import Contact
 from headwater.cluster.upgrade import Drain, Member, Start, Upgrade

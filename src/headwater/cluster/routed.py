@@ -10,7 +10,7 @@ from typing import Protocol
 
 from headwater.account import CacheAccount
 from headwater.cache.segments.compose import composed_key
-from headwater.cluster.choice import OpenRequests, Outstanding, Prompt
+from headwater.cluster.cost import OpenRequests, Outstanding, Prompt
 from headwater.cluster.digests import TOKEN_BYTES, Digests
 from headwater.cluster.disaggregation import Prefilled, decode_of, kept, prefill_of
 from headwater.cluster.wire import Cancel, KeepAnswer, Prepare, Submit

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from headwater.cache.view import CacheView
 from headwater.cluster.actions import Actions
-from headwater.cluster.choice import Choice, LeastCost
+from headwater.cluster.cost import Choice, LeastCost
 from headwater.cluster.disaggregation import Prefilled
 from headwater.cluster.link import Link
 from headwater.cluster.links import Links

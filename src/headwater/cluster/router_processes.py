@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from headwater.cluster.curve import RouterKeys
+from headwater.cluster.encryption import RouterKeys
 from headwater.cluster.sockets import Contact
 from headwater.config import ServeConfig
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappush, heapreplace
 
-from headwater.cluster.choice import Candidate, Prompt, expected_seconds, prefill_speeds
+from headwater.cluster.cost import Candidate, Prompt, expected_seconds, prefill_speeds
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.tier_load import ReadSpeed
 

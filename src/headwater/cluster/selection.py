@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from headwater.cluster.choice import (
+from headwater.cluster.cost import (
     Candidate,
     Choice,
     LeastCost,

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets of workers, publishers and their readers, and their security: none here, CURVE in `curve.py`."""
+"""ZeroMQ sockets of workers, publishers and their readers, and their security: none here, CURVE in `encryption.py`."""
 
 from __future__ import annotations
 

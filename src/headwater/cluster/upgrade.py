@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headwater.cluster.choice import Role
+from headwater.cluster.cost import Role
 from headwater.config import ServeConfig
 
 

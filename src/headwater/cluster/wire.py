@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.cluster.choice import Role
+from headwater.cluster.cost import Role
 from headwater.cluster.sockets import Contact
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.errors import (

@@ -1,4 +1,4 @@
-"""Tables of an evaluation and of a fidelity study, for the terminal."""
+"""Tables of an evaluation, for the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from headwater.evaluate.asking import Scored
 from headwater.evaluate.divergence import Divergence
-from headwater.evaluate.fidelity import Deviation, Distance, MeanFidelity
 from headwater.evaluate.perplexity import Perplexity
 from headwater.evaluate.summary import SLICES, Comparison, Estimate, Sliced, Summary, split
 from headwater.table import Table
@@ -83,47 +82,6 @@ def faults(scored: Sequence[Scored]) -> list[str]:
     return [f"{count:,} x {message}" for message, count in counts.most_common(MOST_FAULTS)]
 
 
-def means_table(means: Mapping[str, MeanFidelity]) -> Table:
-    """Return a row for each method of composing."""
-    names = ("prompts", "computed", "KL, nats", "same first token", "last state")
-    table = Table("composed against whole", ("method",), names)
-    for name, one in means.items():
-        *_, last = (None, *one.states.values())
-        table.add_row(
-            name, f"{one.prompts:,}", f"{one.anew:.1%}", f"{one.divergence:.4f}", f"{one.same_first:.1%}", _far(last)
-        )
-    return table
-
-
-def states_table(means: Mapping[str, MeanFidelity]) -> Table:
-    """Return relative error and angle of each recurrent layer's state after the last token."""
-    table = Table("states after the last token: relative error, angle", ("layer",), list(means))
-    for layer in next(iter(means.values())).states:
-        table.add_row(str(layer), *(_far(one.states[layer]) for one in means.values()))
-    return table
-
-
-def kept_table(means: Mapping[str, MeanFidelity]) -> Table:
-    """Return the same for keys and values of reused tokens; a method that reused none has no figures."""
-    table = Table("keys and values of reused tokens: relative error, angle", ("layer",), list(means))
-    for layer, names in next(iter(means.values())).kept.items():
-        for name in names:
-            shown = (_far(one.kept[layer][name] if one.anew < 1 else None) for one in means.values())
-            table.add_row(f"{layer}, {name}", *shown)
-    return table
-
-
-def deviations_table(found: Mapping[int, Deviation], ends: int) -> Table:
-    """Return the deviation of attention at the ends of segments, and its ratio to that of the interior."""
-    names = ("head", "interior", "tail", "head/interior", "tail/interior")
-    title = f"segments computed alone: deviation of attention by key, ends of {ends} tokens"
-    table = Table(title, ("layer",), names)
-    for layer, one in found.items():
-        ratios = (f"{end / one.interior:.2f}" if one.interior else NONE for end in (one.head, one.tail))
-        table.add_row(str(layer), f"{one.head:.2e}", f"{one.interior:.2e}", f"{one.tail:.2e}", *ratios)
-    return table
-
-
 def _named(slice_name: str, value: str | int) -> str:
     if slice_name == "context":
         return f"about {value:,}"
@@ -156,7 +114,3 @@ def _share(part: int | None, whole: int) -> str:
     if part is None:
         return "not reported"
     return f"{part:,} ({part / whole:.0%})" if whole else f"{part:,}"
-
-
-def _far(one: Distance | None) -> str:
-    return NONE if one is None else f"{one.error:.2e}, {one.degrees:.2f}°"

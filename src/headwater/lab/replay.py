@@ -17,14 +17,13 @@ from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.order.future import Asked, Future
 from headwater.cache.view import CacheStats
 from headwater.errors import ConfigError, HeadwaterError, OutOfPages, RequestTooLarge
-from headwater.lab.replayed import OneByOne, Replayed
 from headwater.lab.row import Result, Row, Segments, Spread
-from headwater.lab.serving import Engine, Serving
+from headwater.lab.serving import Engine, Serving, TraceTuning
 from headwater.lab.setup import Setup, as_reused
 from headwater.lab.tally import Ideal, SegmentWork, Tally
-from headwater.lab.tuner import TraceTuning
 from headwater.machine import peak_memory, usable_cores
 from headwater.schedule.limits import Limits
+from headwater.schedule.replayed import OneByOne, Replayed
 from headwater.setting import OFF
 from headwater.traces.arrivals import Arrivals, in_order
 from headwater.traces.request import Request, Trace
@@ -195,21 +194,22 @@ def _one_by_one(trace: Trace, setup: Setup, arrivals: Arrivals, workers: int = 0
     cache = setup.cache(layout, clock=lambda: now)
     if trace.has_segments and isinstance(cache.policy, Clairvoyant):
         raise ConfigError("eviction 'clairvoyant' knows the prefixes of future requests, but not their segments")
-    alone: OneByOne | Scheduled
+    single: OneByOne | Scheduled
     if trace.has_segments:
-        alone = Scheduled(trace, setup, cache)
+        single = Scheduled(trace, setup, cache)
+        work = single.work
     else:
-        alone = OneByOne(trace, cache, setup.planner(cache))
-    tuning = TraceTuning(trace, cache, alone.placement, setup.keeps_answers, workers)
+        single, work = OneByOne(trace, cache, setup.planner(cache)), SegmentWork(layout.flops)
+    tuning = TraceTuning(trace, cache, single.placement, setup.keeps_answers, workers)
     order = list(in_order(arrivals))
     if isinstance(cache.policy, Clairvoyant):
         cache.policy.foresee(_future(trace, cache, [request for _, request in order]))
-    tally, ideal = Tally(layout.flops, len(order), alone.work), Ideal(trace, layout.unit_tokens)
+    tally, ideal = Tally(layout.flops, len(order), work), Ideal(trace, layout.unit_tokens)
     for number, (now, request) in enumerate(order):
         if isinstance(cache.policy, Clairvoyant):
             cache.policy.now_at(number)
-        account = alone.serve(request)
-        tally.add(request, account, ideal.hit(request), now, saved=alone.work.of(alone.last))
+        account = single.serve(request)
+        tally.add(request, account, ideal.hit(request), now, saved=work.of(single.last))
         tally.sample(cache)
         tuning.completed(request)
     tuning.close()

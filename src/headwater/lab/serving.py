@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from headwater.cache import PrefixCache
 from headwater.cache.changes import IGNORED, Changes
 from headwater.cache.eviction.clairvoyant import Clairvoyant
+from headwater.cache.eviction.marconi import Marconi
 from headwater.cache.order import Eviction
+from headwater.cache.placement.base import Placement
 from headwater.errors import ConfigError, OutOfPages, RequestTooLarge
 from headwater.lab.cost import Load, StepCost, load_of
-from headwater.lab.replayed import Counted, Replayed
 from headwater.lab.setup import Setup, as_reused
 from headwater.lab.tally import Ideal, SegmentWork, Tally
 from headwater.lab.tiers import LabLoads
-from headwater.lab.tuner import TraceTuning
 from headwater.schedule.kinds.request import Request as Answered
 from headwater.schedule.limits import Limits
+from headwater.schedule.replayed import Counted, Replayed
 from headwater.schedule.step import Step
+from headwater.schedule.tuner import Tuner
 from headwater.traces.arrivals import Arrivals
 from headwater.traces.request import Request, Trace
 
@@ -40,6 +43,29 @@ class Lost:
     request: Request
     ideal: int
     output: int  # tokens of the answer that were sent
+
+
+class TraceTuning:
+    """Marconi's tuner in a replay, if the policy has one; the same request always adopts its result.
+
+    keeps_answers: whether answers are cached, and so replayed. workers: processes that replay; 0: none.
+    """
+
+    def __init__(
+        self, trace: Trace, cache: PrefixCache, placement: Placement, keeps_answers: bool, workers: int = 0
+    ) -> None:
+        self._keeps_answers = keeps_answers
+        tuned = isinstance(cache.policy, Marconi)
+        self._tuner = Tuner(cache, placement, workers=workers, trace=trace) if tuned else None
+
+    def completed(self, request: Request) -> None:
+        if self._tuner is not None and not self._tuner.done:
+            known = request.known_tokens if self._keeps_answers else request.prompt_tokens
+            self._tuner.observe(replace(request, known_tokens=known, segments=()))
+
+    def close(self) -> None:
+        if self._tuner is not None:
+            self._tuner.close()
 
 
 @dataclass(slots=True)

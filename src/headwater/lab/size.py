@@ -15,9 +15,9 @@ from headwater.errors import ConfigError
 from headwater.journal import Journal
 from headwater.lab.distances import Curve, distances
 from headwater.lab.replay import run_grid
-from headwater.lab.replayed import OneByOne
 from headwater.lab.sample import Estimate, Sampled, estimate, groups, parts
 from headwater.lab.setup import Setup
+from headwater.schedule.replayed import OneByOne
 from headwater.traces.arrivals import Arrivals, TimedArrivals, in_order
 from headwater.traces.request import Request, Trace
 

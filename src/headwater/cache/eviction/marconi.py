@@ -7,7 +7,7 @@ from headwater.plan import CacheLayout
 
 
 class Marconi(FlopAware):
-    """`flop_aware` with alpha 0 until a tuner (lab/tuner.py) sets it; else it stays 0 (Marconi, section 4.2).
+    """`flop_aware` with alpha 0 until a tuner (schedule/tuner.py) sets it; else it stays 0 (Marconi, section 4.2).
 
     multiplier: the tuner replays that many times as many requests as came before the first eviction; 5 to 15 in the
     paper. guard: alpha stays 0 unless the best one gains more than that many points of token hit rate over it. The

@@ -9,17 +9,17 @@ from dataclasses import replace
 import pytest
 
 from headwater.cluster import selection
-from headwater.cluster.choice import Candidate, Prompt, Role
+from headwater.cluster.cost import Candidate, Prompt, Role
 from headwater.cluster.router import HEARTBEAT_TIMEOUT, MOST_ATTEMPTS
-from headwater.cluster.simulated_pulls import SimulatedPulls
-from headwater.cluster.simulation import FAILURE, Simulation
 from headwater.errors import ConfigError
+from headwater.lab.cluster.pulls import SimulatedPulls
+from headwater.lab.cluster.simulation import FAILURE, Simulation
 from headwater.lab.setup import Cluster, Failures, Network
 from headwater.lab.tally import WORKERS_LOST, Outcome, Tally
 from headwater.traces.arrivals import at_times
 from headwater.traces.read import make_trace
 from headwater.traces.request import Trace
-from tests.cluster.test_simulation import ENGINE, SETUP, routing, run, same, traffic
+from tests.lab.test_simulation import ENGINE, SETUP, routing, run, same, traffic
 
 OFTEN = Failures(20.0, 5.0)
 NETWORK = Network.read("12.5GB/s")

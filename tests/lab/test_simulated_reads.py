@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from headwater.cluster import choice, selection
-from headwater.cluster.simulated_worker import SimulatedWorker
-from headwater.cluster.simulation import Simulation
+from headwater.cluster import cost, selection
+from headwater.lab.cluster.simulation import Simulation
+from headwater.lab.cluster.worker import SimulatedWorker
 from headwater.lab.cost import Load
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Cluster, Network, Setup
@@ -122,7 +122,7 @@ def test_each_worker_has_a_store_of_its_own_beside_the_network() -> None:
 def test_a_prompt_goes_to_the_worker_whose_store_has_it(monkeypatch: pytest.MonkeyPatch, is_published: bool) -> None:
     """The first worker has lost it in memory, and the rule prefers the second one if both cost as much."""
     wishes = iter(("w0", "w0", "w1"))
-    monkeypatch.setattr(choice, "preferred", lambda names, key: next(wishes))
+    monkeypatch.setattr(cost, "preferred", lambda names, key: next(wishes))
     if not is_published:
         monkeypatch.setattr(SimulatedWorker, "publish_store", lambda worker: None)
     requests = [asked("a", output=1), asked("b", 6000, 1, 10**6), asked("c", output=1)]

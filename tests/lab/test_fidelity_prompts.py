@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import ConfigError
-from headwater.evaluate.fidelity_prompts import Prompts, Wanted
 from headwater.evaluate.modes import SEPARATOR
+from headwater.lab.fidelity.prompts import Prompts, Wanted
 from headwater.models.embedded import embedded
 from headwater.models.load import LoadedModel, load_model
 from tests.evaluate.items import LOOK_UP, fields, item

@@ -11,10 +11,10 @@ import pytest
 from benchmarks import routers
 from benchmarks.routed_traffic import Processes
 from headwater.cluster import selection
-from headwater.cluster.choice import Candidate, Prompt
-from headwater.cluster.rivals import CHOICES
-from headwater.cluster.simulation import Simulation, simulate
+from headwater.cluster.cost import Candidate, Prompt
 from headwater.errors import ConfigError
+from headwater.lab.cluster.rivals import CHOICES
+from headwater.lab.cluster.simulation import Simulation, simulate
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import replay, timed
 from headwater.lab.row import Result, Routing

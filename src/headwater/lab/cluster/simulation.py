@@ -19,19 +19,19 @@ from itertools import count
 
 from headwater.account import CacheAccount, Reason
 from headwater.cache.segments.compose import composed_key
-from headwater.cluster.choice import Prompt, Role
+from headwater.cluster.cost import Prompt, Role
 from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import Prefilled, kept
 from headwater.cluster.preparing import Preparing
-from headwater.cluster.rivals import make_choice
 from headwater.cluster.routed import Routed, in_memory
 from headwater.cluster.router import HEARTBEAT_TIMEOUT, MOST_ATTEMPTS
 from headwater.cluster.selection import Selection
-from headwater.cluster.simulated_link import SimulatedLink, Visit
-from headwater.cluster.simulated_pulls import SimulatedPulls
-from headwater.cluster.simulated_worker import Inbox, Sent, SimulatedWorker
 from headwater.errors import ConfigError
 from headwater.events import TokenEvent
+from headwater.lab.cluster.link import SimulatedLink, Visit
+from headwater.lab.cluster.pulls import SimulatedPulls
+from headwater.lab.cluster.rivals import make_choice
+from headwater.lab.cluster.worker import Inbox, Sent, SimulatedWorker
 from headwater.lab.replay import result_of, timed
 from headwater.lab.row import Result, Routing
 from headwater.lab.serving import Engine, Lost

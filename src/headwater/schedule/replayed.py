@@ -5,7 +5,6 @@ from __future__ import annotations
 from headwater.account import CacheAccount
 from headwater.cache import PrefixCache
 from headwater.errors import OutOfPages
-from headwater.lab.tally import SegmentWork
 from headwater.request import Generation, SamplingParams, Span
 from headwater.schedule.kinds.answer import FinishedAnswer
 from headwater.schedule.kinds.request import Request as Answered
@@ -95,7 +94,7 @@ class OneByOne:
 
     def __init__(self, trace: Trace, cache: PrefixCache, planner: Planner) -> None:
         self._trace, self._cache, self._planner = trace, cache, planner
-        self.placement, self.work = planner.placement, SegmentWork(cache.layout.flops)
+        self.placement = planner.placement
         self.last = 0  # id of the latest sequence
 
     def serve(self, request: Request) -> CacheAccount | None:

@@ -11,9 +11,9 @@ import torch
 
 from headwater.cache.segments.compose import Widths
 from headwater.engine.proof.selfcheck import SelfCheck
-from headwater.evaluate.fidelity_forward import Recipe, Workbench, without_attention
-from headwater.evaluate.fidelity_measures import AttentionWatch, compared, measured
-from headwater.evaluate.fidelity_prompts import Prompt
+from headwater.lab.fidelity.forward import Recipe, Workbench, without_attention
+from headwater.lab.fidelity.measures import AttentionWatch, compared, measured
+from headwater.lab.fidelity.prompts import Prompt
 from headwater.models.load import load_model
 from headwater.request import Fidelity, Span
 from tests.checkpoints import SMALLEST

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from headwater.cache.segments.compose import METHODS, Widths, computed_tokens, relevant, runs, usable
-from headwater.evaluate.fidelity_prompts import Prompt
+from headwater.lab.fidelity.prompts import Prompt
 from headwater.memory.arena import Arena
 from headwater.memory.slots import LaidOut, Segment, StateMemory
 from headwater.mixers.batch import Slice, StepBatch

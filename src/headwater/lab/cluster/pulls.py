@@ -12,12 +12,12 @@ from functools import partial
 
 from headwater.account import TierOutcome
 from headwater.cache.segments.store import SegmentKey
-from headwater.lab.replayed import Replayed
 from headwater.lab.serving import Serving
 from headwater.lab.setup import Network
 from headwater.lab.tiers import STORE, LabLoads, Line
 from headwater.schedule.follows import Follow, Follows, progress
 from headwater.schedule.kinds.request import Request
+from headwater.schedule.replayed import Replayed
 from headwater.schedule.segment_loads import Awaited, SegmentLoad, SegmentLoads
 from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source
 from headwater.tiers.names import runs_of

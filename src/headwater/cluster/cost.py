@@ -1,7 +1,7 @@
 """Choice of the worker that a request goes to.
 
-`LeastCost` is Headwater's; turns and the fewest requests are the simplest others. `rivals.py` has those of other
-projects, and the table of all.
+`LeastCost` is Headwater's; turns and the fewest requests are the simplest others. `lab/cluster/rivals.py` has those
+of other projects, and the table of all.
 """
 
 from __future__ import annotations

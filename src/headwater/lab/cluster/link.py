@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from headwater.cache.segments.store import SegmentKey
-from headwater.cluster.choice import Candidate, OpenRequests, Prompt
+from headwater.cluster.cost import Candidate, OpenRequests, Prompt
 from headwater.cluster.routed import Routed
-from headwater.cluster.simulated_pulls import SimulatedPulls
-from headwater.cluster.simulated_worker import SimulatedWorker
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage
+from headwater.lab.cluster.pulls import SimulatedPulls
+from headwater.lab.cluster.worker import SimulatedWorker
 from headwater.lab.serving import Lost
 from headwater.traces.request import Request
 

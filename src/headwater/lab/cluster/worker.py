@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headwater.cache.changes import ChangeLog
-from headwater.cluster.choice import Candidate, Known, OpenRequests, Outstanding, Prompt, Role
+from headwater.cluster.cost import Candidate, Known, OpenRequests, Outstanding, Prompt, Role
 from headwater.cluster.digests import Digests
 from headwater.cluster.ledger import Ledger, Tokens
 from headwater.cluster.messages import Message
@@ -15,12 +15,12 @@ from headwater.cluster.picture import Picture
 from headwater.cluster.store_ledger import StoreLedger
 from headwater.cluster.stream import EventStream
 from headwater.engine.meter import PROBED, Meter
-from headwater.lab.replayed import ReplayedAnswer
 from headwater.lab.row import Share
 from headwater.lab.serving import Engine, Lost, OneStep, Serving
 from headwater.lab.setup import Setup, as_reused
 from headwater.lab.tally import Ideal, Outcome, Tally
 from headwater.lab.tiers import LabStore
+from headwater.schedule.replayed import ReplayedAnswer
 from headwater.tiers.changes import StoreLog
 from headwater.traces.request import Request, Trace
 

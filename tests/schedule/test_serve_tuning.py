@@ -6,11 +6,11 @@ import pytest
 
 from headwater.cache import PrefixCache
 from headwater.cache.placement import make_placement
-from headwater.lab.tuner import Tuner, server_tuning
 from headwater.request import Boundaries, Generation, SamplingParams
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.limits import Limits
 from headwater.schedule.scheduler import Scheduler
+from headwater.schedule.tuner import Tuner, server_tuning
 from tests.cache.toy import LAYOUT, PAGE, key_of
 
 LIMITS = Limits(4, 64, 1, 1000)

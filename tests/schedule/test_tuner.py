@@ -13,10 +13,10 @@ import pytest
 from headwater.cache import PrefixCache
 from headwater.cache.placement import make_placement
 from headwater.cache.placement.base import Placement
-from headwater.lab.replayed import Replayed, prefill
-from headwater.lab.tuner import ALPHAS, SERVED, Tuner
 from headwater.plan import PrefillFlops
 from headwater.schedule.planner import Planner
+from headwater.schedule.replayed import Replayed, prefill
+from headwater.schedule.tuner import ALPHAS, SERVED, Tuner
 from headwater.traces.request import Request, Trace
 from tests.cache.toy import LAYOUT, PAGE, key_of, words
 

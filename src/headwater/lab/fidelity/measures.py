@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from headwater.evaluate.fidelity import Deviation, Distance, Measured, Study
-from headwater.evaluate.fidelity_forward import Computed, Recipe, Workbench, with_attention, without_attention
-from headwater.evaluate.fidelity_prompts import Prompt, Wanted
+from headwater.lab.fidelity.figures import Deviation, Distance, Measured, Study
+from headwater.lab.fidelity.forward import Computed, Recipe, Workbench, with_attention, without_attention
+from headwater.lab.fidelity.prompts import Prompt, Wanted
 from headwater.layers.attention import GroupedAttention
 from headwater.mixers import numerics
 from headwater.mixers.attention import Attention

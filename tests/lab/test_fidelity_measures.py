@@ -7,10 +7,9 @@ import math
 import pytest
 import torch
 
-from headwater.evaluate.fidelity import Deviation, Distance, MeanFidelity, Measured
-from headwater.evaluate.fidelity_measures import deviation, distance, divergence
-from headwater.evaluate.fidelity_prompts import Prompt
-from headwater.evaluate.tables import kept_table, means_table
+from headwater.lab.fidelity.figures import Deviation, Distance, MeanFidelity, Measured, kept_table, means_table
+from headwater.lab.fidelity.measures import deviation, distance, divergence
+from headwater.lab.fidelity.prompts import Prompt
 from headwater.request import Span
 
 

@@ -18,10 +18,10 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from headwater.cluster import curve
+from headwater.cluster import encryption
 from headwater.cluster import publisher as publishers
 from headwater.cluster.authenticator import ADDRESS, authenticator
-from headwater.cluster.curve import CurveClient, CurveServer, KeyPair, RouterKeys
+from headwater.cluster.encryption import CurveClient, CurveServer, KeyPair, RouterKeys
 from headwater.cluster.follower import Follower
 from headwater.cluster.messages import SNAPSHOT
 from headwater.cluster.publisher import Publisher
@@ -199,7 +199,7 @@ def test_a_router_sends_to_the_worker_whose_key_it_knows() -> None:
 def test_without_an_authenticator_no_client_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """ZeroMQ itself accepts every client that knows the server's public key, if nothing answers its question."""
     absent = SimpleNamespace(accept=lambda *given: None, watch=lambda socket: None)
-    monkeypatch.setattr(curve, "authenticator", lambda: absent)
+    monkeypatch.setattr(encryption, "authenticator", lambda: absent)
     server = new_server()
     ends = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_SUCCEEDED
     with zmq.Context() as context, opened(zmq.DEALER) as client:

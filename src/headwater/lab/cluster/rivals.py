@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from headwater.cache.spelling import build
-from headwater.cluster.choice import Candidate, Choice, LeastCost, LeastLoaded, Prompt, RoundRobin, Turns, preferred
+from headwater.cluster.cost import Candidate, Choice, LeastCost, LeastLoaded, Prompt, RoundRobin, Turns, preferred
 
 CHARACTERS = 4  # of a token
 

@@ -21,9 +21,9 @@ from headwater.cache import PrefixCache
 from headwater.cache.eviction.marconi import Marconi
 from headwater.cache.placement.base import Placement
 from headwater.cache.snapshot import Snapshot
-from headwater.lab.replayed import OneByOne
 from headwater.plan import CacheLayout
 from headwater.schedule.planner import Planner
+from headwater.schedule.replayed import OneByOne
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Sequence
 from headwater.traces.request import Request, Trace
@@ -195,29 +195,6 @@ def _hits(spelling: str) -> int:
 
 WORKERS = 2  # processes that replay beside a server
 log = logging.getLogger("headwater.engine")
-
-
-class TraceTuning:
-    """Report a trace's requests to the tuner, if the policy has one; the same request always adopts its result.
-
-    keeps_answers: whether answers are cached here, and so replayed. workers: processes that replay; 0: none.
-    """
-
-    def __init__(
-        self, trace: Trace, cache: PrefixCache, placement: Placement, keeps_answers: bool, workers: int = 0
-    ) -> None:
-        self._keeps_answers = keeps_answers
-        tuned = isinstance(cache.policy, Marconi)
-        self._tuner = Tuner(cache, placement, workers=workers, trace=trace) if tuned else None
-
-    def completed(self, request: Request) -> None:
-        if self._tuner is not None and not self._tuner.done:
-            known = request.known_tokens if self._keeps_answers else request.prompt_tokens
-            self._tuner.observe(replace(request, known_tokens=known, segments=()))
-
-    def close(self) -> None:
-        if self._tuner is not None:
-            self._tuner.close()
 
 
 class ServerTuning:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.cluster.choice import (
+from headwater.cluster.cost import (
     Candidate,
     Choice,
     Found,
@@ -23,7 +23,9 @@ from headwater.cluster.choice import (
     preferred,
     price_reads,
 )
-from headwater.cluster.rivals import (
+from headwater.engine.meter import Backlog
+from headwater.errors import ConfigError
+from headwater.lab.cluster.rivals import (
     Aibrix,
     ApproximateTree,
     ConsecutiveBlocks,
@@ -32,8 +34,6 @@ from headwater.cluster.rivals import (
     SessionAffinity,
     make_choice,
 )
-from headwater.engine.meter import Backlog
-from headwater.errors import ConfigError
 from headwater.schedule.prefill_seconds import PrefillSeconds, PrefillSpeed
 from headwater.schedule.tier_load import ReadSpeed
 
