@@ -106,5 +106,6 @@ def test_the_classes_of_the_glossary_exist() -> None:
 
 
 def test_the_index_has_every_page() -> None:
-    indexed = {(DOCS / link).resolve() for link in links((DOCS / "README.md").read_text(encoding="utf-8"))}
+    indexes = DOCS / "README.md", DOCS / "decisions" / "README.md"
+    indexed = {(file.parent / link).resolve() for file in indexes for link in links(file.read_text(encoding="utf-8"))}
     assert set(DOCS.rglob("*.md")) - indexed == {DOCS / "README.md"}

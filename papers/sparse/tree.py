@@ -8,7 +8,7 @@ paper. With s(v) the weight of all requests whose overlap ends in v's subtree, a
 
 is the most that j checkpoints in v's subtree save if `a` is the nearest checkpoint above v. C_v(a, ·) is the (max, +)
 convolution of F_c(a, ·) over v's children c: subtrees share only the budget. Savings are not concave in j, so a price
-for each checkpoint does not replace the budget. Proof and measurements: docs/decisions/055-placement-over-a-tree.md.
+for each checkpoint does not replace the budget. Measurements: decision 013.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def play(world: Watched, script: list[tuple], rename: Callable[[int], int]) -> t
 
 
 def test_the_reason_tells_no_more_than_that_there_are_others():
-    """Decision 005: of an empty namespace it says whether all others are empty too, whatever they hold."""
+    """Decision 011: of an empty namespace it says whether all others are empty too, whatever they hold."""
     reasons = {}
     for name, said in {"nobody": None, "the same": SYSTEM + SECRET, "another": OTHER}.items():
         world = Watched()
