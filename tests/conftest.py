@@ -41,7 +41,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # 0: `make test-card`
 if "PYTEST_XDIST_WORKER" not in os.environ:  # its folder is that of the process that distributes the tests
     os.environ["HEADWATER_CACHE_DIR"] = tempfile.mkdtemp(prefix="headwater-tests-")
     atexit.register(shutil.rmtree, os.environ["HEADWATER_CACHE_DIR"], ignore_errors=True)
-verdict.KEPT = 1000  # the models of a run are more than a user's
+verdict.MAX_VERDICT_FILES = 1000  # the models of a run are more than a user's
 prepare_process(3)  # the most that a test uses: numba starts no more later
 prepare_process(2)
 settings.register_profile(

@@ -25,7 +25,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
-from headwater.cluster.router import HEARTBEAT_TIMEOUT
+from headwater.cluster.router import HEARTBEAT_TIMEOUT_SECONDS
 from tests.test_cluster_serve import PATIENCE, Running, until, up
 
 pytestmark = pytest.mark.full
@@ -276,7 +276,7 @@ def test_a_worker_that_stalls(cluster: Hosts, seconds: float, times: int) -> Non
     answers = under_requests(running, stall)
     show(f"a worker that stalls {times} times for {seconds} s", answers)
     assert answers.all_right, answers
-    assert answers.resumed or seconds < HEARTBEAT_TIMEOUT, answers
+    assert answers.resumed or seconds < HEARTBEAT_TIMEOUT_SECONDS, answers
     until(lambda: len(running.ups()) == 2)
 
 
@@ -291,7 +291,7 @@ def test_a_link_that_is_cut_and_mended(cluster: Hosts, seconds: float) -> None:
     answers = under_requests(cluster.running, cut)
     show(f"a link that is cut for {seconds} s", answers)
     assert answers.all_right, answers
-    assert answers.resumed or seconds < HEARTBEAT_TIMEOUT, answers
+    assert answers.resumed or seconds < HEARTBEAT_TIMEOUT_SECONDS, answers
     until(lambda: len(cluster.running.ups()) == 2)
 
 

@@ -195,7 +195,7 @@ def test_a_request_whose_router_names_no_peers_joins_its_follow(make, same_bits_
 
 @pytest.mark.parametrize("how", ["cancelled", "pages are short", "the holder is lost"])
 def test_a_follow_that_is_given_up_gives_its_pages_back(make, monkeypatch, how) -> None:  # noqa: F811
-    monkeypatch.setattr(peer_memory, "PART_TIME", 0.3)
+    monkeypatch.setattr(peer_memory, "PART_SECONDS", 0.3)
     with followed(make) as (a, b, gate, first):
         before = free(b)
         number = follow(b, a, first)
@@ -358,7 +358,7 @@ def test_parts_that_may_not_be_computed_yet_are_offered_to_no_other_request(make
 
 def test_a_late_answer_about_progress_costs_no_other_pull(make, monkeypatch) -> None:  # noqa: F811
     """It waits behind the parts that the holder is sending."""
-    monkeypatch.setattr(peer_memory, "FIND_TIME", 0.1)
+    monkeypatch.setattr(peer_memory, "FIND_SECONDS", 0.1)
 
     def slow(pieces: list[bytes]) -> list[bytes]:
         time.sleep(0.3)
@@ -373,7 +373,7 @@ def test_a_late_answer_about_progress_costs_no_other_pull(make, monkeypatch) -> 
         channel = b.pulling._memory._channels[a.incarnation]
         assert channel.usable
         assert not follows(b)._open[number].is_over
-        monkeypatch.setattr(peer_memory, "PART_TIME", 0.1)
+        monkeypatch.setattr(peer_memory, "PART_SECONDS", 0.1)
         a.pulling._sending._parts.progress = lambda prefix: time.sleep(0.3)
         until(lambda: follows(b)._open[number].load.is_finished)
         assert channel.usable

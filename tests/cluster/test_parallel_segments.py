@@ -54,7 +54,7 @@ def workers_of(model, *names: str) -> Iterator[tuple]:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch) -> None:
     """Let requests wait for their segments on a busy machine, too."""
-    monkeypatch.setattr(preparing, "LATE_SECONDS", 60.0)
+    monkeypatch.setattr(preparing, "WAIT_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -317,8 +317,8 @@ def changing(worker: RealWorker, what: str) -> None:
 
 @pytest.mark.full
 def test_a_request_does_not_wait_for_ever(model, monkeypatch) -> None:
-    monkeypatch.setattr(preparing, "LATE_SECONDS", 0.1)
-    monkeypatch.setattr(preparing, "LATE", 0.0)
+    monkeypatch.setattr(preparing, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(preparing, "WAIT_FACTOR", 0.0)
     asked = composed("late")
     (plain,) = of_one_worker(model, asked)
     with workers_of(model, "a", "b") as (router, workers):

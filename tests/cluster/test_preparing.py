@@ -14,7 +14,7 @@ from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey
 from headwater.cluster import preparing
 from headwater.cluster.cost import Candidate, OpenRequests, Prompt
-from headwater.cluster.preparing import MOST_ORDERS, MOST_SEGMENTS, Needed, Preparing
+from headwater.cluster.preparing import MAX_OPEN_ORDERS, MAX_SEGMENTS, Needed, Preparing
 from headwater.cluster.routed import Routed
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage
 from headwater.request import Generation, SamplingParams
@@ -101,11 +101,11 @@ def test_the_work_for_a_request_does_not_grow_with_the_orders_that_are_open() ->
 
 def test_one_request_and_all_together_are_bounded() -> None:
     rig = Rig(4)
-    assert rig.combine(rig.needed(MOST_SEGMENTS + 1))[1] is not None
+    assert rig.combine(rig.needed(MAX_SEGMENTS + 1))[1] is not None
     assert rig.is_clean
-    found = [rig.combine(rig.needed(MOST_SEGMENTS))[1] for _ in range(MOST_ORDERS // MOST_SEGMENTS + 2)]
-    assert [at is None for at in found] == [True] * (MOST_ORDERS // MOST_SEGMENTS) + [False] * 2
-    assert len(rig.preparing._orders) == MOST_ORDERS
+    found = [rig.combine(rig.needed(MAX_SEGMENTS))[1] for _ in range(MAX_OPEN_ORDERS // MAX_SEGMENTS + 2)]
+    assert [at is None for at in found] == [True] * (MAX_OPEN_ORDERS // MAX_SEGMENTS) + [False] * 2
+    assert len(rig.preparing._orders) == MAX_OPEN_ORDERS
 
 
 @pytest.mark.parametrize("end", ["prepared", "cancelled", "lost"])

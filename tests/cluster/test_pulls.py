@@ -187,7 +187,7 @@ def test_a_part_changed_on_the_way_is_computed(make, caplog, same_bits_as_withou
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["the router says so", "it is silent"])
 def test_a_peer_that_ends_in_mid_pull_is_left(make, monkeypatch, same_bits_as_without_a_cache, is_known) -> None:  # noqa: F811
-    monkeypatch.setattr(peer_memory, "PART_TIME", 60.0 if is_known else 0.2)
+    monkeypatch.setattr(peer_memory, "PART_SECONDS", 60.0 if is_known else 0.2)
     asked, ends = threading.Event(), threading.Event()
 
     def hang(pieces: list[bytes]) -> list[bytes]:
@@ -213,7 +213,7 @@ def test_a_peer_that_ends_in_mid_pull_is_left(make, monkeypatch, same_bits_as_wi
 
 def test_a_silent_peer_delays_no_lookup_in_stores(make, monkeypatch) -> None:
     """A request that names no peer is looked up in the store while another one's peer does not answer."""
-    monkeypatch.setattr(peer_memory, "FIND_TIME", 30.0)
+    monkeypatch.setattr(peer_memory, "FIND_SECONDS", 30.0)
     a, store, prompt = Worker(make), MemoryStore(None), words(PROMPT, "stored")
     with server(make, [store], fingerprint=OWN) as rig:
         rig.ask(prompt)
@@ -237,7 +237,7 @@ def test_a_sender_that_fails_at_one_part_answers_others(
     caplog,
     same_bits_as_without_a_cache,  # noqa: F811
 ) -> None:
-    monkeypatch.setattr(peer_memory, "PART_TIME", 60.0)
+    monkeypatch.setattr(peer_memory, "PART_SECONDS", 60.0)
 
     def fail(pieces: list[bytes]) -> list[bytes]:
         raise ValueError("of the test")

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.cluster.actions import ACTING, MOST_ACTIONS
+from headwater.cluster.actions import ACTIONS_SECONDS, MAX_ACTIONS
 from headwater.cluster.cost import Candidate, LeastCost, LeastLoaded, Prompt, RoundRobin
 from headwater.cluster.routed import Routed
-from headwater.cluster.router import HEARTBEAT_TIMEOUT
+from headwater.cluster.router import HEARTBEAT_TIMEOUT_SECONDS
 from headwater.cluster.sockets import Contact
 from headwater.cluster.unassigned import NoWorker
 from headwater.cluster.wire import (
@@ -65,7 +65,7 @@ def test_a_burst_of_requests_does_not_delay_heartbeats() -> None:
     with cluster(a=FakeWorker(FormulaEngine())) as router:
         waiting, ping = [], router._ping
         router._ping = lambda now: (waiting.append(len(router._actions)), ping(now))
-        for _ in range(5 * MOST_ACTIONS):
+        for _ in range(5 * MAX_ACTIONS):
             router._do(lambda: time.sleep(0.002))
         until(lambda: not router._actions)
         assert any(waiting), "a heartbeat is sent while actions wait"
@@ -76,7 +76,7 @@ def test_few_actions_that_take_long_do_not_delay_heartbeats() -> None:
         waiting, ping = [], router._ping
         router._ping = lambda now: (waiting.append(len(router._actions)), ping(now))
         for _ in range(8):
-            router._do(lambda: time.sleep(1.2 * ACTING))
+            router._do(lambda: time.sleep(1.2 * ACTIONS_SECONDS))
         until(lambda: not router._actions)
         assert any(waiting)
 
@@ -147,7 +147,7 @@ def test_an_answer_goes_on_where_its_worker_was_lost(after: int) -> None:
 
 def test_a_silent_worker_is_lost() -> None:
     a, b = (FakeWorker(FormulaEngine(SLOW)) for _ in "ab")
-    with cluster(heartbeat_timeout=HEARTBEAT_TIMEOUT, a=a, b=b) as router:
+    with cluster(heartbeat_timeout=HEARTBEAT_TIMEOUT_SECONDS, a=a, b=b) as router:
         received = submit(router, asking(range(9), 300))
         received.wait_for(3)
         (a if a.engine.seen else b).kill()
@@ -294,10 +294,10 @@ def test_a_router_that_was_away_has_its_requests_answered_all_the_same() -> None
 
 def test_a_router_that_did_not_run_takes_no_worker_for_silent() -> None:
     worker = FakeWorker(FormulaEngine(SLOW))
-    with cluster(heartbeat_timeout=HEARTBEAT_TIMEOUT, a=worker) as router:
+    with cluster(heartbeat_timeout=HEARTBEAT_TIMEOUT_SECONDS, a=worker) as router:
         received = submit(router, asking([1], 200))
         received.wait_for(5)
-        router._do(lambda: time.sleep(2 * HEARTBEAT_TIMEOUT))
+        router._do(lambda: time.sleep(2 * HEARTBEAT_TIMEOUT_SECONDS))
         assert received.wait().tokens == formula([1], 200)
         assert list(router._links) == ["a"]
 

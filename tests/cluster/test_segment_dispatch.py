@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headwater.cluster.cost import Candidate, Prompt
 from headwater.cluster.segment_dispatch import (
-    MOST_COMBINERS,
+    MAX_COMBINERS,
     Lane,
     Segment,
     dispatch,
@@ -214,4 +214,4 @@ def test_a_dispatch_is_computed_for_few_of_many_workers() -> None:
     stored = [replace(one, holders=(0,)) for one in COLD]
     dispatch(PROMPT, stored, workers, range(16), counted)
     assert sorted(asked) == [0, 13, 14, 15], "the one that lacks none, and those that are soonest free"
-    assert len(asked) == MOST_COMBINERS
+    assert len(asked) == MAX_COMBINERS

@@ -206,7 +206,7 @@ def in_a_host(name: str, make):
 
 
 def test_a_holder_that_writes_too_late_changes_no_other_part(monkeypatch) -> None:
-    monkeypatch.setattr(peer_memory, "PART_TIME", 0.2)
+    monkeypatch.setattr(peer_memory, "PART_SECONDS", 0.2)
     begun, goes_on, written = (threading.Event() for _ in range(3))
 
     def late(place: BufferPlace, pieces) -> int:
@@ -224,7 +224,7 @@ def test_a_holder_that_writes_too_late_changes_no_other_part(monkeypatch) -> Non
         (channel,) = memory._channels.values()
         assert not channel.usable
         channel.failed_until = 0.0
-        monkeypatch.setattr(peer_memory, "PART_TIME", 20.0)
+        monkeypatch.setattr(peer_memory, "PART_SECONDS", 20.0)
         monkeypatch.setattr(part_server, "fill", fill)
         buffer = memory._buffers.take(PAGE * PAGES + 200)
         goes_on.set()
@@ -262,7 +262,7 @@ def holder(*words: str) -> tuple[subprocess.Popen[str], str]:
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["a router says so", "it is silent"])
 def test_a_holder_killed_in_mid_part_is_left(monkeypatch, is_known: bool) -> None:
-    monkeypatch.setattr(peer_memory, "PART_TIME", 60.0 if is_known else 0.5)
+    monkeypatch.setattr(peer_memory, "PART_SECONDS", 60.0 if is_known else 0.5)
     process, address = holder("stalls")
     with pulling(address) as (memory, _):
         found: list[bytes | None] = []

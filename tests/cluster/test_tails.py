@@ -226,16 +226,16 @@ def test_pages_of_a_tail_are_given_back(make) -> None:  # noqa: F811
 
 
 def test_the_oldest_tails_are_given_up(make, monkeypatch) -> None:  # noqa: F811
-    monkeypatch.setattr(module, "MOST_KEPT", 2)
+    monkeypatch.setattr(module, "MAX_HELD_TAILS", 2)
     a = Worker(make)
     tails = a.tiers._peers.tails
     with pool(a):
         for number in range(4):
             a.ask(PROMPT, tail=TailPlace(bytes([number])), max_tokens=1, keep_output=False)
         assert list(tails._kept) == [b"\2", b"\3"]
-        monkeypatch.setattr(module, "KEPT", -1.0)
+        monkeypatch.setattr(module, "HELD_SECONDS", -1.0)
         a.ask(PROMPT, tail=TailPlace(b"late"), max_tokens=1, keep_output=False)
-        monkeypatch.setattr(module, "KEPT", 10.0)
+        monkeypatch.setattr(module, "HELD_SECONDS", 10.0)
         a.ask(PROMPT, tail=KEEPS, max_tokens=1, keep_output=False)
         assert list(tails._kept) == [b"\3", ID], "one is too old, and one too many"
 
@@ -288,7 +288,7 @@ def test_a_tail_that_is_given_up_gives_its_pages_back(make, monkeypatch, how: st
         prefilled(a)
         changing(a, hang, "sealed_tail")
         if how == "late":
-            monkeypatch.setattr(module, "LATE", 0.1)
+            monkeypatch.setattr(module, "WAIT_SECONDS", 0.1)
         answers: list[Answer] = []
         thread = threading.Thread(target=lambda: answers.append(handed_over(a, b)))
         thread.start()

@@ -272,7 +272,7 @@ def test_a_worker_that_does_not_start_ends_the_upgrade_and_all_go_on(cluster: Cl
 
 
 def test_a_worker_that_never_joins_ends_the_upgrade(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_workers, "JOINING", 0.2)
+    monkeypatch.setattr(ray_workers, "JOIN_SECONDS", 0.2)
     upgrade = cluster.upgrade(placement="dumb")
     assert "worker w2 does not serve after 0 s: is there room for one more?" in upgrade.error
     assert cluster.serving() == ["headwater", "headwater"]
@@ -281,7 +281,7 @@ def test_a_worker_that_never_joins_ends_the_upgrade(cluster: Cluster, monkeypatc
 def test_an_earlier_worker_that_never_serves_does_not_hold_an_upgrade_up(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_workers, "JOINING", 0.2)
+    monkeypatch.setattr(ray_workers, "JOIN_SECONDS", 0.2)
     cluster.workers.config = replace(OLD, placement="dumb")
     cluster.workers.scale(3, Role.BOTH)
     until(lambda: len(cluster.workers._started) == 3)

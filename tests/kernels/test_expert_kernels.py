@@ -13,7 +13,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 from headwater.engine.proof.cpu_experts_check import broken_experts, narrowed
 from headwater.kernels.compiling import threads_in_use, use_threads
-from headwater.kernels.experts import AT_ONCE
+from headwater.kernels.experts import MAX_ROWS_PER_THREAD
 from headwater.kernels.integers import multiply_integers
 from headwater.kernels.product import multiply_float8
 from headwater.layers.feed_forward import Experts
@@ -28,7 +28,7 @@ from headwater.models import quantiser
 from headwater.models.quantisation.method import float8
 from tests.mixers.test_moe import FORMS, QWEN, WIDTH, Plain, module, weights_of
 
-COUNTS = [0, 1, 2, 7, 0, AT_ONCE + 3, 1]  # rows of each expert
+COUNTS = [0, 1, 2, 7, 0, MAX_ROWS_PER_THREAD + 3, 1]  # rows of each expert
 N_IN, N_OUT = 128, 80
 PACKS = {"float8": quantiser.in_float8, "int8": partial(quantiser.quantised, bits=8)}
 SHAPES = {"qwen": QWEN, "deepseek": FORMS["deepseek"], "nemotron": FORMS["nemotron"]}

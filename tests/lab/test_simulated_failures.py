@@ -10,7 +10,7 @@ import pytest
 
 from headwater.cluster import selection
 from headwater.cluster.cost import Candidate, Prompt, Role
-from headwater.cluster.router import HEARTBEAT_TIMEOUT, MOST_ATTEMPTS
+from headwater.cluster.router import HEARTBEAT_TIMEOUT_SECONDS, MAX_ATTEMPTS
 from headwater.errors import ConfigError
 from headwater.lab.cluster.pulls import SimulatedPulls
 from headwater.lab.cluster.simulation import FAILURE, Simulation
@@ -114,7 +114,7 @@ def test_an_answer_goes_on_after_the_tokens_that_were_sent() -> None:
     assert outcome.ttft == whole.ttft
     # the prompt is computed again, and half of the answer by several rows a step
     lost = tally.token_seconds[0] * (n - 1) - seconds
-    assert HEARTBEAT_TIMEOUT + whole.ttft < lost < HEARTBEAT_TIMEOUT + whole.ttft + seconds / 2
+    assert HEARTBEAT_TIMEOUT_SECONDS + whole.ttft < lost < HEARTBEAT_TIMEOUT_SECONDS + whole.ttft + seconds / 2
 
 
 def test_a_request_without_a_token_begins_again_and_waits_for_it_all_the_while() -> None:
@@ -122,7 +122,7 @@ def test_a_request_without_a_token_begins_again_and_waits_for_it_all_the_while()
     assert whole.ttft is not None
     simulation, _, outcome = one_request([(1.0 + whole.ttft / 2, 0)], Cluster(2, "round_robin", failures=NEVER))
     assert (simulation.routing.resumed, simulation.routing.moved) == (0, 1)
-    assert outcome.ttft == pytest.approx(whole.ttft / 2 + HEARTBEAT_TIMEOUT + whole.ttft)
+    assert outcome.ttft == pytest.approx(whole.ttft / 2 + HEARTBEAT_TIMEOUT_SECONDS + whole.ttft)
     assert outcome.ideal == whole.ideal
 
 
@@ -138,10 +138,10 @@ def test_a_worker_that_fails_gets_requests_until_the_router_notices_and_then_one
 def test_a_request_gets_an_error_after_as_many_workers_as_are_tried() -> None:
     _, _, whole = one_request([], Cluster(1, "round_robin"))
     assert whole.ttft is not None
-    failures = [(1.0 + whole.ttft / 2 + n * (1.0 + whole.ttft / 2), n) for n in range(MOST_ATTEMPTS)]
+    failures = [(1.0 + whole.ttft / 2 + n * (1.0 + whole.ttft / 2), n) for n in range(MAX_ATTEMPTS)]
     cluster = Cluster(1, "round_robin", failures=Failures(1e9, 1.0))
     simulation, _, outcome = one_request(failures, cluster)
-    assert (simulation.routing.failed, simulation.routing.given_up) == (MOST_ATTEMPTS, 1)
+    assert (simulation.routing.failed, simulation.routing.given_up) == (MAX_ATTEMPTS, 1)
     assert (outcome.reason, outcome.ttft) == (WORKERS_LOST, None)
     simulation, _, outcome = one_request(failures[:-1], cluster)
     assert (simulation.routing.given_up, outcome.reason) == (0, "cold")

@@ -240,8 +240,8 @@ def serve_until_stopped(
             router.start()
             running.start()
             say(f"{workers} workers start on Ray at {found}, with {running.shares}")
-            if not (running.wait(ray_workers.JOINING) and router.members.wait_for(workers, KNOWN)):
-                raise ConfigError(f"the workers were not there after {ray_workers.JOINING:g} s")
+            if not (running.wait(ray_workers.JOIN_SECONDS) and router.members.wait_for(workers, KNOWN)):
+                raise ConfigError(f"the workers were not there after {ray_workers.JOIN_SECONDS:g} s")
             sock.listen()
             health = router.members.health()
             by = "" if routers == 1 else f", by {routers} routers"

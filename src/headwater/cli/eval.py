@@ -186,7 +186,7 @@ def of_text(options: SimpleNamespace, content: str, server: Server) -> tuple[Jso
     else:
         with closing(server_at(options, options.against)) as other:
             perplexity.check_equal(tokens, server, other.tokenize(content), other)
-            ours, theirs = (windows(options, one, tokens, divergence.MOST) for one in (server, other))
+            ours, theirs = (windows(options, one, tokens, divergence.MAX_TOP_LOGPROBS) for one in (server, other))
         found[server.url] = perplexity.Perplexity.of(content, ours)
         found[other.url] = perplexity.Perplexity.of(content, theirs)
         apart = divergence.Divergence.of(divergence.of_windows(ours, theirs), {}, options.seed)

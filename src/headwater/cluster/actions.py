@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from headwater.cluster.sockets import Waker
 
-MOST_ACTIONS = 64  # between two looks at workers and heartbeats, which a burst of requests must not delay
-ACTING = 0.05  # seconds, likewise
+MAX_ACTIONS = 64  # between two looks at workers and heartbeats, which a burst of requests must not delay
+ACTIONS_SECONDS = 0.05  # seconds, likewise
 
 
 class Actions:
@@ -28,9 +28,9 @@ class Actions:
         self.waker.wake()
 
     def run(self) -> None:
-        """Run at most `MOST_ACTIONS`, and none that would begin more than `ACTING` after the first one."""
-        until = time.monotonic() + ACTING
-        for _ in range(min(len(self._queue), MOST_ACTIONS)):
+        """Run at most `MAX_ACTIONS`, and none that would begin more than `ACTIONS_SECONDS` after the first one."""
+        until = time.monotonic() + ACTIONS_SECONDS
+        for _ in range(min(len(self._queue), MAX_ACTIONS)):
             self._queue.popleft()()
             if time.monotonic() > until:
                 break

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from headwater.engine.meter import Backlog
     from headwater.schedule.tier_load import ReadSpeed
 
-UNMEASURED = PrefillSpeed(0.0, 1e-3)  # until a worker has measured its speed
-TIE = 0.1  # of the least cost, within which other things decide
-UNLIKE = 2.0  # ratio of measured seconds a token from which workers are taken to differ
-NEEDED = 0.5  # share of what is evicted that is taken to be computed again
-WIDESPREAD = 0.25  # share of the workers that have a prefix which each of them is going to need
-LEAST_WIDESPREAD = 4  # of these workers
-MOST_HOLDERS = 2  # workers that another one is told of
-MOST_HELD = 0.95  # share of the memory that requests are counted with at most
+UNMEASURED_SPEED = PrefillSpeed(0.0, 1e-3)  # until a worker has measured its speed
+TIE_SHARE = 0.1  # of the least cost, within which other things decide
+UNLIKE_SPEED_RATIO = 2.0  # ratio of measured seconds a token from which workers are taken to differ
+NEEDED_AGAIN_SHARE = 0.5  # share of what is evicted that is taken to be computed again
+WIDESPREAD_SHARE = 0.25  # share of the workers that have a prefix which each of them is going to need
+MIN_WIDESPREAD_WORKERS = 4  # of these workers
+MAX_HOLDERS = 2  # workers that another one is told of
+MAX_MEMORY_HELD = 0.95  # share of the memory that requests are counted with at most
 
 
 class Role(StrEnum):
@@ -251,14 +251,14 @@ def price_reads(candidates: Sequence[Candidate]) -> None:
 
 def note_widespread(candidates: Sequence[Candidate]) -> None:
     """Note in each worker the leading tokens of a prompt that many have: a quarter of all, and at least four."""
-    many = max(LEAST_WIDESPREAD, math.ceil(WIDESPREAD * len(candidates)))
+    many = max(MIN_WIDESPREAD_WORKERS, math.ceil(WIDESPREAD_SHARE * len(candidates)))
     if many < len(candidates):
         tokens = sorted((one.reusable for one in candidates), reverse=True)[many - 1]
         for one in candidates:
             one.widespread = tokens
 
 
-def holders(chosen: int, candidates: Sequence[Candidate], most: int = MOST_HOLDERS) -> list[int]:
+def holders(chosen: int, candidates: Sequence[Candidate], most: int = MAX_HOLDERS) -> list[int]:
     """Return the workers from which the chosen one is to pull, the deepest first, at most `most`; none if it is not."""
     one = candidates[chosen]
     if not one.read or one.is_loaded:
@@ -336,7 +336,7 @@ class LeastCost(Choice):
         speeds = prefill_speeds(candidates)
         costs = [expected_seconds(prompt, one, speed) for one, speed in zip(candidates, speeds, strict=True)]
         least = min(costs)
-        near = [i for i, cost in enumerate(costs) if cost <= least * (1 + TIE)]
+        near = [i for i, cost in enumerate(costs) if cost <= least * (1 + TIE_SHARE)]
         if prompt.blocks and len(near) > 1:
             at = max(one.reusable for one in candidates) // prompt.block_tokens
             key = prompt.blocks[min(at, len(prompt.blocks) - 1)]
@@ -351,23 +351,23 @@ def expected_seconds(prompt: Prompt, one: Candidate, speed: PrefillSpeed) -> flo
     too_many = one.running + one.waiting + 1 - one.max_running
     waiting = too_many * one.request_seconds / max(1, one.max_running) if too_many > 0 else 0.0
     new = prompt.tokens - max(one.cached, one.reusable, one.underway, one.widespread)
-    evicted = new / (1 - min(MOST_HELD, one.memory_held))
+    evicted = new / (1 - min(MAX_MEMORY_HELD, one.memory_held))
     done = prompt.tokens - one.uncached(prompt)
     computing = speed.seconds(done, prompt.tokens) - speed.between(done, max(done, one.widespread))
-    return waiting + one.read_seconds + computing + (one.queued_tokens + NEEDED * evicted) * speed.token
+    return waiting + one.read_seconds + computing + (one.queued_tokens + NEEDED_AGAIN_SHARE * evicted) * speed.token
 
 
 def prefill_speeds(candidates: Sequence[Candidate]) -> list[PrefillSpeed]:
-    """Return each worker's speed: that of the lower median, or its own if seconds a token differ by `UNLIKE`.
+    """Return each worker's speed: the lower median, or its own if seconds a token differ by `UNLIKE_SPEED_RATIO`.
 
     The time of a token depends on the steps that were measured: equal workers differ by more than routes should. One
     that has measured nothing is taken to be like the others; else it would never get a request.
     """
     measured = [one.prefill for one in candidates if one.prefill is not None]
     if not measured:
-        return [UNMEASURED] * len(candidates)
+        return [UNMEASURED_SPEED] * len(candidates)
     median = sorted(measured, key=attrgetter("token"))[(len(measured) - 1) // 2]
-    least, most = median.token / UNLIKE, median.token * UNLIKE
+    least, most = median.token / UNLIKE_SPEED_RATIO, median.token * UNLIKE_SPEED_RATIO
     own = (one.prefill or median for one in candidates)
     return [median if least <= speed.token <= most else speed for speed in own]
 

@@ -16,7 +16,7 @@ from headwater.cluster.publishing import Publishing
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.sockets import Contact
 from headwater.cluster.wire import NO_CONTACT, WorkerInfo
-from headwater.cluster.worker import ALONE, Pool, Prepares, Worker
+from headwater.cluster.worker import NO_POOL, Pool, Prepares, Worker
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.server.observe.logs import configure_logging
@@ -135,7 +135,7 @@ class Host:
         addresses = self._publishing.addresses if self._publishing else ("", "")
         if self._publishing is not None:
             engine.stepped = self._publishing.start(engine.scheduler.cache, engine.own_tiers)
-        parts, pool = NO_CONTACT, ALONE
+        parts, pool = NO_CONTACT, NO_POOL
         if self._pulling is not None:
             parts, pool = self._pulling.contact, Pool(self._pulling.know, prepares(engine))
             self._pulling.start()

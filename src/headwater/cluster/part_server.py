@@ -31,7 +31,7 @@ from headwater.cluster.shared_buffers import BufferPlace, NotShared, fill
 from headwater.cluster.sockets import Server, Waker, bound
 from headwater.tiers.part import Buffer, Prefix
 
-MOST_PREFIXES = 32  # for which tickets are valid
+MAX_PREFIXES = 32  # for which tickets are valid
 TICKET_BYTES = 16
 
 log = logging.getLogger("headwater.cluster")
@@ -147,7 +147,7 @@ class PartServer:
             return encode(Found(0, []))
         ticket = secrets.token_bytes(TICKET_BYTES)
         self._prefixes[ticket] = prefix
-        if len(self._prefixes) > MOST_PREFIXES:
+        if len(self._prefixes) > MAX_PREFIXES:
             self._prefixes.popitem(last=False)
         return encode(Found(prefix.at, prefix.names, ticket))
 

@@ -15,8 +15,8 @@ from headwater.cluster.sockets import Client, opened, queued
 from headwater.cluster.wire import Peer, WireError
 from headwater.tiers.part import Buffer
 
-LOOKED = 50  # milliseconds between looks at whether a peer is still there
-BREAK = 10.0  # seconds for which a peer that failed is left alone
+POLL_MILLISECONDS = 50  # milliseconds between looks at whether a peer is still there
+BREAK_SECONDS = 10.0  # seconds for which a peer that failed is left alone
 
 log = logging.getLogger("headwater.cluster")
 
@@ -46,7 +46,7 @@ class Channel:
             if not queued(socket, encode(message)):
                 raise PeerFailed("has no connection")
             until = time.monotonic() + seconds
-            while not socket.poll(LOOKED):
+            while not socket.poll(POLL_MILLISECONDS):
                 if self._closed:
                     raise PeerFailed("has left")
                 if time.monotonic() > until:
@@ -88,8 +88,10 @@ class Channel:
     def fail(self, why: object) -> None:
         """Leave the peer alone for a while."""
         if self.usable:
-            log.warning("worker at %s %s; nothing is pulled from it for %g s", self.peer.contact.address, why, BREAK)
-        self.failed_until = time.monotonic() + BREAK
+            log.warning(
+                "worker at %s %s; nothing is pulled from it for %g s", self.peer.contact.address, why, BREAK_SECONDS
+            )
+        self.failed_until = time.monotonic() + BREAK_SECONDS
 
     def close(self) -> None:
         """Close idle sockets now, and others after their answers."""

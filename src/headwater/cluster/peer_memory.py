@@ -34,12 +34,12 @@ from headwater.tiers.catalog import Catalog
 from headwater.tiers.part import Buffer, key_bytes_of
 from headwater.tiers.store import PEER, Usage, spread
 
-FIND_TIME = 0.5  # seconds for the answer to a question
-PART_TIME = 5.0  # seconds for a part
-MOST_PROMPTS = 256  # whose parts are known, of those that were found and of those that are followed
-MOST_SEGMENTS = 1024  # that are known; the engine expects as many
-MOST_TAILS = 16  # likewise; each is read once
-TOLD_AGAIN = 4  # times that a prompt is sent again for a part: others' prompts may push it out meanwhile
+FIND_SECONDS = 0.5  # seconds for the answer to a question
+PART_SECONDS = 5.0  # seconds for a part
+MAX_PROMPTS = 256  # whose parts are known, of those that were found and of those that are followed
+MAX_SEGMENTS = 1024  # that are known; the engine expects as many
+MAX_TAILS = 16  # likewise; each is read once
+MAX_RESENDS = 4  # times that a prompt is sent again for a part: others' prompts may push it out meanwhile
 
 log = logging.getLogger("headwater.cluster")
 
@@ -64,7 +64,7 @@ class Offered:
     def get(self, name: str, buffer: SharedBuffer | None) -> tuple[Answer, list[Buffer]]:
         """Ask for a part, into a buffer if there is one. Raises PeerFailed."""
         into = None if buffer is None else buffer.place
-        return self.channel.ask(Get(self.asked.incarnation, self.ticket, self.parts[name], into), PART_TIME)
+        return self.channel.ask(Get(self.asked.incarnation, self.ticket, self.parts[name], into), PART_SECONDS)
 
 
 @dataclass(slots=True)
@@ -79,10 +79,10 @@ class FollowedPrefix:
 
         The question waits behind parts that the peer is sending: an answer that is late says nothing of the peer.
         """
-        for _ in range(1 + TOLD_AGAIN):
+        for _ in range(1 + MAX_RESENDS):
             one = self._offered
             try:
-                found, _ = one.channel.ask(Ready(one.asked.incarnation, one.ticket), PART_TIME)
+                found, _ = one.channel.ask(Ready(one.asked.incarnation, one.ticket), PART_SECONDS)
             except PeerFailed as error:
                 log.info("worker at %s %s; a prefill is followed no more", one.channel.peer.contact.address, error)
                 return None
@@ -111,7 +111,7 @@ class OfferedAlone:
     def get(self, name: str, buffer: SharedBuffer | None) -> tuple[Answer, list[Buffer]]:
         """Ask for it, into a buffer if there is one. Raises PeerFailed."""
         asked = self.asked if buffer is None else msgspec.structs.replace(self.asked, into=buffer.place)
-        return self.channel.ask(asked, PART_TIME)
+        return self.channel.ask(asked, PART_SECONDS)
 
 
 class KnownParts:
@@ -159,9 +159,9 @@ class PeerMemory:
         """`own`: incarnation of this worker, which asks all others. `client`: security of its sockets."""
         self._own, self._client = own, client
         self._channels: dict[bytes, Channel] = {}
-        self._found, self._segments = KnownParts(MOST_PROMPTS), KnownParts(MOST_SEGMENTS)
-        self._followed = KnownParts(MOST_PROMPTS)  # parts that may not be computed yet
-        self._tails = KnownParts(MOST_TAILS)
+        self._found, self._segments = KnownParts(MAX_PROMPTS), KnownParts(MAX_SEGMENTS)
+        self._followed = KnownParts(MAX_PROMPTS)  # parts that may not be computed yet
+        self._tails = KnownParts(MAX_TAILS)
         self._buffers = SharedBuffers()
         self._bytes = [0, 0]  # of payloads: over the network, and through shared memory
         self._closed = False
@@ -214,7 +214,7 @@ class PeerMemory:
         """Return what a peer has of a prompt, and note it; None if it has nothing, or fails."""
         is_found = isinstance(asked, Find)
         try:
-            found, _ = channel.ask(asked, FIND_TIME if is_found else PART_TIME)
+            found, _ = channel.ask(asked, FIND_SECONDS if is_found else PART_SECONDS)
             if not isinstance(found, Found):
                 raise PeerFailed("does not answer as it should")
         except PeerFailed as error:
@@ -288,7 +288,7 @@ class PeerMemory:
         Raises PeerFailed.
         """
         found, payload = one.get(name, buffer)
-        for _ in range(TOLD_AGAIN):
+        for _ in range(MAX_RESENDS):
             if not (isinstance(found, Missing) and found.is_forgotten and isinstance(one, Offered)):
                 break
             again = self._find(one.channel, one.asked)

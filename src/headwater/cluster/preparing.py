@@ -19,10 +19,10 @@ from headwater.cluster.routed import Holder, Routed
 from headwater.cluster.segment_dispatch import Dispatch, Segment, dispatch
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage
 
-LATE = 4.0  # times the expected seconds, and LATE_SECONDS, for which a request waits for its segments
-LATE_SECONDS = 2.0
-MOST_SEGMENTS = 256  # of a request, which other workers compute: each is a message, and work for the router's thread
-MOST_ORDERS = 1024  # that are open in all
+WAIT_FACTOR = 4.0  # times the expected seconds, and WAIT_SECONDS, for which a request waits for its segments
+WAIT_SECONDS = 2.0
+MAX_SEGMENTS = 256  # of a request, which other workers compute: each is a message, and work for the router's thread
+MAX_OPEN_ORDERS = 1024  # that are open in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,10 @@ class Preparing:
     ) -> int | None:
         """Return the cheapest of some workers to combine a prompt's segments, if the request can go there now.
 
-        None: its segments are prepared, and `ready` follows. Beyond `MOST_SEGMENTS` and `MOST_ORDERS` one worker
+        None: its segments are prepared, and `ready` follows. Beyond `MAX_SEGMENTS` and `MAX_OPEN_ORDERS` one worker
         computes all that it lacks.
         """
-        may_pull = len(needed) <= MOST_SEGMENTS and len(self._orders) + len(needed) <= MOST_ORDERS
+        may_pull = len(needed) <= MAX_SEGMENTS and len(self._orders) + len(needed) <= MAX_OPEN_ORDERS
         priced = candidates if may_pull else [replace(one, pull=None) for one in candidates]
         segments = [
             Segment(one.start, one.tokens, one.interior, self._holders(one.digest, links), _stores(one.digest, links))
@@ -147,7 +147,7 @@ class Preparing:
         chosen, combiner = assigned.dispatch, assigned.links[assigned.dispatch.combiner]
         found = [*chosen.builders, *chosen.pulled]
         combiner.outstanding.add(outstanding)
-        until = time.monotonic() + LATE * chosen.seconds + LATE_SECONDS
+        until = time.monotonic() + WAIT_FACTOR * chosen.seconds + WAIT_SECONDS
         left = {assigned.needed[i].digest for i in found}
         self._preparations[request.id] = one = Preparation(request, combiner, outstanding, until, left)
         request.composed = chosen.interiors

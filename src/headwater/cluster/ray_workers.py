@@ -30,14 +30,14 @@ from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.setting import show_bytes
 
-SOON = 60.0  # seconds in which a worker is lost twice
-AT_ONCE = 2.0  # seconds in which several routers lose a worker for the same reason
-ENDING = 2.0  # seconds for a worker to end after what it may take to drain
-IDLE = 1.0  # seconds without a request after which a draining worker is stopped: one may be on its way to it
-JOINING = 600.0  # seconds for a worker to load and to serve
-LOOKED = 0.1  # seconds between looks at the workers
-AGAIN = 2.0  # seconds after which a worker that could not start is started again; doubled each time
-LONGEST_AGAIN = 60.0
+REPEATED_LOSS_SECONDS = 60.0  # seconds in which a worker is lost twice
+SAME_LOSS_SECONDS = 2.0  # seconds in which several routers lose a worker for the same reason
+END_SECONDS = 2.0  # seconds for a worker to end after what it may take to drain
+IDLE_SECONDS = 1.0  # seconds without a request after which a draining worker is stopped: one may be on its way to it
+JOIN_SECONDS = 600.0  # seconds for a worker to load and to serve
+POLL_SECONDS = 0.1  # seconds between looks at the workers
+RESTART_SECONDS = 2.0  # seconds after which a worker that could not start is started again; doubled each time
+MAX_RESTART_SECONDS = 60.0
 
 log = logging.getLogger("headwater.cluster")
 
@@ -135,7 +135,7 @@ class RayWorkers:
                 joined = [one for one in self._started.values() if one.ended is not None and not one.draining]
             if len(joined) >= sum(self.wanted.values()):
                 return True
-            time.sleep(LOOKED)
+            time.sleep(POLL_SECONDS)
         return False
 
     def scale(self, wanted: int, role: Role) -> None:
@@ -176,14 +176,14 @@ class RayWorkers:
             self._thread.join()
         stopping = [one.actor.stop.remote(self.config.drain) for one in self._started.values() if one.ended is not None]
         if stopping:  # tiers take what is cached
-            ray.wait(stopping, num_returns=len(stopping), timeout=self.config.drain + ENDING)
+            ray.wait(stopping, num_returns=len(stopping), timeout=self.config.drain + END_SECONDS)
         for one in self._started.values():
             ray.kill(one.actor, no_restart=True)
 
     # -- on its own thread
 
     def _run(self) -> None:
-        while not self._closing.wait(LOOKED):
+        while not self._closing.wait(POLL_SECONDS):
             try:
                 with self._lock:
                     while self._lost:
@@ -214,9 +214,9 @@ class RayWorkers:
     def _go_on(self, upgrade: Upgrade) -> None:
         """Take the next step of an upgrade. Kill a worker that never serves; if it is new, give the upgrade up."""
         for one in self._started.values():
-            if not one.served and time.monotonic() - one.began > JOINING:
+            if not one.served and time.monotonic() - one.began > JOIN_SECONDS:
                 ray.kill(one.actor, no_restart=True)
-                self._gone(one, f"does not serve after {JOINING:.0f} s: is there room for one more?")
+                self._gone(one, f"does not serve after {JOIN_SECONDS:.0f} s: is there room for one more?")
                 return
         members = [
             Member(one.name, one.role, one.config is upgrade.config, one.draining, self._router.serves(one.name))
@@ -250,10 +250,10 @@ class RayWorkers:
         if one is None:
             return
         now = time.monotonic()
-        since = SOON if one.lost is None else now - one.lost
-        if since >= SOON:
+        since = REPEATED_LOSS_SECONDS if one.lost is None else now - one.lost
+        if since >= REPEATED_LOSS_SECONDS:
             one.lost = now
-        if since >= SOON or since < AT_ONCE:
+        if since >= REPEATED_LOSS_SECONDS or since < SAME_LOSS_SECONDS:
             self._join(one, ray.get(one.contact))
         else:
             self._gone(one, "was not heard by a router")
@@ -298,7 +298,7 @@ class RayWorkers:
     def _stop_if_idle(self, one: Started) -> None:
         now = time.monotonic()
         one.idle = (one.idle or now) if self._router.is_idle(one.name) else None
-        if one.idle is not None and now - one.idle >= IDLE:
+        if one.idle is not None and now - one.idle >= IDLE_SECONDS:
             one.stopping = one.actor.stop.remote(self.config.drain)
 
     def _look_whether_it_loaded(self, one: Started) -> None:
@@ -309,7 +309,7 @@ class RayWorkers:
         except RayError as error:
             self._gone(one, f"could not start: {last_line(error)}")
             self._failures += 1
-            wait = min(LONGEST_AGAIN, AGAIN * 2 ** (self._failures - 1))
+            wait = min(MAX_RESTART_SECONDS, RESTART_SECONDS * 2 ** (self._failures - 1))
             self._again = time.monotonic() + wait
             log.error("worker %s could not start, again in %.0f s: %s", one.name, wait, error)
             return

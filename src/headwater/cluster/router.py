@@ -33,7 +33,7 @@ from headwater.cluster.preparing import Preparing
 from headwater.cluster.routed import Routed
 from headwater.cluster.selection import Selection
 from headwater.cluster.sockets import PLAIN, Client, Contact
-from headwater.cluster.unassigned import PATIENCE, NoWorker, Unassigned
+from headwater.cluster.unassigned import MAX_WAIT_SECONDS, NoWorker, Unassigned
 from headwater.cluster.wire import (
     Cancel,
     FinishedMessage,
@@ -51,9 +51,9 @@ from headwater.request import Generation
 from headwater.schedule.sequence import key_of
 from headwater.spec import ModelSpec
 
-PING = 0.2  # seconds between heartbeats
-HEARTBEAT_TIMEOUT = 0.8  # seconds of a worker's silence
-MOST_ATTEMPTS = 4  # workers that a request is given to, one after the other
+PING_SECONDS = 0.2  # seconds between heartbeats
+HEARTBEAT_TIMEOUT_SECONDS = 0.8  # seconds of a worker's silence
+MAX_ATTEMPTS = 4  # workers that a request is given to, one after the other
 
 log = logging.getLogger("headwater.cluster")
 
@@ -78,13 +78,13 @@ class Router:
         model: RoutedModel,
         key: bytes,
         choice: Choice | None = None,
-        patience: float = PATIENCE,
-        heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
+        patience: float = MAX_WAIT_SECONDS,
+        heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS,
         client: Client = PLAIN,
     ) -> None:
         """`key`: secret key of the block hashes in KV events. `client`: security of its sockets.
 
-        The others are in seconds, see PATIENCE and HEARTBEAT_TIMEOUT.
+        The others are in seconds, see MAX_WAIT_SECONDS and HEARTBEAT_TIMEOUT_SECONDS.
         """
         self.model_name, self.tokenizer, self.chat_template = model.name, model.tokenizer, model.chat_template
         self.special_tokens, self.generation_defaults, self.spec = model.special_tokens, model.generation, model.spec
@@ -133,7 +133,7 @@ class Router:
 
     def wait_for(self, workers: int, seconds: float) -> bool:
         """Wait until at least `workers` workers are known; False if they are not within `seconds`."""
-        return self._links.wait_for(workers, seconds, PING / 4)
+        return self._links.wait_for(workers, seconds, PING_SECONDS / 4)
 
     def is_idle(self, name: str) -> bool:
         """Return whether a draining worker has none of this router's requests, and none waits for its fingerprint."""
@@ -222,7 +222,7 @@ class Router:
                         self._take(link, message)
                 if now >= due:
                     now = time.monotonic()
-                    due = now + PING
+                    due = now + PING_SECONDS
                     self._ping(now)
                 if self._unassigned:
                     self._assign_waiting()
@@ -292,8 +292,8 @@ class Router:
         links = self._links.taking(needed)
         request.link = None
         lost = request.attempt - (request.prefilled is not None)
-        if lost >= MOST_ATTEMPTS:
-            error = NoWorker(f"{lost} workers were lost with the request, {MOST_ATTEMPTS} is the limit")
+        if lost >= MAX_ATTEMPTS:
+            error = NoWorker(f"{lost} workers were lost with the request, {MAX_ATTEMPTS} is the limit")
             self._end(request, FailedEvent(error))
             return
         if not links:

@@ -22,9 +22,9 @@ from headwater.cluster.encryption import RouterKeys
 from headwater.cluster.sockets import Contact
 from headwater.config import ServeConfig
 
-LOOKED = 0.05  # seconds between looks at the routers
-AGAIN = 1.0  # seconds from a router's start to the next one in its place, at least
-ENDING = 5.0  # seconds for a router to end after what it may take to drain
+POLL_SECONDS = 0.05  # seconds between looks at the routers
+MIN_RESTART_SECONDS = 1.0  # seconds from a router's start to the next one in its place, at least
+END_SECONDS = 5.0  # seconds for a router to end after what it may take to drain
 
 log = logging.getLogger("headwater.cluster")
 
@@ -89,7 +89,7 @@ class RouterProcesses:
             self._thread.join()
         for child in self._children:
             child.process.terminate()
-        end = time.monotonic() + seconds + ENDING
+        end = time.monotonic() + seconds + END_SECONDS
         for child in self._children:
             child.process.join(max(0.0, end - time.monotonic()))
             if child.process.is_alive():
@@ -139,7 +139,7 @@ class RouterProcesses:
                 known = [self._known(child) for child in self._children]
             if min(known) >= workers:
                 return True
-            time.sleep(LOOKED)
+            time.sleep(POLL_SECONDS)
         return False
 
     @staticmethod
@@ -188,11 +188,11 @@ class RouterProcesses:
         return Child(process, ours)
 
     def _run(self) -> None:
-        while not self._stopping.wait(LOOKED):
+        while not self._stopping.wait(POLL_SECONDS):
             with self._lock:
                 for number, child in enumerate(self._children):
                     self._listen(child)
-                    if not child.process.is_alive() and time.monotonic() - child.began > AGAIN:
+                    if not child.process.is_alive() and time.monotonic() - child.began > MIN_RESTART_SECONDS:
                         code = child.process.exitcode
                         log.warning("router %d ended with %s, another one is started", child.process.pid, code)
                         child.pipe.close()

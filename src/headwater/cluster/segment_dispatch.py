@@ -16,7 +16,7 @@ from headwater.cluster.cost import Candidate, Prompt, expected_seconds, prefill_
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.tier_load import ReadSpeed
 
-MOST_COMBINERS = 4  # workers for which a dispatch is computed: those that combine alone at the least cost
+MAX_COMBINERS = 4  # workers for which a dispatch is computed: those that combine alone at the least cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +149,13 @@ def dispatch(
     """Return the least cost in seconds over the workers that may combine: alone, or with others of its pool.
 
     Others compute segments only if that is sooner, their transfer included. `candidates`: workers whose reads are
-    priced. Of equal costs the worker with the fewest requests has it. Of more than `MOST_COMBINERS` workers those are
+    priced. Of equal costs the worker with the fewest requests has it. Of more than `MAX_COMBINERS` workers those are
     compared that combine alone at the least cost.
     """
     speeds = prefill_speeds(candidates)
-    if len(combiners) > MOST_COMBINERS:
+    if len(combiners) > MAX_COMBINERS:
         alone = {at: _seconds_alone(at, prompt, segments, candidates[at], speeds[at]) for at in combiners}
-        combiners = sorted(combiners, key=lambda at: (alone[at], candidates[at].load))[:MOST_COMBINERS]
+        combiners = sorted(combiners, key=lambda at: (alone[at], candidates[at].load))[:MAX_COMBINERS]
     found = [_combined_at(at, prompt, segments, candidates, speeds, rule) for at in combiners]
     return min(found, key=lambda one: (one.seconds, candidates[one.combiner].load))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from headwater.cluster.routed import Routed
 from headwater.errors import EngineStopped
 
-PATIENCE = 10.0  # seconds for which a request waits for a worker
+MAX_WAIT_SECONDS = 10.0  # seconds for which a request waits for a worker
 
 
 class NoWorker(EngineStopped):

@@ -78,7 +78,7 @@ class Pool:
     prepare: Prepares = unprepared
 
 
-ALONE = Pool()
+NO_POOL = Pool()
 
 
 class WorkingEngine(Protocol):
@@ -127,7 +127,7 @@ class Worker:
         address: str,
         router_timeout: float = ROUTER_TIMEOUT,
         server: Server = PLAIN,
-        pool: Pool = ALONE,
+        pool: Pool = NO_POOL,
     ) -> None:
         """Bind to an address such as tcp://127.0.0.1:*. Raises zmq.ZMQError.
 

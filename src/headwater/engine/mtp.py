@@ -35,7 +35,7 @@ from headwater.schedule.sequence import Sequence as AnySequence
 from headwater.schedule.step import Decode, Leg, Step
 
 MOST_WAITING = 32  # entries of a sequence that wait until it drafts
-ROOM = MOST_WAITING + REPLAYED
+ROWS_PER_SLOT = MOST_WAITING + REPLAYED
 LATEST = 10.0  # seconds: entries that are late are written within a step
 FORGETS = 0.9  # weight of earlier passes with each new one
 
@@ -116,7 +116,8 @@ class MtpRunner:
         self._late: list[tuple[AnySequence, Entries]] = []  # to be written by `write`
         self._seconds = PassSeconds()
         self._waiting = [Waiting() for _ in range(slots)]
-        self._hidden_WC = self.hidden(slots * ROOM)  # before the entries that wait, ROOM rows of each slot
+        # ROWS_PER_SLOT rows of each slot: those before the entries that wait
+        self._hidden_WC = self.hidden(slots * ROWS_PER_SLOT)
 
     @property
     def pass_seconds(self) -> float:
@@ -189,7 +190,7 @@ class MtpRunner:
             self._keep_last(s, rows)
             completes = self._completed(leg, s)
             self._waiting[leg.slot] = Waiting(leg.seq.id, s.end, 1)
-            self._hidden_WC[leg.slot * ROOM] = rows[-1]
+            self._hidden_WC[leg.slot * ROWS_PER_SLOT] = rows[-1]
             if len(hidden_MC):
                 tokens = batch.token_N[s.first + first - s.start : s.first + s.length]
                 yield Entries(first, tokens, hidden_MC, s.table_P, s.write_from, completes)
@@ -199,7 +200,7 @@ class MtpRunner:
     def _before(self, leg: Leg, s: Slice) -> Tensor | None:
         """Return the hidden state before a slice, if it is known: of the leg before, or of the page before."""
         if self._waits_at(leg, s.start):
-            return self._hidden_WC[leg.slot * ROOM][None].clone()
+            return self._hidden_WC[leg.slot * ROWS_PER_SLOT][None].clone()
         if s.start and s.start == leg.plan.start and s.start % self.page_size == 0:
             return self.last_PC[leg.plan.table[s.start // self.page_size - 1]][None]
         return None
@@ -247,7 +248,7 @@ class MtpRunner:
     def _waiting_of(self, seq: AnySequence) -> Entries:
         """Return the entries of a sequence that wait; from now on none do."""
         slot, n, end = seq.slot or 0, self._of(seq), seq.computed + 1
-        waiting, first = self._waiting[slot], slot * ROOM
+        waiting, first = self._waiting[slot], slot * ROWS_PER_SLOT
         tokens = torch.tensor(seq.tokens[waiting.first : end], device=self.device)
         entries = Entries(waiting.first, tokens, self._hidden_WC[first : first + n], self._table(seq))
         waiting.first, waiting.known = end, 0
@@ -260,7 +261,7 @@ class MtpRunner:
         if n == 0:
             waiting.sequence, waiting.first = seq.id, at
         waiting.known = n + decode.rows
-        first = decode.slot * ROOM + n
+        first = decode.slot * ROWS_PER_SLOT + n
         return range(first, first + decode.rows)
 
     def _store(self, entries: list[Entries]) -> None:
@@ -289,7 +290,7 @@ class MtpRunner:
         waiting = self._waiting[seq.slot or 0]
         is_known = waiting.sequence == seq.id and waiting.first == seq.computed and waiting.known > 0
         self.arena.pages[page] = self.arena.pages[last]
-        self.last_PC[page] = self._hidden_WC[(seq.slot or 0) * ROOM] if is_known else 0
+        self.last_PC[page] = self._hidden_WC[(seq.slot or 0) * ROWS_PER_SLOT] if is_known else 0
         self.complete_P[page] = False
 
     def copy_tail(self, leg: Leg, page: int) -> None:
@@ -300,7 +301,7 @@ class MtpRunner:
             is_before = len(table) == 1 or bool(self.complete_P[table[-2]])
             self.complete_P[table[-1]] = is_before and end % self.page_size == 0
         self._waiting[leg.slot] = Waiting(leg.seq.id, end, 1)
-        self._hidden_WC[leg.slot * ROOM] = self.last_PC[page]
+        self._hidden_WC[leg.slot * ROWS_PER_SLOT] = self.last_PC[page]
 
     # -- between steps -----------------------------------------------------------
 
@@ -344,7 +345,7 @@ class MtpRunner:
             n, slot = self._of(seq), seq.slot or 0
             waiting = self._waiting[slot]
             rows += ((seq, at, seq.tokens[at]) for at in range(waiting.first, seq.computed + 1))
-            places += range(slot * ROOM, slot * ROOM + n)
+            places += range(slot * ROWS_PER_SLOT, slot * ROWS_PER_SLOT + n)
             wanted.append(len(rows) - 1)
             waiting.first, waiting.known = seq.computed + 1, 0
         more = filled_up_rows(len(rows)) - len(rows)

@@ -21,8 +21,8 @@ from headwater.evaluate.summary import Estimate, estimate
 from headwater.load.endpoint import ServerError
 from headwater.percentile import percentile
 
-MOST = 20  # tokens that the API reports at most
-FLOOR = 1e-9  # the least probability of the other server's bucket: sums of rounded numbers reach 1
+MAX_TOP_LOGPROBS = 20  # tokens that the API reports at most
+MIN_PROBABILITY = 1e-9  # the least probability of the other server's bucket: sums of rounded numbers reach 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ def divergence(p: Distribution, q: Distribution) -> float:
     """Return KL(p || q) in nats over the tokens that both have, and a bucket for the rest."""
     shared = p.keys() & q.keys()
     rest_p = max(0.0, 1 - math.fsum(math.exp(p[token]) for token in shared))
-    rest_q = max(FLOOR, 1 - math.fsum(math.exp(q[token]) for token in shared))
+    rest_q = max(MIN_PROBABILITY, 1 - math.fsum(math.exp(q[token]) for token in shared))
     parts = [math.exp(p[token]) * (p[token] - q[token]) for token in shared]
-    if rest_p > FLOOR:
+    if rest_p > MIN_PROBABILITY:
         parts.append(rest_p * math.log(rest_p / rest_q))
     return max(0.0, math.fsum(parts))
 
@@ -93,7 +93,7 @@ def of_items(run: Run, other: Server, on_item: Callable[[], None]) -> tuple[list
 
     def asked(item_number: int) -> Pair | str:
         item = run.items[item_number]
-        fields = {**run.fields(item), "max_tokens": 1, "logprobs": True, "top_logprobs": MOST}
+        fields = {**run.fields(item), "max_tokens": 1, "logprobs": True, "top_logprobs": MAX_TOP_LOGPROBS}
         try:
             return Pair(next_token(run.server, fields), next_token(other, fields), item.group)
         except ServerError as error:
@@ -116,5 +116,5 @@ def next_token(server: Server, fields: Json) -> Distribution:
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ServerError(f"{server.url}: the answer has no log probabilities") from error
     if not found:
-        raise ServerError(f"{server.url}: the answer has 0 of {MOST} most likely tokens")
+        raise ServerError(f"{server.url}: the answer has 0 of {MAX_TOP_LOGPROBS} most likely tokens")
     return found

@@ -45,15 +45,15 @@ class Mode:
         return fields
 
 
-EACH = "{asking.run}-cold-{asking.number}-{asking.time}"  # a namespace for each request: nothing matches
-RUN = "{asking.run}-prefix"  # one namespace for the run: earlier requests of the run match, older ones do not
+NAMESPACE_OF_REQUEST = "{asking.run}-cold-{asking.number}-{asking.time}"  # nothing matches
+NAMESPACE_OF_RUN = "{asking.run}-prefix"  # earlier requests of the run match, older ones do not
 COMPOSED = ("naive", "w0", "w4", "w16", "w32", "fast", "balanced", "high")  # fidelities; the first five are baselines
 MODES = {
     "served": Mode(("served",)),
-    "cold": Mode(("cold",), EACH, exact=True),
-    "prefix": Mode(("prefix, first", "prefix, again"), RUN, exact=True),
-    "whole": Mode(("whole",), EACH, exact=True, segments=True),
-    "prefixes": Mode(("prefixes",), RUN, exact=True, segments=True),
+    "cold": Mode(("cold",), NAMESPACE_OF_REQUEST, exact=True),
+    "prefix": Mode(("prefix, first", "prefix, again"), NAMESPACE_OF_RUN, exact=True),
+    "whole": Mode(("whole",), NAMESPACE_OF_REQUEST, exact=True, segments=True),
+    "prefixes": Mode(("prefixes",), NAMESPACE_OF_RUN, exact=True, segments=True),
     **{name: Mode((name,), "{asking.run}-" + name, segments=True, fidelity=name) for name in COMPOSED},
 }
 SINGLE = ("served",)

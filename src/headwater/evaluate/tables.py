@@ -12,7 +12,7 @@ from headwater.evaluate.summary import SLICES, Comparison, Estimate, Sliced, Sum
 from headwater.table import Table
 
 NONE = "–"
-MOST_FAULTS = 5  # messages of a table
+MAX_FAULTS = 5  # messages of a table
 
 
 def sliced_table(title: str, slices: Sliced) -> Table:
@@ -79,7 +79,7 @@ def divergence_table(other: str, found: Divergence) -> Table:
 def faults(scored: Sequence[Scored]) -> list[str]:
     """List refusals and errors by their number, the most frequent first."""
     counts = Counter(f"{one.answer.outcome}: {one.answer.detail}" for one in scored if not one.answer.ok)
-    return [f"{count:,} x {message}" for message, count in counts.most_common(MOST_FAULTS)]
+    return [f"{count:,} x {message}" for message, count in counts.most_common(MAX_FAULTS)]
 
 
 def _named(slice_name: str, value: str | int) -> str:

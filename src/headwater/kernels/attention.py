@@ -32,7 +32,7 @@ SPLIT = 128  # keys
 TOGETHER = 4  # queries
 AHEAD = 8  # keys between one that is read and one that is prefetched
 BEYOND = AHEAD + 4  # places after a split's last key: read in vain, or prefetched
-FEW = 64  # heads that one thread places faster than several
+MIN_PARALLEL_HEADS = 64  # fewer are placed faster by one thread
 LOWEST = np.float32(-1e30)  # below all scores
 
 
@@ -217,7 +217,7 @@ def place(
     empty; without rotation `half` is 0.
     """
     n = len(positions) * (heads + kv_heads)
-    if n < FEW:
+    if n < MIN_PARALLEL_HEADS:
         for index in range(n):
             _place_head(
                 index, x, keys, values, q, positions, tables, q_norm, k_norm, cos_sin,

@@ -19,9 +19,9 @@ from headwater.kernels.integers import add_panel, round_row, span_of
 from headwater.kernels.product import _some_widened, _widen, finish, some_rows_of_many
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 
-AT_ONCE = 128  # rows of an expert, at most, that a thread keeps sums of
+MAX_ROWS_PER_THREAD = 128  # rows of an expert that a thread keeps sums of
 BY_AMX = amx.usable()
-FEW = AT_ONCE if WIDE else ROWS  # rows, at most, for which float32 and bfloat16 are multiplied as they are held
+MAX_UNCONVERTED_ROWS = MAX_ROWS_PER_THREAD if WIDE else ROWS  # multiplied as float32 and bfloat16 are held
 
 
 @part
@@ -87,7 +87,7 @@ def _add_by_format(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, bloc
     together = 2 if weights[0].dtype == types.int32 else 1
 
     def add(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at):
-        if rows > FEW:
+        if rows > MAX_UNCONVERTED_ROWS:
             _add_widened(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at)
         else:
             steps, total_at = n_inputs // together, block_at + BLOCK * PANEL
@@ -108,9 +108,9 @@ def multiply_into(
     panels = (n_outputs + PANEL - 1) // PANEL
     for t in prange(chosen[0] * panels):
         e, p = chosen[1 + t // panels], t % panels
-        block_at = get_thread_id() * (AT_ONCE + BLOCK) * PANEL
-        for first in range(begins[e], begins[e + 1], AT_ONCE):
-            rows = min(AT_ONCE, begins[e + 1] - first)
+        block_at = get_thread_id() * (MAX_ROWS_PER_THREAD + BLOCK) * PANEL
+        for first in range(begins[e], begins[e + 1], MAX_ROWS_PER_THREAD):
+            rows = min(MAX_ROWS_PER_THREAD, begins[e + 1] - first)
             _add(x, first * x_row, x_row, weights, e * panels + p, n_inputs, rows, scratch, block_at)
             total_at, out, by = block_at + BLOCK * PANEL, y[first * y_row :], factor[first * factor_row :]
             finish(scratch, total_at, rows, p * PANEL, n_outputs, bias, then, by, factor_row, out, y_row)
@@ -129,9 +129,10 @@ def multiply_integers_into(
         round_row(x, r * x_row, n_inputs, span, rounded, r * n_inputs, scales, totals, r * spans)
     for t in prange(chosen[0] * panels):
         e, p = chosen[1 + t // panels], t % panels
-        at = get_thread_id() * (AT_ONCE + BLOCK) * PANEL
-        for first in range(begins[e], begins[e + 1], AT_ONCE):
-            rows, out, by = min(AT_ONCE, begins[e + 1] - first), y[first * y_row :], factor[first * factor_row :]
+        at = get_thread_id() * (MAX_ROWS_PER_THREAD + BLOCK) * PANEL
+        for first in range(begins[e], begins[e + 1], MAX_ROWS_PER_THREAD):
+            rows = min(MAX_ROWS_PER_THREAD, begins[e + 1] - first)
+            out, by = y[first * y_row :], factor[first * factor_row :]
             sums_at = add_panel(
                 rounded, scales, totals, first, rows, weights, e * panels + p, n_inputs, span, scratch, at
             )

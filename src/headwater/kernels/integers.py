@@ -40,7 +40,7 @@ BLOCK = 512  # inputs of a panel that all rows are multiplied by before the next
 LARGEST = 127  # of a rounded row
 LEAST = 1e-30  # largest value of a span that is told apart from zeros
 # rows that are multiplied by one panel after the other: 32 KB of sums
-AT_ONCE = 128 if integer_amx.USABLE else 2**30
+ROWS_PER_PASS = 128 if integer_amx.USABLE else 2**30
 
 
 @lean_part
@@ -156,7 +156,7 @@ def multiply_integers(
     else:
         for r in prange(rows):
             round_row(x, r * x_row, n_inputs, span, rounded, r * n_inputs, scales, totals, r * spans)
-    panels, at_once = (n_outputs + PANEL - 1) // PANEL, min(rows, AT_ONCE)
+    panels, at_once = (n_outputs + PANEL - 1) // PANEL, min(rows, ROWS_PER_PASS)
     for t in prange((rows + at_once - 1) // at_once * panels):
         p, first = np.int64(t) % panels, np.int64(t) // panels * at_once
         some, at = min(at_once, rows - first), get_thread_id() * (at_once + TILE_BLOCK) * PANEL

@@ -25,7 +25,7 @@ from headwater.kernels.tile import BLOCK, HEIGHTS, LINES, PANEL, ROWS, VECTORS, 
 from headwater.kernels.vectors import LANES, load, lower_half, store, upper_half
 
 LINEAR, SILU, SIGMOID = range(3)  # activations
-AT_ONCE = 256  # rows that AMX multiplies by one panel after the other: they and their sums fit in a level-2 cache
+ROWS_PER_PASS = 256  # rows that AMX multiplies by one panel after the other: they and their sums fit in a level-2 cache
 
 tile_1, tile_2, tile_4, tile_6 = map(tile_of, HEIGHTS)
 fetching_tile_6 = fetching_tile_of(ROWS)
@@ -152,9 +152,9 @@ def multiply_by_amx(
 ):
     """Multiply bfloat16 by bfloat16; a step is two inputs side by side, and steps are whole runs of AMX."""
     panels = (n_outputs + PANEL - 1) // PANEL
-    for t in prange((rows + AT_ONCE - 1) // AT_ONCE * panels):
-        p, first = np.int64(t) % panels, np.int64(t) // panels * AT_ONCE
-        some, total_at = min(AT_ONCE, rows - first), get_thread_id() * min(AT_ONCE, rows) * PANEL
+    for t in prange((rows + ROWS_PER_PASS - 1) // ROWS_PER_PASS * panels):
+        p, first = np.int64(t) % panels, np.int64(t) // panels * ROWS_PER_PASS
+        some, total_at = min(ROWS_PER_PASS, rows - first), get_thread_id() * min(ROWS_PER_PASS, rows) * PANEL
         amx.write_sums(x, first * x_row, x_row, weights[0], p * steps * PANEL, steps, some, scratch, total_at)
         by, out = factor[first * factor_row :], y[first * y_row :]
         finish(scratch, total_at, some, p * PANEL, n_outputs, bias, then, by, factor_row, out, y_row)

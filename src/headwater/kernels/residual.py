@@ -11,7 +11,7 @@ from numba import prange
 from headwater.kernels.compiling import kernel, part
 from headwater.kernels.vectors import LANES, fill, fma, load, square_root, store, sum_lanes
 
-FEW = 4096  # channels of all rows that one thread computes faster than several
+MAX_SINGLE_THREAD_CHANNELS = 4096  # channels of all rows that one thread computes faster than several
 
 
 @part
@@ -36,7 +36,7 @@ def norm_into(x, out, normed, weight, rows, width, adds, out_scale, eps):
     x is rounded to its own type before it is normed. `x`, `out` and `normed` are [rows, width], the width a multiple
     of 16.
     """
-    if rows * width <= FEW:
+    if rows * width <= MAX_SINGLE_THREAD_CHANNELS:
         for row in range(rows):
             _norm_row(x, out, normed, weight, row * width, width, adds, out_scale, eps)
     else:

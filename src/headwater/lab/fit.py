@@ -102,9 +102,9 @@ def _number(where: str, values: Mapping[str, Any], name: str, default: float | N
 
 Array = NDArray[np.float64]
 NAMES = ("compute_efficiency", "memory_efficiency", "overhead")
-MOST_RATIOS = 64  # ratios that are tried
+MAX_RATIOS = 64  # ratios that are tried
 ROUNDS = 8
-FAR = 1.345 * 1.4826  # median errors from which on a point weighs less (Huber's constant for normal errors)
+HUBER_LIMIT = 1.345 * 1.4826  # median errors from which on a point weighs less (Huber's constant for normal errors)
 SAME = 1e-3  # columns with a smaller normalised singular value cannot be distinguished
 
 
@@ -203,7 +203,7 @@ class _Solution:
         They leave out that the sides on which the steps are were chosen by the same observations.
         """
         columns = self.columns_N3[:, self.told]
-        far = FAR * float(np.median(np.abs(self.error_N)))
+        far = HUBER_LIMIT * float(np.median(np.abs(self.error_N)))
         near = np.minimum(np.abs(self.error_N), far)
         variance = float(near @ near) / (len(near) - columns.shape[1]) / max(0.5, float(np.mean(near < far))) ** 2
         found = np.zeros(len(self.values))
@@ -227,7 +227,7 @@ class _System:
         """Return values of x/z between which steps change between compute-bound and memory-bound."""
         edges = np.unique(self.memory_S / self.compute_S)
         edges = np.concatenate(([edges[0] / 2], np.sqrt(edges[1:] * edges[:-1]), [edges[-1] * 2]))
-        picked = np.linspace(0, len(edges) - 1, min(len(edges), MOST_RATIOS)).astype(int)
+        picked = np.linspace(0, len(edges) - 1, min(len(edges), MAX_RATIOS)).astype(int)
         return [float(edges[at]) for at in np.unique(picked)]
 
     def solve(self, ratio: float, start: Array) -> _Solution:
@@ -262,7 +262,7 @@ class _System:
 
 def _weights(error_N: Array) -> Array:
     """Return the square roots of Huber's weights."""
-    far = FAR * float(np.median(np.abs(error_N)))
+    far = HUBER_LIMIT * float(np.median(np.abs(error_N)))
     weight_N: Array = np.sqrt(far / np.maximum(np.abs(error_N), far)) if far else np.ones(len(error_N))
     return weight_N
 

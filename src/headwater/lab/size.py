@@ -24,8 +24,8 @@ from headwater.traces.request import Request, Trace
 BOUND = 0.01  # of the hit rate: how far off an estimate may be
 TARGET = 32_000_000  # prompt tokens in all samples of a size together
 GROUPS = 12  # in a sample, at least
-EACH = 8, 4, 2, 1  # sessions of each sample with a prefix that makes no group
-ROOM = 1.5  # times what a request takes, of which a sample's memory must have room
+SESSIONS_OF_GROUP = 8, 4, 2, 1  # sessions of each sample with a prefix that makes no group
+MEMORY_FACTOR = 1.5  # times what a request takes, of which a sample's memory must have room
 CHECKED = 2  # full replays at once that check estimates
 PROBED = 2_000  # requests from which the checkpoints that one takes are counted
 
@@ -163,7 +163,7 @@ class Sizing:
         if self.sampling.rate is not None:
             return 1 if self.sampling.rate == 1 else max(self.sampling.samples, round(1 / self.sampling.rate))
         wanted = self.prompt_tokens * self.sampling.samples / TARGET
-        room = memory / self.page_bytes / (ROOM * self._typical)
+        room = memory / self.page_bytes / (MEMORY_FACTOR * self._typical)
         count = 1 << max(0, int(min(wanted, room, len(self.order))).bit_length() - 1)
         while count >= 2 * self.sampling.samples:
             if len(set(self._groups(count))) >= GROUPS * count:
@@ -227,10 +227,10 @@ class Sizing:
     # ---- parts of both
 
     def _groups(self, count: int) -> list[int]:
-        """Return the group of each request for `count` parts, with the largest value of EACH that has enough groups."""
+        """Return each request's group for `count` parts, with the most SESSIONS_OF_GROUP that make enough groups."""
         if count not in self._groups_for:
             requests = [request for _, request in self.order]
-            for each in EACH:
+            for each in SESSIONS_OF_GROUP:
                 found = self._groups_for[count] = groups(requests, self.layout, each * count)
                 if len(set(found)) >= GROUPS * count:
                     break

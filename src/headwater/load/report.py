@@ -19,7 +19,7 @@ from headwater.load.scenario import Phase
 from headwater.table import Table
 
 DIGITS = 6  # of seconds in a report
-MOST_ERRORS = 5  # messages of a table
+MAX_ERRORS = 5  # messages of a table
 SECONDS = 100  # most columns of a plot over time
 
 
@@ -116,7 +116,7 @@ def _counts(phase: Phase, summary: Summary, slo: Slo) -> Table:
     table.add_row("cached", hits)
     if summary.reasons:
         table.add_row("resumed", ", ".join(f"{name} {n:,}" for name, n in sorted(summary.reasons.items())))
-    for message, n in sorted(summary.errors.items(), key=lambda item: -item[1])[:MOST_ERRORS]:
+    for message, n in sorted(summary.errors.items(), key=lambda item: -item[1])[:MAX_ERRORS]:
         table.add_row(f"{n:,} x", message)
     return table
 

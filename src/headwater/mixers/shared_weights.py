@@ -31,7 +31,7 @@ NAME = "headwater-weights"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 LEAST = 2**16  # bytes of a weight that is shared: a mapping takes whole pages
 OLD = 30 * 86400.0  # seconds since a folder was changed
-AT_ONCE = 2**30  # bytes that a call writes
+BYTES_PER_WRITE = 2**30  # bytes that a call writes
 
 log = logging.getLogger("headwater.models")
 
@@ -90,7 +90,7 @@ class SharedWeights:
         left, at = content.numpy().data, offset
         os.ftruncate(self._own, offset + len(content))
         while left:
-            n = os.pwrite(self._own, left[:AT_ONCE], at)
+            n = os.pwrite(self._own, left[:BYTES_PER_WRITE], at)
             left, at = left[n:], at + n
         self._end = at
         return self._own, offset

@@ -25,7 +25,7 @@ BLOCK = 2**18  # elements whose intermediates fit in cache
 # Parts of a group's range that its codes may span. With few codes, a narrower range cuts the largest weights and rounds
 # all others less: 5% less squared error for Gaussian weights at 4 bits, and nothing at 8.
 RANGES = (1.0, 0.93, 0.86, 0.79)
-FEW = 15  # largest code
+MAX_SEARCHED_CODE = 15  # largest code of formats whose range is searched
 NORMAL, LARGEST = 2.0**-14, 65504.0  # of float16
 
 
@@ -126,7 +126,7 @@ def _scale_dtype(weight_NK: Tensor, top: int) -> torch.dtype:
 def _best(block_NK: Tensor, form: Form, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return codes, scales and zeros of some rows, as they are stored; each group has the best of the ranges."""
     x_NXg = block_NK.unflatten(1, (-1, form.group))
-    grids = [form.grid(x_NXg, top, part) for part in (RANGES if top <= FEW else RANGES[:1])]
+    grids = [form.grid(x_NXg, top, part) for part in (RANGES if top <= MAX_SEARCHED_CODE else RANGES[:1])]
     best_1NX = torch.stack([grid.error(x_NXg) for grid in grids]).argmin(0, keepdim=True)
     scale_NX, zero_NX = (
         torch.stack(parts).gather(0, best_1NX)[0]

@@ -22,7 +22,7 @@ from headwater.schedule.tail import FirstToken
 from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source, TierReader, TierStats
 from headwater.tiers.names import runs_of
 
-AT_ONCE = 4  # loads
+MAX_CONCURRENT_LOADS = 4
 
 
 class Tiers:
@@ -214,7 +214,7 @@ class Loads:
             missed = TierOutcome.OTHER_FINGERPRINT if is_elsewhere else TierOutcome.MISS
             seq.tier_outcome = TierOutcome.COMPUTING_IS_FASTER if is_there else missed
             return False
-        if sum(not load.follows for load in self._open.values()) >= AT_ONCE:
+        if sum(not load.follows for load in self._open.values()) >= MAX_CONCURRENT_LOADS:
             return True
         return self._begin(seq, match, *best)
 

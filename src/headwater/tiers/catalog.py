@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from headwater.tiers.names import ENTRIES, FINGERPRINT, RUN, STATE, WHOLE, entries_name, tag_of
 
-LEAST_AGE = 1.0  # seconds; a clock may go back
-YOUNG = 60.0  # seconds: a run without a state may be part of a copy that another server makes
+MIN_AGE_SECONDS = 1.0  # seconds; a clock may go back
+YOUNG_SECONDS = 60.0  # seconds: a run without a state may be part of a copy that another server makes
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Catalog:
         The catalog itself is not changed.
         """
         tree = _Tree(dict(self.entries), keep)
-        yield [name for name in tree.stranded() if now - self.entries[name].used > YOUNG]
+        yield [name for name in tree.stranded() if now - self.entries[name].used > YOUNG_SECONDS]
         queue = [(tree.value(name, now), name) for name in self.entries if name[0] in WHOLE and name not in keep]
         heapq.heapify(queue)
         while queue:
@@ -104,7 +104,7 @@ class _Tree:
             run = self.entries[next(iter(alone))]
             size += sum(self.entries[name].bytes for name in self._with_entries(next(iter(alone))))
             digest, others = run.below, 1
-        return entry.seconds / max(1, size) / max(LEAST_AGE, now - entry.used)
+        return entry.seconds / max(1, size) / max(MIN_AGE_SECONDS, now - entry.used)
 
     def stranded(self) -> Iterator[str]:
         """Remove runs that no state and no later run needs, from leaves to roots, and yield their names.

@@ -24,10 +24,10 @@ from headwater.tiers.changes import IGNORED, PartsRemoved, StoreChanges
 from headwater.tiers.part import HEADER, Buffer, Header
 from headwater.tiers.store import StoreError, StoreFull, Usage
 
-UNFINISHED = ".tmp-"
-OLD = 3600.0  # seconds after which an unfinished file was left by a process that ended
-ROOM = 0.05  # of the limit that an eviction frees at least, so that the next one is far
-AT_ONCE = 512  # pieces that are written by one call
+UNFINISHED_SUFFIX = ".tmp-"
+UNFINISHED_SECONDS = 3600.0  # after which the process that wrote a file is taken to have ended
+FREED_SHARE = 0.05  # of the limit that an eviction frees at least, so that the next one is far
+MAX_PIECES_PER_CALL = 512  # of `writev` and `readv`
 
 log = logging.getLogger("headwater.tiers")
 
@@ -90,7 +90,7 @@ class DiskStore:
         self._make_room(size, keep)
         with self._errors("cannot be written"):
             os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
-            unfinished = os.path.join(os.path.dirname(file), UNFINISHED + secrets.token_hex(8))
+            unfinished = os.path.join(os.path.dirname(file), UNFINISHED_SUFFIX + secrets.token_hex(8))
             try:
                 handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 try:
@@ -171,14 +171,14 @@ class DiskStore:
         self._wait_for_scan()
         with self._changing:
             self._written += size
-            if self._catalog.bytes + size <= self.limit and self._written <= ROOM * self.limit:
+            if self._catalog.bytes + size <= self.limit and self._written <= FREED_SHARE * self.limit:
                 return
             self._written = 0  # other servers write, too: the folder is listed again
         with self._errors("cannot be written"), self._alone(), self._changing:
             self._read_names()  # another server may have written, or evicted
             if self._catalog.bytes + size <= self.limit:
                 return
-            wanted = int(self.limit * (1 - ROOM)) - size
+            wanted = int(self.limit * (1 - FREED_SHARE)) - size
             self._read_headers()
             for names in self._catalog.victims(self._clock(), keep):
                 if self._catalog.bytes <= max(0, wanted):
@@ -208,8 +208,8 @@ class DiskStore:
             for file in self._files():
                 with suppress(FileNotFoundError):
                     found = file.stat()
-                    if file.name.startswith(UNFINISHED):
-                        if now - found.st_mtime > OLD:
+                    if file.name.startswith(UNFINISHED_SUFFIX):
+                        if now - found.st_mtime > UNFINISHED_SECONDS:
                             with suppress(OSError):  # not in a folder that is only read
                                 os.unlink(file.path)
                         continue
@@ -295,7 +295,7 @@ def _write(handle: int, pieces: Sequence[Buffer]) -> None:
     """Write pieces one after the other, however few bytes a call takes."""
     left = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
     while left:
-        n = os.writev(handle, left[:AT_ONCE])
+        n = os.writev(handle, left[:MAX_PIECES_PER_CALL])
         while left and n >= len(left[0]):
             n -= len(left.pop(0))
         if n:
@@ -306,7 +306,7 @@ def _read(handle: int, pieces: Sequence[memoryview]) -> bool:
     """Fill pieces one after the other, however few bytes a call gives; False if the file is shorter."""
     left = [piece for piece in pieces if len(piece)]
     while left:
-        n = os.readv(handle, left[:AT_ONCE])
+        n = os.readv(handle, left[:MAX_PIECES_PER_CALL])
         if not n:
             return False
         while left and n >= len(left[0]):

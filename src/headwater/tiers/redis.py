@@ -22,13 +22,13 @@ from headwater.tiers.names import STATE, is_name, tag_of
 from headwater.tiers.part import Buffer, Header, is_duration
 from headwater.tiers.store import StoreError, StoreFull, Usage, spread
 
-PIECE = 1 << 20  # bytes
-AT_ONCE = 16  # pieces in flight
-UNFINISHED = 600  # seconds after which pieces without a manifest expire
+PIECE_BYTES = 1 << 20
+PIECES_IN_FLIGHT = 16
+UNFINISHED_SECONDS = 600  # after which pieces without a manifest expire
 CONNECT, READ = 1.0, 5.0  # seconds
-ALONE = 30  # seconds after which a server that evicts is thought to have ended
-ROOM = 0.05  # of the limit that an eviction frees at least
-NAMES_AT_ONCE = 1000
+EVICTION_LOCK_SECONDS = 30  # after which a server that evicts is thought to have ended
+FREED_SHARE = 0.05  # of the limit that an eviction frees at least
+NAMES_PER_CALL = 1000
 MANIFEST = re.compile(rb"([0-9a-f]{24}) (\d{1,15}) (\d{1,15})")  # upload, number of pieces, size
 ENTRY = re.compile(rb"(\d{1,15}) (\S{1,32}) ([0-9a-f]*)")  # size, seconds, digest of the run that it goes on from
 
@@ -110,9 +110,9 @@ class RedisStore:
     def has(self, names: Sequence[str]) -> list[bool]:
         found: list[bool] = []
         with self._errors("cannot be read"):
-            for first in range(0, len(names), NAMES_AT_ONCE):
+            for first in range(0, len(names), NAMES_PER_CALL):
                 pipe = self._client.pipeline(transaction=False)
-                for name in names[first : first + NAMES_AT_ONCE]:
+                for name in names[first : first + NAMES_PER_CALL]:
                     pipe.exists(self._manifest(name))
                 found += [bool(n) for n in pipe.execute()]
         return found
@@ -141,12 +141,12 @@ class RedisStore:
                 return None
             upload, count, _ = found
             pieces: list[bytes] = []
-            for first in range(0, count, AT_ONCE):
+            for first in range(0, count, PIECES_IN_FLIGHT):
                 pipe = self._client.pipeline(transaction=False)
-                for number in range(first, min(first + AT_ONCE, count)):
+                for number in range(first, min(first + PIECES_IN_FLIGHT, count)):
                     pipe.get(self._piece(upload, number))
                 pieces += (piece for piece in map(self._found, pipe.execute(raise_on_error=False)) if piece)
-                if len(pieces) < min(first + AT_ONCE, count):
+                if len(pieces) < min(first + PIECES_IN_FLIGHT, count):
                     self._drop(name)
                     return None
             with suppress(self._redis.RedisError):  # a server that takes no writes serves
@@ -185,8 +185,8 @@ class RedisStore:
             upload, count = secrets.token_hex(12), 0
             pipe = self._client.pipeline(transaction=False)
             for count, piece in enumerate(_cut(pieces), start=1):
-                pipe.set(self._piece(upload, count - 1), piece, ex=UNFINISHED)
-                if count % AT_ONCE == 0:
+                pipe.set(self._piece(upload, count - 1), piece, ex=UNFINISHED_SECONDS)
+                if count % PIECES_IN_FLIGHT == 0:
                     pipe.execute()
             pipe.execute()
             header = Header.of(bytes(pieces[0]))
@@ -239,11 +239,11 @@ class RedisStore:
         lock, own = self._prefix + "evicting", secrets.token_hex(8)
         if self._client.ttl(lock) == -1:  # no server of ours has set it
             self._client.delete(lock)
-        if not self._client.set(lock, own, nx=True, ex=ALONE):
+        if not self._client.set(lock, own, nx=True, ex=EVICTION_LOCK_SECONDS):
             raise StoreFull(f"{self.shown} is full, and another server evicts")
         try:
             catalog = self._catalog()
-            wanted = max(0, int(self.limit * (1 - ROOM)) - size)
+            wanted = max(0, int(self.limit * (1 - FREED_SHARE)) - size)
             for names in catalog.victims(self._clock(), keep):
                 if catalog.bytes <= wanted:
                     break
@@ -294,8 +294,8 @@ class RedisStore:
             return
         removed = self._remove(keys=[self._manifest(name), *self._shared], args=(name, manifest, _counted_tag(name)))
         upload, pieces, _ = _read_manifest(manifest) or ("", 0, 0)
-        for first in range(0, pieces if removed else 0, NAMES_AT_ONCE):
-            numbers = range(first, min(first + NAMES_AT_ONCE, pieces))
+        for first in range(0, pieces if removed else 0, NAMES_PER_CALL):
+            numbers = range(first, min(first + NAMES_PER_CALL, pieces))
             if not self._client.delete(*(self._piece(upload, number) for number in numbers)):
                 return  # a manifest that is not ours may claim any number
 
@@ -353,7 +353,7 @@ def _is_number(text: bytes) -> bool:
 def _read_manifest(manifest: bytes) -> tuple[str, int, int] | None:
     """Return upload, number of pieces and size; None if it is no manifest."""
     found = MANIFEST.fullmatch(manifest)
-    if found is None or int(found[2]) != -(-int(found[3]) // PIECE):
+    if found is None or int(found[2]) != -(-int(found[3]) // PIECE_BYTES):
         return None
     return found[1].decode(), int(found[2]), int(found[3])
 
@@ -368,15 +368,15 @@ def _read_entry(entry: bytes, used: float) -> Entry | None:
 
 
 def _cut(pieces: Sequence[Buffer]) -> Iterator[bytes]:
-    """Yield the bytes of pieces, one after the other, in pieces of at most PIECE."""
+    """Yield the bytes of pieces, one after the other, in pieces of at most PIECE_BYTES."""
     waiting = bytearray()
     for piece in pieces:
         view = memoryview(piece).cast("B")
         while len(view):
-            take = min(len(view), PIECE - len(waiting))
+            take = min(len(view), PIECE_BYTES - len(waiting))
             waiting += view[:take]
             view = view[take:]
-            if len(waiting) == PIECE:
+            if len(waiting) == PIECE_BYTES:
                 yield bytes(waiting)
                 waiting.clear()
     if waiting:

@@ -20,7 +20,7 @@ from headwater.traces.request import Request, Trace
 
 RATE, THINK = 1.0, 5.0  # sessions a second, and seconds on average, if nothing is recorded (Marconi, section 5.1)
 LEAST_CV, MOST_CV = 1e-6, 100.0  # below, times are constant; above, nearly all are 0
-AT_ONCE = -math.inf
+NO_LATER_START = -math.inf
 # endless ascending times in seconds, of a rate, a coefficient of variation and a random generator
 Process = Callable[[float, float, random.Random], Iterator[float]]
 
@@ -167,7 +167,7 @@ class Closed:
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
         positive(clients=self.clients)
         _checked(think=self.think)
-        scripts = [_script(requests, AT_ONCE, self.think, seed) for requests in sessions_of(trace.requests)]
+        scripts = [_script(requests, NO_LATER_START, self.think, seed) for requests in sessions_of(trace.requests)]
         return ScriptedArrivals(scripts, self.clients)
 
 
@@ -244,12 +244,12 @@ def _script(session: list[Request], start: float, think: float | None, seed: int
     earliest, pauses = [start], [0.0]
     first = session[0].at
     for request in session[1:]:
-        earliest.append(AT_ONCE)
+        earliest.append(NO_LATER_START)
         if think is not None:
             pauses.append(draw(think))
         elif request.think is not None:
             pauses.append(request.think)
-        elif request.at is not None and first is not None and start > AT_ONCE:
+        elif request.at is not None and first is not None and start > NO_LATER_START:
             earliest[-1] = start + request.at - first
             pauses.append(0.0)
         else:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.cache.placement.optimal.program import FEW, WINDOW, lower_hull
+from headwater.cache.placement.optimal.program import MAX_BRIDGED_DENTS, WINDOW, lower_hull
 
 
 def chain(x: list[int], y: list[int]) -> list[int]:
@@ -37,7 +37,7 @@ def test_corners_are_those_of_the_chain_with_any_guess(steps: list[int], data: s
     assert lower_hull(x.astype(float), y.astype(float), guess)[0].tolist() == corners.tolist()
 
 
-@pytest.mark.parametrize("bumps", [1, 3, FEW, FEW + 9])
+@pytest.mark.parametrize("bumps", [1, 3, MAX_BRIDGED_DENTS, MAX_BRIDGED_DENTS + 9])
 def test_wide_dents_of_smooth_curves_are_bridged(bumps: int) -> None:
     x = np.arange(6000)
     y = np.round(1e6 * (np.sin(x / 6000 * 2 * np.pi * bumps) + 2) + (x - 3000) ** 2 / 20).astype(int)

@@ -21,7 +21,7 @@ from headwater import machine
 from headwater.cache_folder import cache_folder
 from headwater.engine.proof import verdict as verdicts
 from headwater.engine.proof.selfcheck import SelfCheck, self_check
-from headwater.engine.proof.verdict import KEPT, key_of, verdict
+from headwater.engine.proof.verdict import MAX_VERDICT_FILES, key_of, verdict
 from tests.engine.proof.test_selfcheck import latent_spec, spec
 from tests.processors import AVX2, AVX512, pretend
 
@@ -266,14 +266,14 @@ def test_two_starts_at_once_prove_twice_and_keep_one_whole_file(folder: Path, mo
 
 def test_the_oldest_verdicts_go(folder: Path, checks: list[str]) -> None:
     folder.mkdir(parents=True, mode=0o700)
-    for age in range(KEPT + 3):
+    for age in range(MAX_VERDICT_FILES + 3):
         old = folder / f"exactness-{age}.json"
         old.write_text("{}")
         os.utime(old, (age, age))
     verdict(spec())
     verdict(spec())
     assert len(checks) == 1
-    assert len(files(folder)) == KEPT
+    assert len(files(folder)) == MAX_VERDICT_FILES
 
 
 def test_progress_counts_up_to_the_last_check() -> None:

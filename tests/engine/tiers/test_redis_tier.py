@@ -20,7 +20,7 @@ from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import state_name
 from headwater.tiers.part import Sealer
 from headwater.tiers.place import TierPlace
-from headwater.tiers.redis import PIECE, RedisStore
+from headwater.tiers.redis import PIECE_BYTES, RedisStore
 from headwater.tiers.store import StoreError
 from tests.engine.tiers.test_tier_io import alike, mended, outcomes
 from tests.exactness.conftest import load  # noqa: F401  a fixture
@@ -109,7 +109,7 @@ KEY = bytes(32)
 ZEROS = b"0" * 24
 NUMBERS = st.integers(-(1 << 70), 1 << 70) | st.sampled_from([0, -1, 1, 10**15, 10**14])
 MANIFESTS = st.binary(max_size=60) | st.builds(
-    lambda pieces, size: b"%s %d %d" % (ZEROS, -(-size // PIECE) if pieces is None else pieces, size),
+    lambda pieces, size: b"%s %d %d" % (ZEROS, -(-size // PIECE_BYTES) if pieces is None else pieces, size),
     st.none() | NUMBERS,
     NUMBERS,
 )
@@ -327,8 +327,8 @@ class Dying(RedisStore):
 @pytest.mark.parametrize("pipelines", [0, 1, 2, -1], ids=["before", "after one", "after two", "after"])
 @pytest.mark.parametrize("call", ["read", "write"])
 def test_redis_that_ends_in_a_call_costs_no_request(make, tmp_path, monkeypatch, call, pipelines) -> None:
-    monkeypatch.setattr("headwater.tiers.redis.PIECE", 10_000)
-    monkeypatch.setattr("headwater.tiers.redis.AT_ONCE", 2)
+    monkeypatch.setattr("headwater.tiers.redis.PIECE_BYTES", 10_000)
+    monkeypatch.setattr("headwater.tiers.redis.PIECES_IN_FLIGHT", 2)
     prompt, other = words(PROMPT, "dying"), words(PROMPT, "other")
     with redis_server(tmp_path) as redis:
         with server(make, [RedisStore(redis.url, None)] if call == "read" else []) as rig:

@@ -44,11 +44,11 @@ def test_conversations_are_shaped_on_another_thread(engine, monkeypatch, owner, 
     assert threading.main_thread() not in threads
 
 
-@pytest.mark.parametrize("size", [10, body.AT_ONCE + 1])
+@pytest.mark.parametrize("size", [10, body.MAX_LOOP_BYTES + 1])
 def test_large_bodies_are_parsed_on_another_thread(engine, monkeypatch, size):
     threads = watched(monkeypatch, body, "parse")
     send(engine, "POST", "/tokenize", json={"prompt": "x" * size})
-    assert (threading.main_thread() in threads) == (size < body.AT_ONCE)
+    assert (threading.main_thread() in threads) == (size < body.MAX_LOOP_BYTES)
 
 
 def test_too_many_prompts_are_refused_before_they_are_tokenised(engine, monkeypatch):

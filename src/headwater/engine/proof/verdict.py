@@ -42,7 +42,7 @@ VARIABLES = (
     "ATEN_", "BLIS_", "CUBLAS_", "CUDA_", "DNNL_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD",
     "LRU_CACHE_CAPACITY", "MKL_", "NUMBA_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH", "TRITON_",
 )  # fmt: skip
-KEPT = 32  # files: those of earlier versions, models and threads go, the oldest first
+MAX_VERDICT_FILES = 32  # others, of earlier versions, models and threads, are deleted, the oldest first
 
 log = logging.getLogger("headwater.engine")
 
@@ -117,7 +117,7 @@ def keep(key: Mapping[str, str], check: SelfCheck) -> None:
         return
     with suppress(OSError):  # another start may remove the same files
         kept = sorted(file.parent.glob("exactness-*.json"), key=lambda path: path.stat().st_mtime)
-        for old in kept[:-KEPT]:
+        for old in kept[:-MAX_VERDICT_FILES]:
             old.unlink(missing_ok=True)
 
 

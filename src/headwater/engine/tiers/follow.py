@@ -14,7 +14,7 @@ from headwater.engine.workers import Workers
 from headwater.schedule.follows import Follow, Follows
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.tier_load import Load, Source
-from headwater.schedule.tiers import AT_ONCE, Loads
+from headwater.schedule.tiers import MAX_CONCURRENT_LOADS, Loads
 from headwater.tiers.store import Followed, PeerStore
 
 POLL = 0.01  # seconds between questions for new parts
@@ -43,7 +43,7 @@ class PeerFollows(Follows):
         super().__init__(scheduler.cache, loads, scheduler.new_id)
         self._tier, self._store, self._changed = tier, store, changed
         self._read, self._finish = read, finish
-        self.threads = Workers(AT_ONCE, "headwater-tier-follow")
+        self.threads = Workers(MAX_CONCURRENT_LOADS, "headwater-tier-follow")
 
     def follow(self, peer: bytes, namespace: str, key: bytes, tokens: int) -> int:
         """Follow a worker's prefill of a prompt of `tokens` tokens; return a number for `cancel` and `arrived`."""

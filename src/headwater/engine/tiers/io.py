@@ -37,7 +37,7 @@ from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited
 from headwater.schedule.tail import FirstToken
 from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source, TierStats
-from headwater.schedule.tiers import AT_ONCE, Loads, Tiers
+from headwater.schedule.tiers import MAX_CONCURRENT_LOADS, Loads, Tiers
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import Names, run_name, runs_of, state_name
 from headwater.tiers.part import Sealer
@@ -112,7 +112,7 @@ class TierIO(Tiers):
         self._closing = False
         self._peers: Peers | None = None
         self._had: dict[int, int] = {}  # of requests that were not looked up: the position at which memory resumes
-        self._readers = Workers(AT_ONCE, "headwater-tier-reader")  # a load each
+        self._readers = Workers(MAX_CONCURRENT_LOADS, "headwater-tier-reader")  # a load each
         self._copies = Copies(self._stores, scheduler, changed)
 
     # -- other workers of a cluster

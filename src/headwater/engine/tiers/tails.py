@@ -16,14 +16,14 @@ from headwater.engine.tiers.tier import Tier
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.tail import FirstToken, Tail, TailPlace
-from headwater.schedule.tiers import AT_ONCE
+from headwater.schedule.tiers import MAX_CONCURRENT_LOADS
 from headwater.tiers.names import TAIL
 from headwater.tiers.part import Buffer, Part, Sealer
 from headwater.tiers.store import PeerStore
 
-MOST_KEPT = 8  # tails; the oldest are given up
-KEPT = 10.0  # seconds for which the other worker is expected to ask; later ones are given up when another one comes
-LATE = 5.0  # seconds for which a request waits for its tail
+MAX_HELD_TAILS = 8  # the oldest are given up
+HELD_SECONDS = 10.0  # in which the other worker is expected to ask; older tails are given up when another one comes
+WAIT_SECONDS = 5.0  # of a request for its tail
 FIRST_BYTES = 4096  # of a first token, filled up with blanks
 
 log = logging.getLogger("headwater.engine")
@@ -85,14 +85,14 @@ class Tails:
         now, place = time.monotonic(), seq.tail_place
         for id in [id for id, kept in self._kept.items() if now > kept.until]:
             self._kept.pop(id).tail.release()
-        while len(self._kept) >= MOST_KEPT:
+        while len(self._kept) >= MAX_HELD_TAILS:
             self._kept.pop(next(iter(self._kept))).tail.release()
         tail = self._reserved(seq)
         if tail is None or place is None:
             return
         tail.first = first
         self._runner.keep_tail(seq, tail)
-        self._kept[place.id] = Kept(tail, seq.exact_key, now + KEPT)
+        self._kept[place.id] = Kept(tail, seq.exact_key, now + HELD_SECONDS)
 
     @contextmanager
     def sealed(self, id: bytes, entries: int) -> Iterator[list[Buffer] | None]:
@@ -126,11 +126,11 @@ class Tails:
             return False
         if reading is None:
             self._unused = [tail for tail in self._unused if not (tail.is_taken or tail.is_released)]
-            if len(self._reading) + len(self._unused) >= AT_ONCE:
+            if len(self._reading) + len(self._unused) >= MAX_CONCURRENT_LOADS:
                 return True
             tail = self._reserved(seq) if self._pays(seq) else None
             if tail is not None:
-                reading = self._reading[seq.id] = Reading(seq, tail, place, time.monotonic() + LATE)
+                reading = self._reading[seq.id] = Reading(seq, tail, place, time.monotonic() + WAIT_SECONDS)
                 self._tier.parts.submit(self._read, reading)
         if reading is None or time.monotonic() > reading.until:
             seq.tail_place = None

@@ -26,7 +26,7 @@ FIRST_BANDWIDTH = 1e9  # bytes a second, until some were read
 LATENCY = 1e-3  # seconds of a load beside its bytes
 BREAK = 10.0  # seconds for which a store that failed is left alone
 READERS = 2  # threads that read parts
-LATE = 4  # times the expected seconds, after which a load is not waited for
+WAIT_FACTOR = 4  # times the expected seconds, after which a load is not waited for
 
 # A part that is made when it is to be written, and is valid until its thread makes the next one.
 NamedPart = tuple[str, Callable[[], Part]]
@@ -39,7 +39,7 @@ def patience(expected: float, computing: float | None) -> float:
 
     A quarter of `computing`, the seconds that computing the same takes, if that is longer: giving up costs all of them.
     """
-    return max(LATE * expected, (computing or 0.0) / LATE)
+    return max(WAIT_FACTOR * expected, (computing or 0.0) / WAIT_FACTOR)
 
 
 def open_stores(config: ServeConfig) -> list[Store]:

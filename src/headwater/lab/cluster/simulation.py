@@ -24,7 +24,7 @@ from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import Prefilled, kept
 from headwater.cluster.preparing import Preparing
 from headwater.cluster.routed import Routed, in_memory
-from headwater.cluster.router import HEARTBEAT_TIMEOUT, MOST_ATTEMPTS
+from headwater.cluster.router import HEARTBEAT_TIMEOUT_SECONDS, MAX_ATTEMPTS
 from headwater.cluster.selection import Selection
 from headwater.errors import ConfigError
 from headwater.events import TokenEvent
@@ -169,7 +169,7 @@ class Simulation:
         self._lost[n] = worker.fail()
         if link.pulls is not None:
             link.pulls.is_lost = True
-        heapq.heappush(self._events, (at + HEARTBEAT_TIMEOUT, LOSS, n))
+        heapq.heappush(self._events, (at + HEARTBEAT_TIMEOUT_SECONDS, LOSS, n))
         heapq.heappush(self._events, (at + self._cluster.failures.absent, JOIN, n))
 
     def _lose(self, at: float, n: int) -> None:
@@ -191,7 +191,7 @@ class Simulation:
         for request, visit in moved:
             visit.lost, visit.failures = lost.get(request, visit.lost), visit.failures + 1
             self._forget_follower(visit)
-            if visit.failures >= MOST_ATTEMPTS:
+            if visit.failures >= MAX_ATTEMPTS:
                 self._give_up(visit)
                 continue
             self._counts["resumed" if visit.first_token is not None else "moved"] += 1

@@ -86,7 +86,7 @@ def by_memory(results: Iterable[tuple[Result, T]]) -> list[tuple[str, list[tuple
 # -- formats of numbers --------------------------------------------------------
 
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-SHORT = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
+SI_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 
 def count(value: float) -> str:
@@ -96,7 +96,7 @@ def count(value: float) -> str:
 
 def short(value: float) -> str:
     """Format with three digits and a unit, for little room: 1234567 is 1.23M."""
-    for size, unit in SHORT:
+    for size, unit in SI_PREFIXES:
         if abs(value) >= size:
             scaled = value / (1e3 if unit == "k" else size)
             return f"{_trimmed(scaled, 2 if abs(scaled) < 10 else 1 if abs(scaled) < 100 else 0)}{unit}"

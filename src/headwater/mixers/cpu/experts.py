@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headwater.kernels import routing
 from headwater.kernels.arrays import flat
-from headwater.kernels.experts import AT_ONCE, multiply_integers_into, multiply_into
+from headwater.kernels.experts import MAX_ROWS_PER_THREAD, multiply_integers_into, multiply_into
 from headwater.kernels.integers import multiply_integers
 from headwater.kernels.recording import empty
 from headwater.kernels.tile import BLOCK, PANEL
@@ -57,7 +57,8 @@ class ExpertProduct:
         multiply = multiply_integers_into if self.held.few is multiply_integers else multiply_into
         multiply(
             flat(y_RN), self.width, x, x_row, self.held.arrays, n_in, self.width, ACTIVATIONS[then],
-            factor, factor_row, routes.begins, routes.chosen, self._none, scratch((AT_ONCE + BLOCK) * PANEL),
+            factor, factor_row, routes.begins, routes.chosen, self._none,
+            scratch((MAX_ROWS_PER_THREAD + BLOCK) * PANEL),
         )  # fmt: skip
         return y_RN
 

@@ -18,7 +18,7 @@ from headwater.server.http.errors import TYPES, RefusedBody, json_type
 from headwater.server.http.exchange import CLIENT_GONE
 from headwater.server.requests.scan import MAX_DEPTH, BodyLimits, BodyScan, too_deep
 
-AT_ONCE = 2**20  # bytes that are parsed on the event loop; larger bodies would block other requests
+MAX_LOOP_BYTES = 2**20  # bytes that are parsed on the event loop; larger bodies would block other requests
 LARGE = ThreadPoolExecutor(1, "large-body")  # one thread: more would only compete with the event loop for the GIL
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -54,7 +54,7 @@ class JsonRequest(Request):
             if size > limits.bytes:
                 raise too_large(size, limits.bytes)
             held.append(chunk)
-            if size > AT_ONCE:
+            if size > MAX_LOOP_BYTES:
                 for _ in scan.take(b"".join(held)):
                     await asyncio.sleep(0)  # other requests go on meanwhile
                 held.clear()
@@ -68,7 +68,7 @@ class JsonRequest(Request):
 
     async def json(self) -> Any:
         raw = await self.body()
-        if len(raw) <= AT_ONCE:
+        if len(raw) <= MAX_LOOP_BYTES:
             value = parse(raw)
         else:
             value = await asyncio.get_running_loop().run_in_executor(LARGE, parse, raw)

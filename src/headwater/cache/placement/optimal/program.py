@@ -28,7 +28,7 @@ Numbers = Sequence[int] | Sequence[float] | Column
 DENSE = 160  # up to this many depths, comparing all pairs at once is faster than finding a hull
 
 # of the search for a hull
-FEW = 32  # up to this many dents are bridged one by one; more are flattened together, a point each
+MAX_BRIDGED_DENTS = 32  # up to this many dents are bridged one by one; more are flattened together, a point each
 WINDOW = 64  # points on each side of a dent in the first search for its bridge
 TURNS = 32  # iterations; a bridge that rounding hides until then is left to the next round
 SLACK = 1e-13  # of the greatest y: distance above a chord from which a point is certainly above it
@@ -142,7 +142,7 @@ def lower_hull(x: Column, y: Column, guess: Column | None = None) -> tuple[Colum
             return kept, slope
         stays = np.ones(len(kept), dtype=bool)
         stays[dents] = False
-        if len(dents) <= FEW < WINDOW < len(kept):
+        if len(dents) <= MAX_BRIDGED_DENTS < WINDOW < len(kept):
             right = 0
             for dent in dents.tolist():
                 if dent >= right:
