@@ -6,6 +6,9 @@ in these processes. Each call of one went through two more, which looked for an 
 Each sum and product of integers is computed a second time in 64 bits, to assert that it fits, but nothing is asserted
 unless `debug` is set. Types and shapes of blocks are few, and were made anew for each block. Two blocks of one type and
 one shape need no conversion.
+
+Its products are NumPy's, whose rows depend on the number of rows with some BLAS (OpenBLAS with AVX2; with AVX-512 only
+a single row). On a card they do not, so that here each output is summed in one fixed order.
 """
 
 from __future__ import annotations
@@ -15,18 +18,52 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import numba
+import numpy as np
+
 
 def prepare() -> None:
     """Change the interpreter, if Triton was imported and has the functions in question."""
     interpreter: Any = sys.modules.get("triton.runtime.interpreter")
     if interpreter is None:
         return
+    _sum_in_fixed_order(interpreter)
     _replace_once(interpreter)
     _leave_out_what_is_not_asserted(interpreter)
     _call_directly(interpreter)
     _keep_types(interpreter)
     _broadcast_what_differs(interpreter)
     _convert_what_differs(interpreter)
+
+
+@numba.njit(cache=True)
+def add_product(out_RN: np.ndarray, x_RK: np.ndarray, w_KN: np.ndarray) -> None:
+    """Add `x_RK @ w_KN` to `out_RN`; each output is summed in the order of K, whatever R and N are."""
+    for row in range(x_RK.shape[0]):
+        for k in range(x_RK.shape[1]):
+            for column in range(w_KN.shape[1]):
+                out_RN[row, column] += x_RK[row, k] * w_KN[k, column]
+
+
+def product(x: np.ndarray, w: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return `x @ w` in `dtype`, [..., R, K] x [..., K, N], with rows that do not depend on R."""
+    heads = np.broadcast_shapes(x.shape[:-2], w.shape[:-2])
+    out = np.zeros((*heads, x.shape[-2], w.shape[-1]), dtype)
+    x, w = (np.ascontiguousarray(np.broadcast_to(one, heads + one.shape[-2:]), dtype) for one in (x, w))
+    for at in np.ndindex(heads):
+        add_product(out[at], x[at], w[at])
+    return out
+
+
+def _sum_in_fixed_order(interpreter: Any) -> None:
+    handle = interpreter.TensorHandle
+
+    def create_dot(builder: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
+        narrow = [one.dtype for one in (a, b) if one.dtype.primitive_bitwidth < 16 or one.data.dtype == np.uint16]
+        assert not narrow, f"the interpreter's product has no {narrow[0]}"
+        return handle(product(a.data, b.data, d.data.dtype) + d.data, d.dtype.scalar)
+
+    type(interpreter.interpreter_builder).create_dot = create_dot
 
 
 def _leave_out_what_is_not_asserted(interpreter: Any) -> None:

@@ -20,16 +20,19 @@ AVX512 = Cpu("pretended", ("avx2", "avx512f", "avx512bw"))
 AVX2 = Cpu("pretended", ("avx2",))
 
 
-def _settings(torch_uses: str, onednn_uses: str, numba_compiles_for: str, features: str) -> dict[str, str]:
+def _settings(
+    torch_uses: str, onednn_uses: str, numba_compiles_for: str, features: str, numpy_is: str
+) -> dict[str, str]:
     compiler = {"NUMBA_CPU_NAME": numba_compiles_for, "NUMBA_CPU_FEATURES": features}
-    return {"ATEN_CPU_CAPABILITY": torch_uses, "ONEDNN_MAX_CPU_ISA": onednn_uses} | compiler
+    libraries = {"ATEN_CPU_CAPABILITY": torch_uses, "ONEDNN_MAX_CPU_ISA": onednn_uses, "OPENBLAS_CORETYPE": numpy_is}
+    return libraries | compiler
 
 
 # By name, the settings under which the libraries of a process compute as on that processor, and what it must have.
 ENVIRONMENTS = {
-    "AVX2": (_settings("avx2", "AVX2", "haswell", "+avx2,+fma,+f16c,+bmi,+bmi2"), AVX2),
-    "AVX-512": (_settings("avx512", "AVX512_CORE", "skylake-avx512", ""), AVX512),
-    "AVX512-BF16": (_settings("avx512", "AVX512_CORE_BF16", "cooperlake", ""), AVX512_BF16),
+    "AVX2": (_settings("avx2", "AVX2", "haswell", "+avx2,+fma,+f16c,+bmi,+bmi2", "Haswell"), AVX2),
+    "AVX-512": (_settings("avx512", "AVX512_CORE", "skylake-avx512", "", "SkylakeX"), AVX512),
+    "AVX512-BF16": (_settings("avx512", "AVX512_CORE_BF16", "cooperlake", "", "Cooperlake"), AVX512_BF16),
     "AMX": ({}, AMX),
 }
 
