@@ -35,6 +35,7 @@ from headwater.engine.proof import verdict
 from headwater.mixers import gpu, numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from tests import checkpoints, covering, interpreter, processors
+from tests.seconds import pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401  # hooks
 from tests.support import examples
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # 0: `make test-card`
