@@ -1,4 +1,4 @@
-"""Where a test run's time goes: processor seconds of each folder and test, child processes included.
+"""Processor seconds of a test run by folder and test, child processes included.
 
 A test's seconds begin where those of the test before in its process end, so what a fixture takes that several tests
 share counts for the first of them. A child process counts when it has ended and was waited for.
