@@ -23,7 +23,7 @@ def test_without_a_part_other_checkpoints_are_kept(part: str, whole: float) -> N
     assert rates_of(part, [CELL], MEMORY, Path())[CELL.name] != whole
 
 
-def test_what_was_left_out_is_back_afterwards(whole: float) -> None:
+def test_parts_left_out_by_an_ablation_are_restored(whole: float) -> None:
     assert rates_of(ALL, [CELL], MEMORY, Path())[CELL.name] == whole
 
 

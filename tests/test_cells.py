@@ -59,7 +59,9 @@ def test_ours_is_the_default_of_the_server() -> None:
     assert KNOWN.ours[0] == (default["placement"], default["eviction"])
 
 
-def test_a_small_cell_runs_and_goes_on_where_it_was_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_cells_continue_without_replaying_finished_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "cells.json"
     runner = grid.Runner(PAIRS, tmp_path, 1, Journal(out, "code"))
     (first,) = runner.run([SMALL])
@@ -166,7 +168,7 @@ def test_verdicts() -> None:
     assert len(rows) == 2 + len(cells)
 
 
-def test_what_is_closed_of_gaps_is_said_as_median_mean_and_sum() -> None:
+def test_closed_gaps_are_summarised_as_median_mean_and_sum() -> None:
     cells = [
         cell(*values) for values in (("a", 5000, 0.65, 0.6), ("b", 5000, 0.5, 0.6, 0.6), ("c", 5000, 0.8, 0.6, 0.7))
     ]

@@ -35,7 +35,7 @@ def test_pairs_that_a_matrix_lacks_are_not_asked_for() -> None:
     assert {(cell["a"], cell["b"]) for cell in kept} == {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)}
 
 
-def test_of_kinds_with_shapes_each_shape_is_kept_and_each_kind_has_all_pairs() -> None:
+def test_covering_keeps_each_shape_and_all_pairs_of_each_kind() -> None:
     shapes = ["gla, square", "gla, odd", "gla, one head", "mamba, small"]
     cells = [(shape, length) for shape in shapes for length in range(4)]
     kept = [cells[at] for at in covering([pairs_of({"mixer": s, "length": n}, "mixer") for s, n in cells])]

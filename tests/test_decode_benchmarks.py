@@ -33,7 +33,7 @@ def run(script: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch, *more
     return {f"{row['name']}, {row['unit']}": row for row in json.loads(out.read_text())["rows"]}
 
 
-def test_decoding_stands_beside_a_plain_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_speed_is_reported_next_to_a_plain_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = checkpoints.checkpoint(tmp_path, "qwen3_5")
     rows = run(decode, tmp_path, monkeypatch, "--model", str(model), "--streams", "1,2")
     for streams in ("1 stream", "2 streams"):
@@ -43,7 +43,7 @@ def test_decoding_stands_beside_a_plain_read(tmp_path: Path, monkeypatch: pytest
         assert rows[f"decode, {streams} after 128 tokens, tokens/s"]["median"] > 0
 
 
-def test_a_step_reads_all_weights_and_the_states_and_kv_of_each_stream(tmp_path: Path) -> None:
+def test_step_bytes_count_weights_and_each_streams_states_and_kv(tmp_path: Path) -> None:
     spec = read_spec(checkpoints.checkpoint(tmp_path, "qwen3_5"), "float32")
     one, two = (decode.step_bytes(spec, n, 100) for n in (1, 2))
     assert two - one == spec.checkpoint_bytes + 100 * spec.kv_bytes_per_token

@@ -42,7 +42,7 @@ def demo(monkeypatch):
     engine.stop()
 
 
-def test_the_demo_prints_every_conversation_and_what_was_saved(demo, capsys):
+def test_demo_prints_every_conversation_and_the_saved_tokens(demo, capsys):
     assert demo.main() == 0
     printed = capsys.readouterr().out
     for converse in demo.CONVERSATIONS:
@@ -71,7 +71,7 @@ def test_the_demo_fails_where_a_hit_changes_the_answer(demo, capsys, monkeypatch
     assert "Broken: resend: a hit changed the answer" in capsys.readouterr().out
 
 
-def test_the_demo_says_that_the_server_failed(demo, capsys, monkeypatch):
+def test_demo_reports_a_failed_server(demo, capsys, monkeypatch):
     @contextmanager
     def failing():
         raise demo.ServerFailed("the server ended with exit code 2")

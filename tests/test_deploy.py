@@ -68,7 +68,7 @@ def test_the_images_torch_and_extras_are_the_packages():
     assert {"eval", "otel"} == set(extras) <= set(project["optional-dependencies"])
 
 
-def test_the_image_runs_the_command_as_no_root_on_the_port_that_it_exposes():
+def test_image_runs_the_command_without_root_on_its_exposed_port():
     assert instructions("ENTRYPOINT") == ['["headwater"]']
     (command,) = map(json.loads, instructions("CMD"))
     assert command[0] in typer.main.get_command(commands).commands
@@ -140,7 +140,7 @@ def step_that_compiles():
     return compiles
 
 
-def test_the_image_compiles_kernels_of_all_formats_as_its_user_into_its_folder():
+def test_image_compiles_kernels_of_all_formats_as_its_user():
     compiles = step_that_compiles()
     assert re.search(r"for weights in ([\w ]+);", compiles)[1].split() == list(WEIGHTS)
     assert flags(compiles) == {"--weights", "--memory"} <= options("doctor")
@@ -199,7 +199,7 @@ def test_the_image_keeps_models_in_the_folder_of_its_volume():
     assert f" HF_HOME={folder}/" in " ".join(environment.split())
 
 
-def test_the_unit_has_a_folder_for_the_proof_of_exactness_and_for_models():
+def test_systemd_unit_has_folders_for_the_proof_and_models():
     lines = UNIT.read_text().splitlines()
     assert "Environment=HF_HOME=%C/headwater/huggingface" in lines
     assert "CacheDirectory=headwater" in lines  # systemd sets CACHE_DIRECTORY

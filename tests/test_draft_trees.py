@@ -16,7 +16,7 @@ CHAIN = frozenset({(0,), (0, 0)})
 ANSWER = [(0, 0, 1), (0, 1), (1, 0), (0,), ()]
 
 
-def test_a_step_takes_the_longest_path_that_is_right_and_one_token_more() -> None:
+def test_tree_step_accepts_the_longest_right_path_plus_one_token() -> None:
     """A chain accepts 2 of the first place, then 1 of the fourth; with (1, 0) there is nothing else to accept."""
     assert tokens_a_step([ANSWER], CHAIN) == 5 / 2
     assert tokens_a_step([ANSWER], frozenset()) == 1
@@ -24,7 +24,7 @@ def test_a_step_takes_the_longest_path_that_is_right_and_one_token_more() -> Non
     assert tokens_a_step([[(1, 0), (0,), ()]], CHAIN | {(1,), (1, 0)}) == 3
 
 
-def test_the_best_tree_has_the_paths_that_were_right_most_often_with_their_beginnings() -> None:
+def test_best_tree_has_the_most_often_right_paths_with_prefixes() -> None:
     assert best_tree([ANSWER], 2) == {(0,), (1,)}
     assert best_tree([ANSWER], 1) == {(0,)}
     tree = best_tree([ANSWER, [(0, 2, 0), (9, 0)]], 4)

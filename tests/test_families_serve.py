@@ -52,7 +52,7 @@ def test_a_family_is_served_and_a_cached_answer_is_the_cold_one(client: openai.O
     assert client.get("/../health", cast_to=object)["deterministic"] == "yes"
 
 
-def test_inspect_says_what_a_familys_cache_costs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_prints_the_cache_costs_of_a_family(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = read_folder(folder)
     assert run(["inspect", str(folder)]) == 0
     shown = capsys.readouterr().out

@@ -28,7 +28,7 @@ def test_answers_are_equal_with_drafts_and_without_with_a_cache_and_without(mode
     assert ", 0 drafts accepted" not in shown.split("cache: ")[1].splitlines()[0]
 
 
-def test_a_draft_that_is_taken_for_true_is_found(model, monkeypatch) -> None:
+def test_four_ways_detects_a_wrongly_accepted_draft(model, monkeypatch) -> None:
     """Control: what the drafts were is one token too many of the state."""
     learn = Speculation.learn
 

@@ -82,7 +82,7 @@ def called(run: Callable[[bytes], None], data: bytes) -> set[CodeType]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_all_seeds_and_mutations_are_read_some_to_the_end_and_raise_only_what_is_declared(name, caplog):
+def test_seeds_and_mutations_are_parsed_and_raise_only_declared_errors(name, caplog):
     caplog.set_level(logging.CRITICAL, "headwater")
     target, rng = TARGETS[name], random.Random(name)
     mutations = [mutated(rng.choice(target.seeds), list(target.words), rng) for _ in range(MUTATIONS)]
@@ -98,7 +98,7 @@ def test_a_target_that_reads_nothing_is_seen():
     assert set(READ) == set(TARGETS)
 
 
-def test_bytes_make_choices_whatever_they_are():
+def test_any_bytes_give_fuzz_choices():
     drawn = Drawn(b"\x05\x02ab")
     assert (drawn.below(4), drawn.text(9), drawn.below(100), drawn.rest) == (1, "ab", 0, b"")
     assert ["".join(p) for p in pieces(b"\x01\x04", "hello")] == ["h", "ell", "o"]

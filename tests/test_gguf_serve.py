@@ -44,7 +44,7 @@ def answer(model: Path) -> tuple[str, list[float], str]:
 
 
 @pytest.mark.parametrize("form", ["F32", "BF16"])
-def test_a_chat_has_the_same_answer_from_a_file_as_from_its_folder(form: str, tmp_path: Path) -> None:
+def test_gguf_chat_answers_like_the_folder_it_came_from(form: str, tmp_path: Path) -> None:
     file = convert(embedded(), tmp_path / "tiny.gguf", form)
     expected, found = answer(embedded()), answer(file)
     assert expected[0] == found[0] != ""

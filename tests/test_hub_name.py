@@ -39,7 +39,7 @@ def test_a_name_has_an_organisation_and_perhaps_a_revision(text: str, name: HubN
         "",
     ],
 )
-def test_paths_are_no_names(text: str) -> None:
+def test_paths_are_not_parsed_as_hub_names(text: str) -> None:
     assert HubName.parse(text) is None
 
 
@@ -48,7 +48,7 @@ def test_a_revision_leaves_no_folder_of_the_cache(revision: str) -> None:
     assert HubName.parse(f"org/name@{revision}") is None
 
 
-def test_a_folder_of_the_cache_has_the_name_on_the_hub_and_another_folder_its_own() -> None:
+def test_model_name_is_the_hubs_for_cached_folders_only() -> None:
     assert name_of(Path("/cache/hub/models--org--some-name_1.5/snapshots/0123abc")) == "org/some-name_1.5"
     assert name_of(Path("/models/some-name")) == "some-name"
     assert HubName.of_folder(Path("/cache/hub/models--org--name")) is None

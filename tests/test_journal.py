@@ -25,9 +25,7 @@ def test_a_run_that_was_cut_short_continues_with_its_parts(tmp_path: Path) -> No
     assert Journal(out, {"seed": 0}).found == 0
 
 
-def test_a_run_that_is_killed_at_its_first_part_keeps_those_of_the_earlier_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_journal_killed_in_mid_write_keeps_earlier_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.json"
     Journal(out, {"seed": 0}).add("a", 1)
     again = Journal(out, {"seed": 0})

@@ -89,7 +89,7 @@ def key(tmp_path: Path) -> Path:
     return tmp_path / "key"
 
 
-def test_predicted_reuse_is_what_requests_find_and_nothing_said_is_published(key: Path) -> None:
+def test_followers_predict_reuse_exactly_and_events_contain_no_text(key: Path) -> None:
     with serving(*FLAGS, "--kv-events-key", str(key)) as (process, said):
         served = Served(said, key)
         served.settle()
@@ -142,7 +142,7 @@ def check_nothing_said(served: Served) -> None:
         assert array("I", ids[at : at + 4]).tobytes() not in everything
 
 
-def test_a_taken_port_is_an_error_before_the_model_is_loaded(key: Path) -> None:
+def test_occupied_events_port_is_refused_before_the_model_is_loaded(key: Path) -> None:
     with opened(zmq.PUB) as taken:
         taken.bind(ANY)
         place = taken.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -62,14 +62,14 @@ def test_the_build_for_cpus_is_asked_for_first_with_short_timeouts(make):
     assert calls[-1] == "python examples/demo.py device="
 
 
-def test_without_a_build_for_cpus_the_usual_one_is_taken_and_it_is_said(make):
+def test_missing_cpu_build_installs_the_default_one_and_reports_it(make):
     calls, printed = make(NO_CPU="1")
     assert torches(calls)[1:] == [f"pip install --quiet {TORCH}"]
     assert "ERROR: No matching distribution\nNo build for CPUs can be had, so the usual one is taken." in printed
     assert calls[-1].startswith("python examples/demo.py")
 
 
-def test_with_gpu_the_usual_build_is_taken_and_the_demo_runs_on_a_card(make):
+def test_gpu_flag_installs_the_default_build_and_runs_on_cuda(make):
     calls, _ = make(GPU="1")
     assert torches(calls) == [f"pip install --quiet {TORCH}"]
     assert calls[-1] == "python examples/demo.py device=cuda"
@@ -92,7 +92,7 @@ def test_a_python_that_is_too_old_is_refused_before_anything_is_installed(make, 
 
 
 @pytest.mark.parametrize("target", ["test", "test-full"])
-def test_clients_from_the_network_and_other_engines_are_in_targets_of_their_own(target):
+def test_network_clients_and_other_engines_have_their_own_targets(target):
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert re.search(r'pytest -m ".*not clients and not peers"', done.stdout), done.stdout + done.stderr
 

@@ -40,7 +40,7 @@ def run(names: Collection[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -
     ],
     ids=["that transformers has", "that transformers has not", "all"],
 )
-def test_it_writes_a_figure_for_every_layer_and_goal(
+def test_mixer_benchmark_writes_a_figure_per_layer_and_goal(
     names: Collection[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = run(names, tmp_path, monkeypatch)

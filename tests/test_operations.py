@@ -27,12 +27,12 @@ def test_every_metric_is_explained():
     assert set(re.findall(r"`(headwater_\w+)(?:\{[\w,]+\})?`", section("Reading the metrics"))) == there
 
 
-def test_every_reason_says_what_to_do():
+def test_every_miss_reason_has_advice_in_the_manual():
     rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", section("Why a request missed, and what to do"), re.M)
     assert sorted(rows) == sorted(Reason)
 
 
-def test_every_error_code_says_what_to_do():
+def test_every_error_code_has_advice_in_the_manual():
     rows = re.findall(r"^\| (\d{3}) `(\w+)` \|", section("Troubleshooting"), re.M)
     codes = {(str(kind.status), kind.code) for kind in KINDS.values()}
     without_a_class = {

@@ -54,7 +54,7 @@ def test_the_best_published_policy_is_named_and_never_ours() -> None:
     ]
 
 
-def test_the_page_has_a_line_for_each_row_and_the_figure_is_drawn(tmp_path: Path) -> None:
+def test_policy_map_page_has_every_row_and_a_figure(tmp_path: Path) -> None:
     scanned = [{**ROW, "seed": 0, "cv": 0.3}, {**ROW, "seed": 0, "cv": 0.9, "rates": {**ROW["rates"], "lru": [25.0]}}]
     document = {"commit": "abc", "sizes": SIZES, "rows": [ROW, {**ROW, "axis": "another"}], "scan": scanned}
     lines = list(table(document["rows"], SIZES))
@@ -73,7 +73,7 @@ def test_traffic_of_a_panel_differs_in_one_thing() -> None:
         assert len({one.trace for one in rows}) == 1 or len({one.arrival for one in rows}) == 1
 
 
-def test_a_map_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
+def test_interrupted_policy_map_continues_where_it_stopped(tmp_path: Path) -> None:
     measured = []
 
     def measure(traffic: Traffic, sizes: object, seed: int) -> dict[str, object]:

@@ -101,7 +101,7 @@ def started_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("module", modules())
-def test_it_imports_and_shows_its_options(
+def test_script_imports_and_prints_its_options(
     module: str, started_here: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not is_script(module):
@@ -164,7 +164,7 @@ def test_a_smallest_run_replaces_no_results(
     assert out.exists() == writes
 
 
-def test_the_engine_that_answers_at_once_takes_what_workers_give() -> None:
+def test_instant_engine_has_the_submit_parameters_of_workers() -> None:
     """Its smallest run is not part of `make test`, and workers give all arguments by place."""
     pytest.importorskip("zmq")
     from benchmarks.routing import InstantEngine
@@ -176,7 +176,7 @@ def test_the_engine_that_answers_at_once_takes_what_workers_give() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("module", filter(is_script, modules()))
-def test_it_does_its_smallest_run(module: str, tmp_path: Path) -> None:
+def test_script_completes_its_smallest_run(module: str, tmp_path: Path) -> None:
     needed, here = NEEDS.get(module, ("", True))
     if not here:
         pytest.skip(f"no {needed} here")

@@ -51,7 +51,7 @@ def computed(said, what):
     return 0.0
 
 
-def test_the_embedded_model_serves_hits_keeps_answers_and_stops_when_told(server):
+def test_embedded_model_serves_hits_keeps_answers_and_stops_on_sigterm(server):
     """Its template adds a space before an answer without one, and its answers begin with a space: they are kept."""
     process, said, client = server
     assert re.fullmatch(r"Headwater \S+: no model given, loading headwater-tiny: .*\n", said[0])
@@ -160,7 +160,7 @@ def test_behind_tls_and_interrupted_twice(certificate):  # noqa: F811
         assert (process.returncode, "Traceback" in log) == (130, False), log
 
 
-def test_told_to_stop_while_it_loads_it_stops_in_order(tmp_path):
+def test_sigterm_while_loading_ends_the_server_cleanly(tmp_path):
     with started("--uds", str(tmp_path / "hw.sock")) as process:
         assert "no model given" in process.stdout.readline()  # said before the model is loaded
         process.send_signal(signal.SIGTERM)

@@ -56,7 +56,7 @@ def outcome(at: float, prompt_tokens: int = 4096, resumed_at: int = 0, output_to
     return Outcome(0, "s", prompt_tokens, output_tokens, resumed_at, 0, "", 0, at=at)
 
 
-def test_half_of_the_work_comes_in_a_time_of_which_it_takes_the_stated_share() -> None:
+def test_traffic_is_stretched_to_the_stated_load_at_its_median() -> None:
     one = served_cells.seconds(outcome(0), COST)
     outcomes = [outcome(at * one) for at in (0.5, 1, 90, 100)]  # half has come at 1
     assert served_cells.stretch(outcomes, COST) == pytest.approx(2 / served_cells.LOAD)
@@ -121,7 +121,9 @@ def test_the_page_marks_the_cells_that_are_missed() -> None:
     assert [row.split(" | ")[-2:] for row in rows] == [["0.500", " |"], ["0.500", "missed |"], ["2.000", "missed |"]]
 
 
-def test_a_small_cell_runs_and_goes_on_where_it_was_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_served_cells_continue_without_replaying_finished_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def runner() -> served_cells.ServedRunner:
         return served_cells.ServedRunner(KNOWN, COMPARED, tmp_path, 1, Journal(tmp_path / "served.json", "code"))
 

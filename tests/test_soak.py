@@ -89,7 +89,7 @@ def test_a_short_soak_loses_nothing(model, speculation):
     assert all(kind.__name__ in told.getvalue() for kind in KINDS)
 
 
-def test_a_soak_goes_on_with_what_an_earlier_server_stored(model, tmp_path):
+def test_soak_reuses_states_that_an_earlier_server_stored(model, tmp_path):
     told, loaded = io.StringIO(), []
     for _ in range(2):
         run = soak(1, Limits(PATIENCE, VISITS // 2, clients=6), model, Console(file=told, width=140), tier=tmp_path)

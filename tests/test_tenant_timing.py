@@ -18,12 +18,12 @@ def test_the_statistic_is_the_largest_distance_of_the_distributions():
     assert ks_statistic(np.array([1.0, 2, 3, 4]), np.array([2.5, 3.5])) == pytest.approx(0.5)
 
 
-def test_labels_that_mean_nothing_are_not_told_apart_and_others_are():
+def test_permutation_test_separates_only_meaningful_labels():
     assert permutation_p(drawn(0, 1), drawn(0, 2), 500, 0) > 0.05
     assert permutation_p(drawn(0, 1), drawn(2, 2), 500, 0) == 1 / 501
 
 
-def test_it_fails_if_another_tenant_can_tell_or_if_nobody_could(capsys):
+def test_timing_check_fails_on_a_leak_or_without_any_signal(capsys):
     alike, unlike = list(drawn(0, 1)), list(drawn(-5, 3))
     good = {SENT_BY_OTHER: list(drawn(0, 2)), SENT_BY_NOBODY: alike, SENT_BY_SELF: unlike}
     assert report(good, 0) == 0

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
         ("", False, False),
     ],
 )
-def test_flags_say_what_a_processor_multiplies_natively(flags: str, native: bool, avx512: bool) -> None:
+def test_processor_flags_determine_native_bfloat16(flags: str, native: bool, avx512: bool) -> None:
     found = read_cpu(f"processor\t: 0\nmodel name\t: A Name\nflags\t\t: {flags}\n", {})
     assert (found.name, found.native_bfloat16, found.avx512) == ("A Name", native, avx512)
 
@@ -60,7 +60,7 @@ def test_an_arm_processor_has_its_own_word_for_bfloat16(features: str, native: b
         ({"ONEDNN_MAX_CPU_ISA": "ALL", "ATEN_CPU_CAPABILITY": "avx512"}, AMX),
     ],
 )
-def test_what_the_environment_hides_is_not_there(environment: dict[str, str], wanted: Cpu) -> None:
+def test_processor_features_hidden_by_the_environment_are_absent(environment: dict[str, str], wanted: Cpu) -> None:
     assert read_cpu(f"model name\t: {AMX.name}\nflags\t\t: {' '.join(AMX.features)}\n", environment) == wanted
 
 
@@ -102,7 +102,7 @@ def test_windows_is_refused_in_one_sentence() -> None:
     ("name", "used"),
     [("", True), ("cooperlake", True), ("skylake-avx512", False), ("haswell", False), ("one that is not known", False)],
 )
-def test_kernels_use_what_the_processor_has_that_numba_compiles_for(
+def test_kernels_use_only_features_of_both_processor_and_numba(
     monkeypatch: pytest.MonkeyPatch, name: str, used: bool
 ) -> None:
     monkeypatch.setenv("NUMBA_CPU_NAME", name)

@@ -71,7 +71,7 @@ def test_products_of_a_file_have_the_types_of_its_row(
     assert sizes["GGUF Q4_K"] < plain < sizes["GGUF Q5_K"] < sizes["GGUF Q6_K"] < sizes["GGUF Q8_0"]
 
 
-def test_decoding_with_2_bits_shows_on_the_decode_path_alone(rows: dict[str, Measured]) -> None:
+def test_control_with_2_bit_decoding_diverges_on_the_decode_path_only(rows: dict[str, Measured]) -> None:
     """The control: decode rows that compute with other weights than prefill rows."""
     control, stored = rows[CONTROL], rows["as stored, 16 bits"]
     assert control.decode.divergence.mean > 3 * rows["int4"].decode.divergence.mean

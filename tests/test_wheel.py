@@ -122,7 +122,7 @@ def test_a_report_of_the_lab_is_written(python: Path, tmp_path: Path) -> None:
     assert "<script" in report
 
 
-def test_the_metadata_has_the_licence_and_a_readme_without_links_that_lead_nowhere(python: Path) -> None:
+def test_wheel_metadata_has_licence_and_readme_with_absolute_links(python: Path) -> None:
     (folder,) = python.parents[1].glob("lib/python*/site-packages/headwater-*.dist-info")
     metadata = email.message_from_bytes((folder / "METADATA").read_bytes())
     assert metadata["License-Expression"] == "Apache-2.0"

@@ -49,7 +49,7 @@ def models(recipes: Sequence[str], dtypes: Sequence[str] = ("float32", "bfloat16
 
 
 @pytest.mark.xdist_group("sampling")
-def test_tokens_are_drawn_by_the_rules_alone_and_beside_others():
+def test_sampled_tokens_follow_the_rules_singly_and_in_batches():
     rows, size = 24, 50_000 if DEVICE == "cuda" else 300
     x_RV = torch.randn(rows, size, generator=torch.Generator().manual_seed(0)).mul_(4).bfloat16().float()
     draws = [

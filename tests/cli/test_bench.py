@@ -115,7 +115,7 @@ def test_a_server_that_answers_nothing_makes_exit_code_1(capsys):
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_run_with_what_there_is(tmp_path, ending):
+def test_interrupted_bench_reports_the_requests_so_far(tmp_path, ending):
     def answer(server, body):
         script = server.talk(body)
         return script if len(server.bodies) <= 2 else replace(script, hold_after=1)
@@ -156,7 +156,7 @@ def test_a_signal_ends_a_run_with_what_there_is(tmp_path, ending):
         (["--url", "127.0.0.1:1"], "http://"),
     ],
 )
-def test_what_it_cannot_do_is_one_line(server, capsys, arguments, part):
+def test_bad_arguments_are_refused_in_one_line(server, capsys, arguments, part):
     url = [] if "--url" in arguments else ["--url", server.url]
     assert run(["bench", "serve", *url, *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -165,7 +165,7 @@ def test_what_it_cannot_do_is_one_line(server, capsys, arguments, part):
     assert server.bodies == []
 
 
-def test_nobody_there_is_one_line(capsys):
+def test_unreachable_server_is_refused_in_one_line(capsys):
     with OpenAiServer() as gone:
         url = gone.url
     assert run(["bench", "serve", "--url", url]) == 2

@@ -31,7 +31,7 @@ def chat(server, monkeypatch, capsys):
     return chat
 
 
-def test_two_turns_and_what_was_cached(chat, server):
+def test_chat_prints_two_turns_with_their_cached_tokens(chat, server):
     code, printed = chat("one two", "", "three")
     assert code == 0
     first, told_first, second, told_second = printed.splitlines()
@@ -101,7 +101,7 @@ def test_help_names_every_command(chat):
         ("/retry", "nothing was asked"),
     ],
 )
-def test_a_command_that_fails_says_so(chat, line, part):
+def test_failed_chat_command_prints_its_error(chat, line, part):
     code, printed = chat(line)
     assert code == 1
     assert part in printed

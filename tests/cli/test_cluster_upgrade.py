@@ -35,7 +35,7 @@ def other(tmp_path: Path) -> Path:
     return Path(shutil.copytree(embedded(), tmp_path / "other"))
 
 
-def test_what_is_given_is_taken_if_workers_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upgrade_takes_settings_of_workers_from_all_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "some.toml").write_text("port = 9\nmemory = '3GB'\neviction = 'lru'")
@@ -117,7 +117,7 @@ def test_steps_are_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [*steps(lambda: next(states), "1")] == ["a", "b", "c"]
 
 
-def test_an_upgrade_that_was_given_up_or_refused_or_ignored_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abandoned_refused_or_ignored_upgrade_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     given_up = steps(lambda: shown(["a"], ended=True, error="w2 could not start"), "1")
     assert next(given_up) == "a"
     with pytest.raises(ConfigError, match="w2 could not start"):

@@ -128,11 +128,11 @@ def test_version_and_help(capsys):
         (["inspect", "/nonexistent/model"], "/nonexistent/model"),
     ],
 )
-def test_what_it_cannot_do_is_one_line(capsys, arguments, part):
+def test_bad_arguments_are_refused_in_one_line(capsys, arguments, part):
     assert part in refusal(capsys, *arguments)
 
 
-def test_what_the_machine_lacks_names_the_source_of_the_setting(capsys, monkeypatch, folder):
+def test_setting_beyond_the_machine_is_refused_with_its_source(capsys, monkeypatch, folder):
     def lacking(config):
         raise SettingError("memory", "'5TB'", "more than there is")
 
@@ -141,7 +141,7 @@ def test_what_the_machine_lacks_names_the_source_of_the_setting(capsys, monkeypa
     assert "memory is '5TB' (from --memory), more than there is" in line
 
 
-def test_the_first_lines_of_a_start_need_neither_torch_nor_the_web_framework(folder):
+def test_first_lines_at_start_import_no_torch_or_web_framework(folder):
     """Run them alone: the imports that follow in a real start take a second or two."""
     program = (
         "import sys; from pathlib import Path; from headwater.cli.serve import announce; "
@@ -157,7 +157,7 @@ def test_the_first_lines_of_a_start_need_neither_torch_nor_the_web_framework(fol
     assert heavy == "[]"
 
 
-def test_a_taken_port_is_told_before_a_model_is_loaded(capsys, folder):
+def test_occupied_port_is_refused_before_the_model_is_loaded(capsys, folder):
     handlers = logging.getLogger().handlers[:]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -172,13 +172,13 @@ def test_a_broken_config_is_named(capsys, folder):
     assert "hidden_size" in refusal(capsys, "inspect", str(folder))
 
 
-def test_a_memory_that_holds_no_page_is_told_with_both_numbers(capsys, folder):
+def test_memory_below_one_page_is_refused_with_both_numbers(capsys, folder):
     line = refusal(capsys, "inspect", str(folder), "--memory", "100B")
     assert "100" in line
     assert f"{read_spec(folder, 'auto', 64).page_bytes:,}" in line
 
 
-def test_inspect_prints_what_the_spec_says(capsys, folder):
+def test_inspect_prints_the_sizes_of_the_spec(capsys, folder):
     assert run(["inspect", str(folder), "--memory", "10MB"]) == 0
     printed = capsys.readouterr().out
     spec = read_spec(folder, "auto", 64)
@@ -203,7 +203,7 @@ def test_inspect_counts_weights_as_they_are_held(capsys, folder, weights):
     assert spec.parameter_bytes < stored.parameter_bytes
 
 
-def test_weights_that_are_no_format_are_told_with_the_formats(capsys, folder):
+def test_unknown_weights_format_is_refused_with_the_known_ones(capsys, folder):
     for command in ("inspect", "doctor", "fidelity", "eval"):
         line = refusal(capsys, command, str(folder), "--weights", "int3")
         assert "weights is 'int3'" in line
@@ -226,7 +226,7 @@ def test_inspect_takes_the_dtype_that_serve_does(folder, monkeypatch, features, 
     assert read_spec(folder, "auto", 64).dtype_name == dtype == load.read_spec(folder).dtype_name
 
 
-def test_what_computes_nothing_needs_neither_torch_nor_a_web_framework(folder):
+def test_commands_without_computation_import_no_torch_or_web_framework(folder):
     """One process for all commands: what one of them imports is there at the end."""
     commands = [["--help"], ["serve", "--help"], ["serve", "--print-config"], ["inspect", "."]]
     program = (

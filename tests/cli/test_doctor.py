@@ -62,7 +62,7 @@ def test_the_limit_of_memory(cgroup, files, limit):
 
 
 @pytest.mark.parametrize(("wanted", "level"), [(1, OK), (9 * 10**9, WARN), (11 * 10**9, FAIL)])
-def test_memory_is_held_against_what_is_available(monkeypatch, wanted, level):
+def test_doctor_compares_memory_with_the_available_bytes(monkeypatch, wanted, level):
     monkeypatch.setattr(doctor, "meminfo", {"MemTotal": 32 * 10**9, "MemAvailable": 10 * 10**9}.get)
     monkeypatch.setattr(doctor, "memory_limit", lambda: None)
     assert doctor.of_memory(wanted).level == level
@@ -94,14 +94,14 @@ def test_threads_are_held_against_cores(monkeypatch, threads, quota, level, advi
     assert advice in found.advice
 
 
-def test_a_taken_port_is_a_warning():
+def test_doctor_warns_of_an_occupied_port():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert doctor.of_port("127.0.0.1", taken.getsockname()[1]).level == WARN
     assert doctor.of_port("127.0.0.1", 0).level == OK
 
 
 @pytest.mark.parametrize(("levels", "code"), [([OK, OK], 0), ([OK, WARN], 0), ([WARN, FAIL], 1)])
-def test_the_exit_code_says_whether_something_is_broken(monkeypatch, capsys, levels, code):
+def test_doctor_exit_code_is_nonzero_if_a_finding_fails(monkeypatch, capsys, levels, code):
     found = [Finding(f"n{i}", level, "v[1]", "do this") for i, level in enumerate(levels)]
     monkeypatch.setattr(doctor, "examined", lambda intended: found)
     assert run(["doctor"]) == code
@@ -112,7 +112,7 @@ def test_the_exit_code_says_whether_something_is_broken(monkeypatch, capsys, lev
     assert [finding["level"] for finding in report["findings"]] == levels
 
 
-def test_a_kernel_that_breaks_bits_is_told(monkeypatch, tmp_path):
+def test_doctor_reports_a_kernel_that_breaks_bits(monkeypatch, tmp_path):
     from headwater.cli import model_findings
     from headwater.engine.proof.selfcheck import SelfCheck
     from tests.cli.test_command_line import TINY
@@ -128,7 +128,7 @@ def test_a_kernel_that_breaks_bits_is_told(monkeypatch, tmp_path):
     assert "GFLOP/s" in products.value
 
 
-def test_it_says_when_exactness_was_proven_and_recheck_proves_again(monkeypatch, tmp_path):
+def test_doctor_prints_when_exactness_was_proven_and_recheck_repeats_it(monkeypatch, tmp_path):
     from headwater.cli import model_findings
     from headwater.engine.proof import verdict
     from tests.cli.test_command_line import TINY

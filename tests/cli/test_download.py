@@ -84,7 +84,7 @@ def breaking(sizes):
     return lambda path: None if not path.endswith("model.safetensors") else sizes.pop(0) if sizes[1:] else sizes[0]
 
 
-def test_a_model_is_fetched_at_one_commit_without_what_is_not_needed(hub, capsys):
+def test_model_is_downloaded_at_one_commit_with_needed_files_only(hub, capsys):
     folder = whole_folder(NAME)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
     assert folder.name == "a" * 40
@@ -176,7 +176,7 @@ def test_a_file_without_a_hash_is_fetched_by_the_library(hub):
     assert (whole_folder(NAME) / "model.safetensors").read_bytes() == b"small"
 
 
-def test_an_interruption_is_told_with_the_bytes_that_are_left(hub, capsys, monkeypatch):
+def test_interrupted_download_prints_the_bytes_left(hub, capsys, monkeypatch):
     def interrupted(futures):
         raise KeyboardInterrupt
 
@@ -236,7 +236,7 @@ def test_the_token_is_not_sent_to_the_host_that_has_the_weights(hub, monkeypatch
         assert [one.token for one in other.asked("model.safetensors")] == [None]
 
 
-def test_a_folder_goes_before_a_name(hub, tmp_path):
+def test_existing_folder_takes_precedence_over_a_hub_name(hub, tmp_path):
     shutil.copytree(FOLDER, tmp_path / NAME.repository)
     assert named(Path(NAME.repository)) == Path(NAME.repository)
     assert run(["inspect", NAME.repository]) == 0
@@ -251,7 +251,7 @@ def test_the_embedded_model_has_a_name(hub, capsys):
 
 
 @pytest.mark.parametrize("command", ["inspect", "profiles"])
-def test_what_needs_sizes_alone_fetches_the_config_alone(hub, capsys, command):
+def test_commands_that_need_only_sizes_download_only_the_config(hub, capsys, command):
     assert run([command, str(NAME)]) == 0
     printed = capsys.readouterr()
     assert {one.path.rpartition("/")[2] for one in hub.log if "/resolve/" in one.path} == {"config.json"}
@@ -338,14 +338,14 @@ def test_a_model_without_safetensors_is_refused_with_the_weights_that_it_has(hub
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
-def test_a_model_that_lacks_a_file_is_refused_before_its_weights_are_fetched(hub, capsys, missing):
+def test_model_without_a_needed_file_is_refused_before_its_weights(hub, capsys, missing):
     del hub.models[NAME.repository].files[missing]
     assert f"some-org/some-model has no {missing}" in refusal(capsys, "fidelity", str(NAME))
     assert hub.asked("model.safetensors") == []
 
 
 @pytest.mark.parametrize("command", ["serve", "inspect", "fidelity"])
-def test_an_architecture_that_is_not_supported_is_refused_before_its_weights_are_fetched(hub, capsys, command):
+def test_unsupported_architecture_is_refused_before_its_weights_are_downloaded(hub, capsys, command):
     hub.models[NAME.repository].files["config.json"] = json.dumps(json.loads(CONFIG) | {"model_type": "gpt2"}).encode()
     assert run([command, str(NAME)]) == 2
     assert f"{NAME}: config.json: model_type 'gpt2' is not one of " in capsys.readouterr().err
@@ -361,7 +361,7 @@ def test_a_hash_that_is_none_names_no_file_in_the_cache(hub, monkeypatch, tmp_pa
     assert not list(tmp_path.rglob("outside*"))
 
 
-def test_a_disk_without_space_is_refused_with_both_numbers_before_weights_are_fetched(hub, capsys, monkeypatch):
+def test_full_disk_is_refused_with_both_numbers_before_weights(hub, capsys, monkeypatch):
     usage = namedtuple("usage", "total used free")(10**9, 10**9, 4_321)
     monkeypatch.setattr(download.shutil, "disk_usage", lambda path: usage)
     line = refusal(capsys, "fidelity", str(NAME))

@@ -37,7 +37,7 @@ def tasks(tmp_path):
     return path
 
 
-def test_its_tables_and_its_file_say_the_same(tasks, tmp_path, capsys):
+def test_eval_tables_and_json_file_agree(tasks, tmp_path, capsys):
     out = tmp_path / "out.json"
     with OpenAiServer(remembering) as fake:
         assert (
@@ -66,7 +66,7 @@ def test_log_probabilities_are_asked_for_where_answers_are_compared(tasks, compa
         assert {"logprobs" in body for body in fake.bodies} == {asked}
 
 
-def test_what_was_refused_is_counted_and_shown(tasks, capsys):
+def test_refused_eval_requests_are_counted_and_shown(tasks, capsys):
     def answer(server, body):
         too_long = {"error": {"message": "prompt has 9,000 tokens, the model takes 4,096"}}
         return Script(status=400, body=too_long) if len(server.bodies) == 1 else Script(body=reply())
@@ -103,7 +103,7 @@ def test_a_server_that_answers_nothing_makes_exit_code_1(tasks, capsys):
         (["--text", __file__, "--segments"], "--text and --segments"),
     ],
 )
-def test_what_it_cannot_do_is_one_line(tasks, capsys, arguments, part):
+def test_bad_arguments_are_refused_in_one_line(tasks, capsys, arguments, part):
     asked = [] if "--tasks" in arguments else ["--tasks", str(tasks)]
     assert run(["eval", *arguments, *asked]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -111,7 +111,7 @@ def test_what_it_cannot_do_is_one_line(tasks, capsys, arguments, part):
     assert part in line
 
 
-def test_nobody_there_is_one_line(tasks, capsys):
+def test_unreachable_server_is_refused_in_one_line(tasks, capsys):
     with OpenAiServer() as gone:
         url = gone.url
     assert run(["eval", "--url", url, "--tasks", str(tasks)]) == 2
@@ -119,13 +119,13 @@ def test_nobody_there_is_one_line(tasks, capsys):
     assert url in line
 
 
-def test_a_line_that_is_no_item_is_told_before_a_server_is_started(tmp_path, capsys):
+def test_malformed_task_line_is_refused_before_a_server_starts(tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text(json.dumps(fields()) + "\n{}\n")
     assert run(["eval", "--tasks", str(tmp_path / "bad.jsonl")]) == 2
     assert "bad.jsonl, line 2: kind is missing" in capsys.readouterr().err
 
 
-def test_a_model_that_is_none_is_told_in_the_server_s_words(tasks, tmp_path, capsys):
+def test_missing_model_is_refused_with_the_servers_message(tasks, tmp_path, capsys):
     assert run(["eval", str(tmp_path), "--tasks", str(tasks)]) == 2
     assert "config.json" in capsys.readouterr().err
 
@@ -240,7 +240,7 @@ def test_headwater_s_server_scores_a_text(engine, tmp_path):
     assert report["divergence"]["same_first"] == report["divergence"]["positions"] == found["tokens"]
 
 
-def test_its_own_server_changes_no_bit_and_hits(tmp_path, capsys):
+def test_eval_on_its_own_server_hits_without_changing_bits(tmp_path, capsys):
     documents = "The quiet river flows under the old stone bridge. " * 20
     messages = [{"role": "system", "content": documents}, {"role": "user", "content": "What flows?"}]
     tool = tool_item()

@@ -11,7 +11,7 @@ import pytest
 from headwater.cli import run
 
 
-def test_it_tells_each_way_and_each_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fidelity_reports_each_mode_and_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "found.json"
     ways = ("--way", "naive", "--way", "fast")
     assert run(["fidelity", "--cut", "300", "--parts", "3", *ways, "--threads", "2", "--json", str(file)]) == 0
@@ -26,7 +26,7 @@ def test_it_tells_each_way_and_each_layer(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("skipping", [(), ("--skip-attention",)])
-def test_of_a_model_with_windows_keys_and_values_are_told(
+def test_fidelity_of_a_window_model_reports_keys_and_values(
     skipping: tuple[str, ...], checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Layers of full attention and layers with a window report them; without attention no layer does."""

@@ -36,7 +36,7 @@ def test_profiles_shows_one_in_detail(capsys: pytest.CaptureFixture[str]) -> Non
     assert "marconi-7b" not in told
 
 
-def test_profiles_says_where_each_is_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_profiles_prints_the_source_of_each_profile(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profiles", "--sources", "marconi-7b"]) == 0
     assert "2411.19379" in capsys.readouterr().out
 
@@ -64,7 +64,7 @@ def test_fit_writes_a_device_that_predicts_its_points(tmp_path: Path, capsys: py
 
 
 @pytest.mark.parametrize("width", ["80", None])
-def test_a_pipe_is_as_wide_as_columns_says_or_80(
+def test_piped_table_is_as_wide_as_columns_or_80(
     width: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)

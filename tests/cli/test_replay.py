@@ -67,7 +67,9 @@ def test_the_cross_product_is_replayed_and_written(
     assert f"{rows[0]['token_hit_rate']:.1%}" in shown
 
 
-def test_drafts_need_a_clock_and_are_told(trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_replayed_speculation_speeds_decoding_and_needs_a_clock(
+    trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     out, clock = tmp_path / "out.json", ("--serve", "cpu", "--arrival", "poisson(rate=5, think=1)")
     assert replay(trace, *clock, "--speculation", "off,4@0.9,4@0.9/slots", "--json", out) == 0
     rows = json.loads(out.read_text())["rows"]
@@ -157,7 +159,7 @@ def test_a_wrong_option_is_one_line(
     assert not out.exists()
 
 
-def test_a_malformed_line_is_told_by_its_number_and_nothing_is_written(
+def test_malformed_trace_line_is_refused_by_number_and_writes_nothing(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = trace.read_text().splitlines()
@@ -219,7 +221,7 @@ def test_drawn_traffic_is_replayed_by_each_way_of_reuse(tmp_path: Path, capfd: p
         (("--reuse", "segments", "--model", "marconi-7b"), "marconi-7b"),
     ],
 )
-def test_what_segments_cannot_do_is_told(
+def test_unsupported_segment_options_are_refused(
     options: tuple[str, ...], told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert replay("rag(sessions=2, documents=30)", *options) == 2

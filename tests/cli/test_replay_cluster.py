@@ -55,7 +55,7 @@ def test_failures_are_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert f"failed {failing['failed']:,}, resumed {failing['resumed']}, moved {failing['moved']}" in printed
 
 
-def test_rows_of_unlike_memory_are_told_apart_in_each_table(capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_table_labels_rows_of_different_memory(capfd: pytest.CaptureFixture[str]) -> None:
     options = ("--serve", "h100", "--workers", "2", "--eviction", "lru,headwater")
     assert run([*TRAFFIC, *options, "--memory", "3GB,4GB"]) == 0
     tables = [table for table in re.split(r"\n(?=[┏┌])", capfd.readouterr().out) if "│" in table]

@@ -34,7 +34,7 @@ def test_without_anything_the_defaults_hold():
     assert settings.origins == {}
 
 
-def test_a_flag_goes_before_the_environment_and_that_before_the_file(toml):
+def test_flag_overrides_environment_and_environment_overrides_file(toml):
     path = toml("page_size = 64\nmax_running = 1\nmax_waiting = 1\nthreads = 1")
     environment = {"HEADWATER_PAGE_SIZE": "128", "HEADWATER_MAX_RUNNING": "2", "HEADWATER_MAX_WAITING": "2"}
     settings = effective({"page_size": "192", "max_running": "3", "port": None}, environment, path)
@@ -48,7 +48,7 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(toml):
     }
 
 
-def test_what_is_overruled_is_not_looked_at():
+def test_overridden_values_are_not_parsed():
     settings = effective({"port": "80"}, {"HEADWATER_PORT": "tcp://10.0.0.1:8000"}, None)
     assert settings.config.port == 80
 
@@ -74,7 +74,7 @@ def test_every_kind_of_value_is_read_from_the_environment():
     )
 
 
-def test_a_file_holds_toml_values_or_what_a_flag_would(toml, tmp_path):
+def test_configuration_file_accepts_toml_values_and_flag_texts(toml, tmp_path):
     path = toml('memory = "2GiB"\npage-size = 128\ncache = false\ndrain = 2\ncors = ["https://a.example"]\nuds = "s"')
     config = effective({}, {}, path).config
     assert (config.memory, config.page_size, config.cache, config.drain) == (2 * 2**30, 128, False, 2)
@@ -111,7 +111,7 @@ def test_a_file_holds_toml_values_or_what_a_flag_would(toml, tmp_path):
         ({}, {"HEADWATER_API_KEY": " "}, "", r"api_key is empty \(from HEADWATER_API_KEY\)"),
     ],
 )
-def test_an_error_names_the_setting_its_value_where_it_is_from_and_what_may_be(toml, flags, environment, file, message):
+def test_setting_error_names_value_source_and_allowed_values(toml, flags, environment, file, message):
     with pytest.raises(ConfigError, match=message):
         effective(flags, environment, toml(file))
 
@@ -121,7 +121,7 @@ def test_a_file_that_is_not_there_is_named():
         effective({}, {}, Path("/nonexistent"))
 
 
-def test_a_variable_that_is_nearly_a_setting_is_told_and_others_are_not():
+def test_misspelt_setting_variable_is_reported_and_foreign_ones_are_not():
     (line,) = misspelt(
         {
             "HEADWATER_MAX_RUNING": "3",

@@ -205,7 +205,7 @@ def test_the_demo_takes_a_few_lines_a_request(width: int, monkeypatch: pytest.Mo
     held_to(f"demo-{width}", "\n".join(line.rstrip() for line in lines) + "\n")
 
 
-def test_a_column_that_fits_beside_no_label_makes_records() -> None:
+def test_table_becomes_records_if_a_column_fits_next_to_no_label() -> None:
     table = Table("wide", ("name",), ("bytes",), ("note",))
     table.add_row("x" * 30, "1,234,567", "see https://example.org/" + "a" * 30)
     assert "┃" not in printed(table, 50)

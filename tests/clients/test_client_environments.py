@@ -72,7 +72,7 @@ def test_an_installation_that_failed_is_tried_again(script, installs, monkeypatc
     assert len(installs) == 1
 
 
-def test_a_script_prints_what_it_saw_on_its_last_line(script, tmp_path):
+def test_client_script_prints_its_findings_on_its_last_line(script, tmp_path):
     client = read(script)
     seen = client.run(with_python(client, sys.executable), "http://127.0.0.1:1", tmp_path, "http://127.0.0.1:2")
     assert seen == {"reply": "http://127.0.0.1:1"}
@@ -93,7 +93,7 @@ def test_other_hosts_are_refused_and_noted(outside):
     assert outside.asked == {"one.invalid", "two.invalid"}
 
 
-def test_a_script_of_node_runs_beside_its_modules(tmp_path, monkeypatch):
+def test_node_script_runs_next_to_its_modules(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ENVIRONMENTS", tmp_path / "environments")
     text = SCRIPT.replace("# ", "// ").replace("some[extra]==1.2.3", "@of/some@1.2.3")
     (tmp_path / "some.mjs").write_text(text)

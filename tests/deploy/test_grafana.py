@@ -65,7 +65,7 @@ def test_every_label_that_is_selected_or_grouped_by_exists(expressions, exported
                 assert label in ADDED or value in exported[name][label], expr
 
 
-def test_every_metric_is_on_the_dashboard_or_told_by_another(expressions, exported):
+def test_every_metric_is_on_the_dashboard_or_listed_as_redundant(expressions, exported):
     shown = set(re.findall(r"headwater_\w+", " ".join(expressions)))
     names = {name for name in exported if name.startswith("headwater_") and not name.endswith(("_created", "_sum"))}
     unseen = {name for name in names - shown if not (name.endswith("_count") and f"{name[:-6]}_bucket" in shown)}

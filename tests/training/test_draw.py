@@ -76,7 +76,7 @@ def test_kinds_come_as_often_as_their_weights_say() -> None:
     assert kinds.count("tool") > kinds.count("memory")
 
 
-def test_what_cannot_be_drawn_is_refused() -> None:
+def test_impossible_draws_are_refused_with_the_reason() -> None:
     rng = random.Random(0)
     with pytest.raises(ValueError, match="riddle"):
         draw(rng, 256, "train", ("riddle",))
@@ -86,7 +86,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         draw(rng, 64, "train")
 
 
-def test_memory_asks_for_what_was_told_before_or_for_what_was_not() -> None:
+def test_memory_task_asks_for_mentioned_and_unmentioned_facts() -> None:
     untold = told = 0
     for example in several(MEMORY, 30):
         for turn, (_, (answer,)) in zip(example.turns, example.asked, strict=True):

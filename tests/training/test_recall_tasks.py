@@ -61,7 +61,7 @@ def test_kinds_of_one_context_are_mixed_and_no_question_is_asked_twice() -> None
     assert mixed > 20
 
 
-def test_documents_stand_as_they_are_in_the_prompt_in_one_half_after_a_separator() -> None:
+def test_documents_appear_verbatim_in_half_of_prompts_after_separators() -> None:
     separated: Counter[bool] = Counter()
     systems = 0
     for example in examples("train", RECALL, 60):

@@ -44,7 +44,7 @@ def folder(model: TrainedHybrid, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return path / "checkpoint"
 
 
-def test_the_served_model_says_what_was_trained(model: TrainedHybrid, folder: Path) -> None:
+def test_served_model_has_the_logits_of_the_trained_one(model: TrainedHybrid, folder: Path) -> None:
     tokens = random.Random(5).choices(range(RECIPES["smoke"].vocabulary), k=LENGTH)
     bench = Bench(load_model(folder, "float32").model)
     served = bench.prefill(bench.sequence(LENGTH), tokens)
@@ -54,7 +54,7 @@ def test_the_served_model_says_what_was_trained(model: TrainedHybrid, folder: Pa
     torch.testing.assert_close(served, trained, rtol=0, atol=1e-4)
 
 
-def test_a_sequence_does_not_depend_on_those_beside_it(model: TrainedHybrid) -> None:
+def test_sequence_is_independent_of_others_in_its_batch(model: TrainedHybrid) -> None:
     tokens = torch.randint(0, 4096, (2, 70), generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
         both, alone = model.hidden(tokens), model.hidden(tokens[1:])

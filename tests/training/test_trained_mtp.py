@@ -47,7 +47,7 @@ def rows(tokens: list[int], positions: list[int]) -> StepBatch:
     )
 
 
-def test_the_served_head_says_what_was_trained(head: TrainedMtp, tmp_path: Path) -> None:
+def test_served_mtp_head_drafts_like_the_trained_one(head: TrainedMtp, tmp_path: Path) -> None:
     """The first draft of every token, and the later ones of the last."""
     write(head, embedded(), tmp_path / "with-head")
     module = load_model(tmp_path / "with-head", "float32", mtp=True).mtp

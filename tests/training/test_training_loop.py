@@ -39,7 +39,7 @@ def begin(tokenizer: Path, tmp_path: Path) -> Callable[[str, Recipe], Training]:
     return make
 
 
-def test_a_run_goes_on_where_it_stopped(begin: Callable[..., Training]) -> None:
+def test_training_run_continues_where_it_stopped(begin: Callable[..., Training]) -> None:
     whole = begin("whole")
     assert [entry["step"] for entry in whole.run(None)] == [1, 2, 3]
     list(begin("parts").run(None, until=2))
@@ -95,13 +95,13 @@ def test_batches_that_cannot_be_drawn_end_the_run(tmp_path: Path) -> None:
         next(batches(RECIPE, tmp_path / "is not there.json", None, 0))
 
 
-def test_another_recipe_does_not_go_on(begin: Callable[..., Training]) -> None:
+def test_run_of_another_recipe_is_not_continued(begin: Callable[..., Training]) -> None:
     list(begin("run").run(None, until=1))
     with pytest.raises(ValueError, match=r"hidden 64.* 128"):
         begin("run", replace(RECIPE, hidden=128, heads=2))
 
 
-def test_it_learns(begin: Callable[..., Training]) -> None:
+def test_loss_on_a_repeated_batch_halves(begin: Callable[..., Training]) -> None:
     """The same few sequences over and over."""
     recipe = replace(RECIPE, stages=(replace(RECIPE.stages[0], steps=30),))
     training = begin("learns", recipe)
@@ -110,7 +110,7 @@ def test_it_learns(begin: Callable[..., Training]) -> None:
     assert last < 0.5 * first
 
 
-def test_a_step_s_batch_depends_on_its_number_alone(tokenizer: Path) -> None:
+def test_batch_depends_only_on_its_step_number(tokenizer: Path) -> None:
     source = Source.load(tokenizer, None)
     one, again, other = draw(RECIPE, source, 1), draw(RECIPE, source, 1), draw(RECIPE, source, 2)
     assert torch.equal(one.token_BT, again.token_BT)
@@ -118,7 +118,7 @@ def test_a_step_s_batch_depends_on_its_number_alone(tokenizer: Path) -> None:
     assert not torch.equal(one.token_BT, other.token_BT)
 
 
-def test_labels_are_those_of_what_is_said(tokenizer: Path) -> None:
+def test_labels_mark_answers_up_to_their_end_token(tokenizer: Path) -> None:
     source = Source.load(tokenizer, None)
     recipe = replace(RECIPE, stages=(replace(RECIPE.stages[0], sequences=8, length=512),))
     batch = draw(recipe, source, 0)

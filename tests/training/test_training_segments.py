@@ -52,7 +52,7 @@ def test_no_segment_reaches_across_turns() -> None:
     assert not first_seen([*ids(3, 6), 8, *ids(2, 5)], MARKS, SEAM).any()
 
 
-def test_a_segment_is_computed_as_if_it_stood_alone(model: TrainedHybrid) -> None:
+def test_segment_is_computed_as_a_prompt_of_its_own(model: TrainedHybrid) -> None:
     tokens = ids(20, 90, 70, 30)
     seen = torch.from_numpy(first_seen(tokens, MARKS, SEAM))[None]
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_a_segment_is_computed_as_if_it_stood_alone(model: TrainedHybrid) -> Non
     assert not torch.allclose(apart[110:178], whole[110:178], atol=1e-2)
 
 
-def test_what_follows_sees_every_segment(model: TrainedHybrid) -> None:
+def test_text_after_segments_depends_on_each_of_them(model: TrainedHybrid) -> None:
     tokens = ids(20, 40, 50, 30)
     seen = torch.from_numpy(first_seen(tokens, MARKS, SEAM))[None]
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_what_follows_sees_every_segment(model: TrainedHybrid) -> None:
             assert not torch.allclose(before[110:], after[110:], atol=1e-4)
 
 
-def test_what_follows_takes_the_state_that_segments_lead_to() -> None:
+def test_text_after_segments_starts_from_their_composed_state() -> None:
     """In the first layer all inputs are the same, so it is the state of tokens that saw each other.
 
     Its convolution takes one token here; otherwise a segment's first tokens write something else.

@@ -36,7 +36,7 @@ def test_documents_are_parted_and_their_signs_made_plain(tmp_path: Path) -> None
     assert len(found.manuals["train"]) + len(found.manuals["test"]) == 200
 
 
-def test_what_is_not_simple_prose_is_left_out() -> None:
+def test_text_other_than_simple_prose_is_excluded() -> None:
     assert simple(SIMPLE.replace("“", '"').replace("”", '"').replace("’", "'"))
     assert not simple("Too short.")
     assert not simple("Call ``read`` with a size, and it gives so many bytes as there are, or fewer at the end.")
