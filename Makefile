@@ -8,7 +8,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 BUILD = $(if $(GPU)$(wildcard $(VENV)/.torch-cuda),cuda,cpu)
 DATA ?= ../shared/data
 
-.PHONY: install install-dev demo demo-cluster test test-full test-cluster test-peers quick-tests all-tests test-clients lint bench bench-lab results policies cells served-cells families train screenshot soak four-ways soak-memory tenant-timing fuzz clean
+.PHONY: install install-dev demo demo-cluster test test-full test-cluster test-peers quick-tests all-tests test-clients lint bench bench-lab results policies cells served-cells pages families train screenshot soak four-ways soak-memory tenant-timing fuzz clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python %d.%d is too old, 3.11 or later is needed: make demo PYTHON=python3.11" % sys.version_info[:2])'
@@ -126,6 +126,10 @@ results: $(VENV)/.dev
 	$(if $(FIGURES),,$(BIN)/python -m benchmarks.segments --out docs/results)
 	$(if $(FIGURES),,$(BIN)/python -m benchmarks.segment_quality --out docs/results)
 	$(BIN)/python -m papers --page docs/results.md --out docs/results
+
+# generated pages, and numbers in prose, from the code and the results: make pages
+pages: $(VENV)/.dev
+	$(BIN)/python -m pages
 
 # the page of all families, from the code
 families: $(VENV)/.dev

@@ -1,9 +1,10 @@
 """Comparison of Headwater with other servers on the same requests.
 
-    python -m benchmarks.comparison RESULTS... --out docs/comparison.md
+    python -m benchmarks.comparison RESULTS... --out build/comparison.md
 
 RESULTS are the JSON files, one a server, of the shared time-to-first-token script, taken one after the other on one
-machine. Writes the page, and beside this script the figures that it shows, without the answers' texts. A peer's hits
+machine. Writes a page, and beside this script the figures that it shows, without the answers' texts; `make pages`
+writes docs/measurements/comparison.md from them. A peer's hits
 count in whole pages of 64 tokens, as ours do: `hits` is Σ ⌊cached/64⌋·64 ÷ Σ prompt tokens.
 """
 
@@ -14,7 +15,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,16 +156,13 @@ def cell(run: Run, scenario: str) -> str:
     return f"{s['hit_rate']:.2f}; {s['ttft_warm']:.3f} s; {same}"
 
 
-def page(runs: dict[str, Run], machine: str, notes: list[str]) -> str:
-    """The comparison as Markdown."""
+def sections(runs: dict[str, Run], machine: str, notes: Sequence[str]) -> str:
+    """Return the comparison as Markdown: scenarios, goals, versions."""
     names = list(runs)
     lines = [
-        "# Comparison with other engines",
-        "",
         "One random Qwen3.5 checkpoint (37.9 M parameters, bfloat16), one thread per server, the same requests over",
-        f"HTTP, one server after the other on one machine: {machine}.",
-        "Made by `benchmarks/comparison.py` from the run's JSON (`benchmarks/results/comparison.json`), except for the",
-        "findings and what follows them.",
+        f"HTTP, one server after the other on one machine: {machine}",
+        "(`benchmarks/comparison.py`, `benchmarks/results/comparison.json`).",
         "",
         "For each scenario: hit rate, with hits counted in whole pages of 64 tokens; median time to the first token of",
         "the requests that could hit; number of answers after a hit with the same text as for the same prompt without",
@@ -175,7 +173,7 @@ def page(runs: dict[str, Run], machine: str, notes: list[str]) -> str:
         "| --- |" + " --- |" * len(names),
     ]
     for scenario, what in SCENARIOS.items():
-        lines.append(f"| **{scenario}**: {what} | " + " | ".join(cell(runs[n], scenario) for n in names) + " |")
+        lines.append(f"| {scenario}: {what} | " + " | ".join(cell(runs[n], scenario) for n in names) + " |")
     lines.append("| output tokens/s, 1 client | " + " | ".join(f"{runs[n]['one_client']:.1f}" for n in names) + " |")
     lines.append(
         "| output tokens/s, 8 agents together | " + " | ".join(f"{runs[n]['eight_clients']:.1f}" for n in names) + " |"
@@ -185,7 +183,7 @@ def page(runs: dict[str, Run], machine: str, notes: list[str]) -> str:
         "| resident memory, start / peak, MB | " + " | ".join(f"{m['start']} / {m['peak']}" for m in memory) + " |"
     )
     lines += ["", "## Goals", "", "| goal | figures | reached |", "| --- | --- | --- |"]
-    lines += [f"| {what} | {shown} | {'yes' if reached else '**no**'} |" for what, shown, reached in goals(runs)]
+    lines += [f"| {what} | {shown} | {'yes' if reached else 'no'} |" for what, shown, reached in goals(runs)]
     lines += ["", "## Versions and flags", ""]
     for name in names:
         meta = runs[name]["meta"]
@@ -193,6 +191,11 @@ def page(runs: dict[str, Run], machine: str, notes: list[str]) -> str:
         lines.append(f"- `{name}`: {meta['date']}, load average {load}")
     lines += [f"- {note}" for note in notes]
     return "\n".join(lines) + "\n"
+
+
+def page(runs: dict[str, Run], machine: str, notes: Sequence[str]) -> str:
+    """Return the comparison as a page of its own."""
+    return f"# Comparison with other engines\n\n{sections(runs, machine, notes)}"
 
 
 def machine_name() -> str:

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "headwater"
 PAGE = ROOT / "docs" / "architecture.md"
-AROUND = ("papers", "tests", "benchmarks", "stress", "training", "examples", "docs", "deploy")
+AROUND = ("papers", "tests", "benchmarks", "stress", "training", "examples", "docs", "pages", "deploy")
 COLUMNS = 80
 HELP = "run `python -m tests.test_architecture` to write the block again"
 

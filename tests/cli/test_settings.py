@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from headwater.cli.settings import as_toml, effective, misspelt, settings_table
+from headwater.cli.settings import as_toml, effective, misspelt
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
 from headwater.setting import without_password
-
-MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 @pytest.fixture
@@ -163,12 +160,6 @@ def test_the_settings_as_toml_say_where_each_is_from_and_no_secret():
     assert "# threads is not set: torch's own choice\n" in text
     assert "sesame" not in text
     assert "api_key" not in tomllib.loads(text)
-
-
-def test_the_manual_has_the_settings_as_they_are():
-    """Regenerate the table with: python -c "from headwater.cli.settings import settings_table as t; print(t())"."""
-    assert settings_table() in MANUAL.read_text()
-    assert re.findall(r"^\| `(\w+)` \|", settings_table(), re.M) == [one.name for one in SETTINGS]
 
 
 def test_a_password_in_a_tiers_url_is_shown_nowhere() -> None:

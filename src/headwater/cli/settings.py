@@ -171,19 +171,3 @@ def _toml_value(one: Setting, value: Any) -> str:
     if one.kind in (NAMES, SWITCH, NUMBER, SECONDS) or (type(value) is int and one.show(value).isdecimal()):
         return json.dumps(value)
     return json.dumps(str(value.absolute()) if isinstance(value, Path) else one.show(value), ensure_ascii=False)
-
-
-def settings_table() -> str:
-    """Format the settings as Markdown, with a table for each group."""
-    parts = []
-    for group, members in groupby(SETTINGS, lambda one: one.group):
-        rows = [f"### {group}", "", "| setting | default | what |", "| --- | --- | --- |"]
-        parts.append("\n".join([*rows, *(_row(one) for one in members)]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _row(one: Setting) -> str:
-    choices = f" One of {', '.join(f'`{name}`' for name in one.choices)}." if one.choices else ""
-    default = one.unset if one.default is None else f"`{one.show(one.default)}`" if one.default != () else "none"
-    default = default.replace("|", "\\|")  # in a table even a code's bar ends its cell
-    return f"| `{one.name}` | {default} | {one.help}{choices} |"
