@@ -200,7 +200,7 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     ray = FakeRay()
     monkeypatch.setattr(ray_workers, "ray", ray)
-    for name in ("IDLE", "LOOKED", "AGAIN"):
+    for name in ("IDLE_SECONDS", "POLL_SECONDS", "RESTART_SECONDS"):
         monkeypatch.setattr(ray_workers, name, 0.02)
     router = Router(MODEL, b"k" * 32, patience=1.0, heartbeat_timeout=15.0)
     workers = RayWorkers(OLD, {Role.BOTH: 2}, router, WorkerKeys(b"", b""), None, [2], False)
