@@ -133,7 +133,7 @@ pages: $(VENV)/.dev
 
 # the page of all families, from the code
 families: $(VENV)/.dev
-	$(BIN)/python -m headwater.models.families.page docs/families.md
+	$(BIN)/python -m benchmarks.families
 
 # the embedded model, from scratch; goes on where an earlier run stopped: make train TEXTS=FOLDER [RECIPE=smoke] [BEGIN=CHECKPOINT]
 train: $(VENV)/.dev

@@ -65,10 +65,6 @@ def test_a_size_is_shown_short():
         ({"page_size": 128, "max_tokens_per_step": 64}, "64.*128"),
         ({"threads": 0}, "threads is 0.*1"),
         ({"port": 65536}, "65536"),
-        ({"pool": "three"}, "'three'"),
-        ({"pool": "split"}, "state_fraction must be given"),
-        ({"pool": "split", "state_fraction": 1.0}, "1.0"),
-        ({"state_fraction": 0.5}, "0.5.*'unified'"),
         ({"segment_share": 1.5}, "1.5.*0 to 1"),
         ({"segment_eviction": "fifo"}, "fifo.*lru, cost"),
         ({"decode_reuse": "some"}, "'some'"),
@@ -101,10 +97,6 @@ def test_tiers_need_exact_content_and_no_certain_device(given):
     assert ServeConfig(tier=("memory,size=20GB",), device="cuda").tier == ("memory,size=20GB",)
     with pytest.raises(ConfigError, match="tier is"):
         ServeConfig(tier=("memory,size=20GB",), **given)
-
-
-def test_a_split_pool_needs_a_fraction_between_0_and_1():
-    assert ServeConfig(pool="split", state_fraction=0.5).state_fraction == 0.5
 
 
 def test_the_key_is_what_was_given_or_what_its_file_holds(tmp_path):
@@ -164,8 +156,3 @@ def test_the_formats_that_may_be_set_are_those_that_there_are():
 def test_the_home_of_a_user_that_there_is_not_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"model is '~nobody-at-all/x', must be a path"):
         settings.NAMED["model"].read("~nobody-at-all/x")
-
-
-def test_cuda_takes_no_switch_and_minds_none():
-    assert ServeConfig(device="cuda").device == "cuda"
-    assert ServeConfig(device="cuda", unproven=True).device == "cuda"

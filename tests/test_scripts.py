@@ -40,6 +40,7 @@ SMALLEST = {
     "benchmarks.speculation": [*SMALL_ON_DATA, "--out", "OUT/speculation.json"],
     "benchmarks.routers": ["--small", "--out", "OUT/routers.json"],
     "benchmarks.pulls": ["--megabytes", "20", "--repeats", "1", "--out", "OUT/pull_cost.json"],
+    "benchmarks.families": ["--out", "OUT/families.md"],
     "benchmarks.run": ["--small", "index"],
     "benchmarks.segment_choices": ["--prompts", "1"],
     "benchmarks.segment_quality": ["--every", "40", "--out", "OUT"],

@@ -88,10 +88,10 @@ def test_attention_counts_each_query_with_each_key_that_it_sees() -> None:
 
 def test_layout_fills_the_memory_with_pages() -> None:
     spec = read_config(QWEN3_5_9B, "bfloat16", page_size=128)
-    layout = spec.layout(10 * spec.page_bytes + 5, state_fraction=0.4)
+    layout = spec.layout(10 * spec.page_bytes + 5)
     assert (layout.n_pages, layout.page_size, layout.unit_tokens, layout.unit_bytes) == (10, 128, 128, 512)
     assert (layout.checkpoint_pages, layout.slot_pages, layout.kv_pages_per_unit) == (13, 13, 1)
-    assert (layout.resumable, layout.state_fraction) == ("checkpoints", 0.4)
+    assert (layout.resumable, layout.state_fraction) == ("checkpoints", None)
     with pytest.raises(ConfigError, match=r"1,000 bytes.*4,194,304"):
         spec.layout(1000)
 

@@ -27,7 +27,6 @@ from headwater.unreadable import is_gguf, why_no_model
 DEVICES = ("cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
 WEIGHTS = ("auto", "int8", "int4")  # what headwater.spec has
-POOLS = ("unified", "split")
 DECODE_REUSE = ("canonical", "raw", "none")
 SPECULATION = ("off", "auto", "ngram", "suffix", "mtp", "draft")
 TIER_STORE = ("selective", "through")
@@ -67,7 +66,6 @@ class ServeConfig:
         None, TEXT, MODEL, "Name of the model for clients; without it, ORG/NAME stays.", unset="the folder's name"
     )
     device: str = setting("cpu", TEXT, MODEL, "Device that computes.", choices=DEVICES)
-    unproven: bool = setting(False, SWITCH, MODEL, "Without effect: cuda does not need it any more.")
     dtype: str = setting("auto", TEXT, MODEL, "Data type of the computation.", choices=DTYPES)
     weights: str = setting("auto", TEXT, MODEL, "Format of weights in memory; auto: as stored.", choices=WEIGHTS)
     threads: int | None = setting(None, COUNT, MODEL, "Threads that compute.", unset="torch's own choice", least=1)
@@ -104,10 +102,6 @@ class ServeConfig:
         "headwater", TEXT, MEMORY, "Placement of checkpoints: headwater, structural, branch, every_block(4), none."
     )
     eviction: str = setting("headwater", TEXT, MEMORY, "Eviction policy: headwater, lru, seglen, ...")
-    pool: str = setting("unified", TEXT, MEMORY, "One pool of memory for KV and states, or two.", choices=POOLS)
-    state_fraction: float | None = setting(
-        None, NUMBER, MEMORY, "Share of states in a split pool, between 0 and 1.", unset="only with a split pool"
-    )
     decode_reuse: str = setting(
         "canonical", TEXT, MEMORY, "Cached form of answers: recomputed, as decoded, none.", choices=DECODE_REUSE
     )
@@ -275,7 +269,6 @@ class ServeConfig:
             raise SettingError("record", repr(str(self.record)), "must be in a folder that exists")
         self._check_drafts()
         self._check_tiers()
-        self._check_pool()
         self._check_tls()
         self._check_events()
         self.required_key()
@@ -326,14 +319,6 @@ class ServeConfig:
                 raise SettingError(name, repr(getattr(self, name)), "must be an address such as tcp://127.0.0.1:5557")
         if self.kv_events and not self.cache:
             raise SettingError("kv_events", "on", "but the cache is off: nothing enters it")
-
-    def _check_pool(self) -> None:
-        if self.pool == "split" and self.state_fraction is None:
-            raise SettingError("pool", "'split'", "so state_fraction must be given, for example 0.5")
-        if self.pool == "unified" and self.state_fraction is not None:
-            raise SettingError("state_fraction", str(self.state_fraction), "but pool is 'unified': it needs 'split'")
-        if self.state_fraction is not None and not 0 < self.state_fraction < 1:
-            raise SettingError("state_fraction", str(self.state_fraction), "must be between 0 and 1")
 
     def _check_tls(self) -> None:
         for name, other in (("tls_key", "tls_cert"), ("tls_cert", "tls_key")):

@@ -387,12 +387,9 @@ class ModelSpec(Architecture, ModelCosts):
         """Pages that a segment's transitions take."""
         return -(-self.transition.bytes // self.page_bytes)
 
-    def layout(self, memory_bytes: int, state_fraction: float | None = None) -> CacheLayout:
-        """Return the page layout of `memory_bytes`: two static pools with a `state_fraction`, else one.
-
-        Raises ConfigError if the memory is smaller than a page.
-        """
-        return replace(self.unified_layout(memory_bytes, self.page_size), state_fraction=state_fraction)
+    def layout(self, memory_bytes: int) -> CacheLayout:
+        """Return the page layout of `memory_bytes`. Raises ConfigError if the memory is smaller than a page."""
+        return self.unified_layout(memory_bytes, self.page_size)
 
     @property
     def parameter_bytes(self) -> int:

@@ -73,7 +73,7 @@ def config(data: bytes) -> None:
                 del keys[name]
         file.write_text(json.dumps(keys))
     with suppress(CheckpointError, ConfigError):
-        read_spec(folder()).layout(10**9, None)
+        read_spec(folder()).layout(10**9)
 
 
 def safetensors(data: bytes) -> None:

@@ -65,7 +65,7 @@ def test_the_help_of_serve_has_the_settings_in_groups(capsys):
     words = " ".join(printed.split())
     for one in SETTINGS:
         assert one.help in words, one.name
-    assert "[unified, split; default: unified]" in words
+    assert "[canonical, raw, none; default: canonical]" in words
     assert "HEADWATER_MAX_RUNNING" in words
 
 
@@ -121,7 +121,6 @@ def test_version_and_help(capsys):
         (["serve", "--page-size", "60"], "60"),
         (["serve", "--eviction", "newest"], "newest"),
         (["serve", "--placement", "nowhere"], "nowhere"),
-        (["serve", "--pool", "split"], "state_fraction"),
         (["serve", "--config", "/nonexistent/file"], "/nonexistent/file"),
         (["serve", "--uds", __file__], "no socket"),
         (["serve", "--tls-cert", __file__, "--tls-key", __file__], "tls_cert is"),
@@ -248,7 +247,7 @@ def completions(line):
 def test_a_shell_completes_commands_options_and_choices():
     assert "serve" in completions("headwater se")
     assert completions("headwater serve --pag") == ["--page-size"]
-    assert completions("headwater serve --pool ") == ["unified", "split"]
+    assert completions("headwater serve --decode-reuse ") == ["canonical", "raw", "none"]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")

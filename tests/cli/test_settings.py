@@ -90,7 +90,7 @@ def test_configuration_file_accepts_toml_values_and_flag_texts(toml, tmp_path):
         ({}, {"HEADWATER_CACHE": "maybe"}, "", r"cache is 'maybe' \(from HEADWATER_CACHE\), must be true or false"),
         ({"memory": "4XB"}, {}, "", r"memory is '4XB' \(from --memory\).*4GiB"),
         ({"drain": "inf"}, {}, "", r"drain is 'inf' \(from --drain\).*seconds"),
-        ({"pool": "split"}, {}, "", r"pool is 'split' \(from --pool\), so state_fraction"),
+        ({"speculation": "draft"}, {}, "", r"speculation is 'draft' \(from --speculation\), so draft_model"),
         ({}, {"HEADWATER_DEVICE": "gpu"}, "", r"device is 'gpu' \(from HEADWATER_DEVICE\), must be one of cpu, cuda"),
         ({"model": Path("/nonexistent")}, {}, "", r"model is '/nonexistent' \(from the command line\)"),
         ({"placement": "nowhere"}, {}, "", r"placement is 'nowhere' \(from --placement\).*structural"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model
 from headwater.request import Fidelity, Span
 from headwater.schedule.sequence import Purpose
+from headwater.spec import ModelSpec
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Answer, Make, Rig, words
 
@@ -289,35 +291,42 @@ def test_warm_segments_are_there_when_they_are_asked_for(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("eviction", "gone"), [("lru", 0), ("cost", 1)])
-def test_settings_say_how_many_segments_stay_and_which_goes(make: Make, eviction: str, gone: int) -> None:
-    """Use a split pool, whose budget is hard. The first of three segments has served hits; the second was used last."""
+def test_segment_eviction_setting_chooses_the_evicted_segment(make: Make, eviction: str, gone: int) -> None:
+    """The first of two segments has served hits, the second was used last; there is no room for a third."""
     documents = [words(200, "equal", i) for i in range(3)]
-    spec = make.loaded.spec
-    needed = 3 + spec.checkpoint_pages + spec.transition_pages
-    share = {"pool": "split", "state_fraction": 0.5, "segment_eviction": eviction}
-    with make(PAGES, **share, segment_share=2.5 * needed / PAGES) as rig:
+
+    def fill(rig: Rig) -> int:
+        """Store and use two segments, and return the number of pages in use."""
         rig.engine.warm_segments([tuple(documents[0])], "")
         for i in range(3):
             prompt, spans = prompt_of(documents[:1], words(150, "lead", i))
             assert rig.ask(prompt, segments=spans, **FAST).account.segments == 1
+        rig.settle()
         rig.engine.warm_segments([tuple(documents[1])], "")
+        stats = rig.engine.scheduler.cache.stats()
+        return stats.pages_total - stats.pages_free
+
+    share = {"placement": "none", "segment_eviction": eviction, "segment_share": 0.0}
+    with make(PAGES, **share) as rig:
+        pages = fill(rig)
+    with make(pages + make.checkpoint_pages, **share) as rig:  # and a slot, in which the third is built
+        assert fill(rig) == pages
         assert rig.engine.warm_segments([tuple(documents[2])], "") == ["stored"]
         for i, outcome in ((1 - gone, "held"), (gone, "stored")):
             assert rig.engine.warm_segments([tuple(documents[i])], "") == [outcome]
-    with make(PAGES, **share, segment_share=0.5 * needed / PAGES) as rig:
-        assert rig.engine.warm_segments([tuple(documents[0])], "") == ["no_memory"]
 
 
-def test_what_a_request_waits_to_be_composed_of_is_not_evicted_for_the_rest(make: Make) -> None:
-    """There is room for two of three; the oldest one is asked for with a new one."""
+def test_segment_of_waiting_request_is_not_evicted_for_its_other_segments(make: Make, monkeypatch) -> None:
+    """Two of three segments fit, by the hard budget of split pools; a request has the older of two, and a third."""
     documents = [words(200, "equal", i) for i in range(3)]
-    spec = make.loaded.spec
+    spec, whole = make.loaded.spec, ModelSpec.layout
     share = 2.5 * (3 + spec.checkpoint_pages + spec.transition_pages) / PAGES
-    split = {"pool": "split", "state_fraction": 0.5, "segment_eviction": "lru", "segment_share": share}
-    with make(PAGES, **split) as rig:
+    monkeypatch.setattr(ModelSpec, "layout", lambda *of: replace(whole(*of), state_fraction=0.5))
+    with make(PAGES, segment_eviction="lru", segment_share=share) as rig:
         rig.engine.warm_segments([tuple(document) for document in documents[:2]], "")
         assert ask(rig, [documents[0], documents[2]]).account.segments == 2
         assert rig.engine.scheduler.computed[Purpose.SEGMENT] == 3 * (200 - 8), "each was made once"
+        assert rig.engine.scheduler.cache.stats().evicted_segments == 1
 
 
 def test_a_prompt_that_is_one_segment_stores_it(make: Make) -> None:

@@ -103,10 +103,9 @@ def test_a_hit_changes_no_bit_without_kernels(
 
 @pytest.mark.parametrize("eviction", ["lru", "seglen"])
 @pytest.mark.parametrize("placement", ["headwater", "branch", "every_block(2)"])
-@pytest.mark.parametrize("pool", [{}, {"pool": "split", "state_fraction": 0.5}], ids=["unified", "split"])
-def test_no_policy_changes_a_bit(load, same_bits_as_without_a_cache, eviction, placement, pool):
+def test_no_policy_changes_a_bit(load, same_bits_as_without_a_cache, eviction, placement):
     loaded, check = load("qwen3_5", "float32", 2)
-    make = Make(loaded, check, {"eviction": eviction, "placement": placement, "max_tokens_per_step": 256, **pool})
+    make = Make(loaded, check, {"eviction": eviction, "placement": placement, "max_tokens_per_step": 256})
     with make(64 + 12 * make.checkpoint_pages) as rig:
         head = words(500, "head")
         answers = [rig.ask(head + words(200 + 90 * (i % 3), i % 4), 70 if FULL else 30) for i in range(12)]

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
+from benchmarks.families import page
 from headwater.models.families import FAMILIES
-from headwater.models.families.page import page
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "families.md").read_text(encoding="utf-8")

@@ -18,9 +18,9 @@ from headwater.setting import SettingError
 
 # the others are those of routers, which are not replaced, or fixed when the cluster starts
 NAMES = (
-    "model", "weights", "reproducible", "recheck", "memory", "cache", "placement", "eviction", "pool",
-    "state_fraction", "decode_reuse", "segment_share", "segment_eviction", "healing", "tier", "tier_store", "tier_key",
-    "tier_timeout", "max_tokens_per_step", "constraint_time",
+    "model", "weights", "reproducible", "recheck", "memory", "cache", "placement", "eviction",
+    "decode_reuse", "segment_share", "segment_eviction", "healing", "tier", "tier_store", "tier_key", "tier_timeout",
+    "max_tokens_per_step", "constraint_time",
 )  # fmt: skip
 UPGRADABLE = tuple(one for one in SETTINGS if one.name in NAMES)
 POLLED = 0.2  # seconds between looks at the state of an upgrade

@@ -199,7 +199,7 @@ class Engine(Answering):
         if of_drafts and config.memory < of_drafts + of_page:
             must = f"drafts take {of_drafts:,} bytes and one page {of_page:,}: give more, or --speculation off"
             raise SettingError("memory", repr(show_bytes(config.memory)), must)
-        layout = spec.layout((config.memory - of_drafts) * spec.page_bytes // of_page, config.state_fraction)
+        layout = spec.layout((config.memory - of_drafts) * spec.page_bytes // of_page)
         row_bytes = layout.checkpoint_pages * spec.page_bytes
         many, few = (size // max(1, row_bytes) for size in (STAGED_BYTES, BYTES_OF_FEW))
         n_saves = max(1, min(MAX_SAVES, many), min(FEW_SAVES, few))

@@ -91,7 +91,6 @@ def test_health_and_models(call, engine):
         "cache": True,
         "placement": "headwater",
         "eviction": "headwater",
-        "pool": "unified",
         "decode_reuse": "canonical",
         "reproducible": True,
     }

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from headwater.server.http.errors import refusals
 from headwater.server.routes.service import Service, json_routes, service_of
 
-SHOWN_SETTINGS = ("memory", "page_size", "cache", "placement", "eviction", "pool", "decode_reuse", "reproducible")
+SHOWN_SETTINGS = ("memory", "page_size", "cache", "placement", "eviction", "decode_reuse", "reproducible")
 # paths below /v1 that other servers have
 OTHER_MEDIA = ("audio/{rest:path}", "images/{rest:path}", "videos", "realtime")
 NUMBERS = ("embeddings", "moderations", "rerank", "score", "pooling", "classify")

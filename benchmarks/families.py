@@ -1,8 +1,11 @@
-"""Generator of docs/families.md from families and profiles: `python -m headwater.models.families.page FILE`."""
+"""The page of model families, written from the code and the profiles: `make families`.
+
+python -m benchmarks.families [--out FILE]
+"""
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -88,5 +91,11 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]
     return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "families.md")
+    parser.parse_args().out.write_text(page(), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
+    main()
