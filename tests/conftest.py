@@ -38,6 +38,9 @@ from tests import checkpoints, covering, interpreter, processors
 from tests.seconds import pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401  # hooks
 from tests.support import examples
 
+TESTS = Path(__file__).parent
+TOOLS = ("benchmarks", "papers", "stress", "training")  # folders of tests, named after those of the tools
+
 os.environ.setdefault("TRITON_INTERPRET", "1")  # 0: `make test-card`
 if "PYTEST_XDIST_WORKER" not in os.environ:  # its folder is that of the process that distributes the tests
     os.environ["HEADWATER_CACHE_DIR"] = tempfile.mkdtemp(prefix="headwater-tests-")
@@ -96,6 +99,10 @@ def exact_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to `make test-full` the tests of tools, which are no part of the package, and cells that no pair needs."""
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in TOOLS and not item.get_closest_marker("quick"):
+            item.add_marker(pytest.mark.full)
     covering.leave_to_full(items)
 
 

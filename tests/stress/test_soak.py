@@ -75,7 +75,7 @@ def test_a_soaks_model_is_held_and_computed_as_asked_for(model, monkeypatch):
     assert "computed in: bfloat16, weights int4, 1 threads" in told.getvalue()
 
 
-@pytest.mark.parametrize("speculation", [pytest.param("off", marks=pytest.mark.full), "ngram"])
+@pytest.mark.parametrize("speculation", ["off", pytest.param("ngram", marks=pytest.mark.quick)])
 def test_a_short_soak_loses_nothing(model, speculation):
     told = io.StringIO()
     run = soak(1, Limits(PATIENCE, VISITS, clients=6), model, Console(file=told, width=140), speculation)

@@ -10,7 +10,7 @@ import pytest
 from headwater.cli.common import prepare_outputs
 from headwater.errors import ConfigError
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.parametrize("file", sorted(BENCHMARKS.glob("*.py")), ids=lambda file: file.stem)

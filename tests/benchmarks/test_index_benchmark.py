@@ -15,7 +15,7 @@ PAGE, KV_TOKENS, STATES = 64, 64 * 64, 8
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module as `bench_index.py --adapters index_adapter:Headwater` imports it: its folder is on the path."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     return importlib.import_module("index_adapter")
 
 

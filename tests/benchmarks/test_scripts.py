@@ -19,7 +19,7 @@ from benchmarks import measure
 from benchmarks import run as make_bench
 from headwater.models.embedded import embedded
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = ("benchmarks", "examples", "stress", "training")
 SHARED = ROOT.parent / "shared"
 PEERS = [str(path) for path in sorted(SHARED.glob("peers/serve/results/*.json"))]
