@@ -26,10 +26,10 @@ from benchmarks import measure
 from benchmarks.cells import Cell, Pair, read_cells
 from benchmarks.grid import HERE, SMALL, code_digest, earlier, seeds_of
 from headwater.cache.eviction import headwater as eviction
+from headwater.cache.eviction.base.rows import Column
+from headwater.cache.eviction.headwater.ghosts import Ghosts
+from headwater.cache.eviction.headwater.rates import ReuseRates
 from headwater.cache.history import History
-from headwater.cache.order.ghosts import Ghosts
-from headwater.cache.order.rates import ReuseRates
-from headwater.cache.order.rows import Column
 from headwater.cache.placement.headwater.departures import Departures
 from headwater.cache.placement.headwater.new_places import NewPlaces
 from headwater.cache.placement.optimal import Optimal

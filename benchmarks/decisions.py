@@ -23,10 +23,10 @@ from pathlib import Path
 
 from benchmarks import measure
 from headwater.cache.eviction import make_eviction
+from headwater.cache.eviction.base.policy import Eviction, Room
 from headwater.cache.eviction.headwater import GHOSTS, Headwater
 from headwater.cache.index import Index, Observer
 from headwater.cache.node import Node
-from headwater.cache.order import Eviction, Room
 from headwater.cli.common import prepare_outputs
 from headwater.plan import CacheLayout, Draft, PrefillFlops
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from headwater.cache import PrefixCache
 from headwater.cache.eviction import make_eviction
+from headwater.cache.eviction.base.policy import Room
 from headwater.cache.evictor import Evictor
 from headwater.cache.index import Index
 from headwater.cache.node import Node
-from headwater.cache.order import Room
 from headwater.cache.pool import Pool
 from headwater.cache.segments.store import SegmentStore
 from headwater.plan import CacheLayout, Draft

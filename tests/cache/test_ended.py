@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headwater.cache.eviction import EVICTION
-from headwater.cache.order import Room
+from headwater.cache.eviction.base.policy import Room
 from tests.cache.toy import LAYOUT, Tokens, Toy, dump, evict, example, key_of, words
 
 SPLIT = replace(LAYOUT, n_pages=100, checkpoint_pages=1, slot_pages=0, state_fraction=0.1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.cache import PrefixCache
-from headwater.cache.order import Room
+from headwater.cache.eviction.base.policy import Room
 from headwater.plan import CacheLayout, Draft, Match, Plan
 from tests.cache.toy import Tokens, evict, key_of, words
 

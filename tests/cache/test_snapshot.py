@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headwater.cache import PrefixCache
+from headwater.cache.eviction.base.policy import Room
 from headwater.cache.node import Node
-from headwater.cache.order import Room
 from tests.cache.toy import LAYOUT, PAGE, Toy, evict, floor, key_of, words
 
 SMALL = replace(LAYOUT, n_pages=80, slot_pages=0)

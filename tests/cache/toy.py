@@ -11,10 +11,10 @@ from typing import Any
 
 from headwater.cache import PrefixCache
 from headwater.cache.changes import IGNORED, Changes
+from headwater.cache.eviction.base.policy import Room, Victim
+from headwater.cache.eviction.base.worth import Worth
 from headwater.cache.eviction.headwater import Headwater
 from headwater.cache.node import Node
-from headwater.cache.order import Room, Victim
-from headwater.cache.order.worth import Worth
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.plan import CacheLayout, Draft, Match, Plan
 
@@ -123,7 +123,7 @@ def assert_worths_are_those_of_now(cache: PrefixCache) -> None:
     assert isinstance(policy, Headwater)
     kept, worth = policy._kept, Worth(cache.layout)
     assert len(kept) == cache.stats().checkpoints
-    for row, node in enumerate(kept.nodes):
+    for row, node in enumerate(kept.keys):
         expected = float("inf") if node.holds else 0.0 if node.speculative else worth.of(node)
         assert kept.worth[row] == expected, f"at {node.end * cache.layout.unit_tokens}"
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from headwater.cache.eviction import EVICTION, make_eviction
+from headwater.cache.eviction.base.policy import Eviction, Kind, Room
 from headwater.cache.eviction.clairvoyant import Clairvoyant
-from headwater.cache.order import Eviction, Kind, Room
-from headwater.cache.order.future import Asked, Future
+from headwater.cache.eviction.clairvoyant.future import Asked, Future
 from headwater.errors import ConfigError
 from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, dump, evict, example, floor, key_of, words
 

@@ -23,7 +23,7 @@ from tests.contract import test_eviction as contract
 
 FIFO = """'''FIFO: the oldest node's checkpoint goes.'''
 
-from headwater.cache.order.ranked import Ranked
+from headwater.cache.eviction.base.ranked import Ranked
 
 
 class Fifo(Ranked):

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
+from headwater.cache.eviction.base.policy import Eviction, Kind, Room
 from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease
 from headwater.cache.node import Node
-from headwater.cache.order import Eviction, Kind, Room
 from headwater.cache.pool import Pool
 from headwater.cache.segments.store import SegmentStore
 from headwater.cache.survey import Survey

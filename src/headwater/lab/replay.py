@@ -14,7 +14,7 @@ from typing import Protocol
 from headwater.account import CacheAccount
 from headwater.cache import PrefixCache
 from headwater.cache.eviction.clairvoyant import Clairvoyant
-from headwater.cache.order.future import Asked, Future
+from headwater.cache.eviction.clairvoyant.future import Asked, Future
 from headwater.cache.view import CacheStats
 from headwater.errors import ConfigError, HeadwaterError, OutOfPages, RequestTooLarge
 from headwater.lab.row import Result, Row, Segments, Spread

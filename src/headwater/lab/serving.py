@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from headwater.cache import PrefixCache
 from headwater.cache.changes import IGNORED, Changes
+from headwater.cache.eviction.base.policy import Eviction
 from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.eviction.marconi import Marconi
-from headwater.cache.order import Eviction
 from headwater.cache.placement.base import Placement
 from headwater.errors import ConfigError, OutOfPages, RequestTooLarge
 from headwater.lab.cost import Load, StepCost, load_of

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from headwater.cache.eviction.clairvoyant import Clairvoyant
-from headwater.cache.order.future import Asked, Future
+from headwater.cache.eviction.clairvoyant.future import Asked, Future
 from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, key_of, words
 
 SMALL = replace(LAYOUT, checkpoint_pages=1, slot_pages=0)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from headwater.cache.eviction import EVICTION, make_eviction
+from headwater.cache.eviction.base.policy import Kind, Room
 from headwater.cache.eviction.flop_aware import FlopAware
 from headwater.cache.index import Index
 from headwater.cache.node import Node
-from headwater.cache.order import Kind, Room
 from headwater.errors import ConfigError
 from headwater.plan import CacheLayout, PrefillFlops
 from tests.cache.test_index import add
@@ -229,8 +229,8 @@ def test_splitting_and_merging_edges_keeps_efficiencies_right() -> None:
         assert isinstance(policy, FlopAware)
         policy.settle()
         kept = policy._kept
-        assert dict(zip(kept.nodes, kept.value, strict=False)) == {
-            node: policy.value(node) for node in toy.cache._index if kept.row_of(node) >= 0
+        assert dict(zip(kept.keys, kept.value, strict=False)) == {
+            node: policy.value(node) for node in toy.cache._index if node in kept.row_of
         }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headwater.cache.eviction.base.lazy_heap import Rank
+from headwater.cache.eviction.base.policy import Room
 from headwater.cache.eviction.gdsf import Gdsf
-from headwater.cache.order import Room
-from headwater.cache.order.heap import Rank
 from headwater.plan import PrefillFlops
 from tests.cache.toy import LAYOUT, Toy, evict, words
 

@@ -11,12 +11,12 @@ import pytest
 
 from headwater.cache import PrefixCache
 from headwater.cache.eviction import make_eviction
-from headwater.cache.eviction.headwater import BRANCHES, DEPTHS, USES, Headwater
+from headwater.cache.eviction.base.policy import Room
+from headwater.cache.eviction.base.rows import Column
+from headwater.cache.eviction.base.worth import Worth
+from headwater.cache.eviction.headwater import BRANCHES, DEPTHS, USES, Headwater, candidates
+from headwater.cache.eviction.headwater.candidates import Candidates
 from headwater.cache.node import Node
-from headwater.cache.order import Room, candidates
-from headwater.cache.order.candidates import Candidates
-from headwater.cache.order.rows import Column
-from headwater.cache.order.worth import Worth
 from headwater.errors import ConfigError, OutOfPages
 from tests.cache.toy import LAYOUT, Tokens, Toy, assert_worths_are_those_of_now, dump, evict, floor, key_of, words
 
@@ -131,10 +131,10 @@ def test_what_changed_since_it_was_ranked_goes_by_its_new_score(monkeypatch: pyt
     kept, now = kept_of(toy), toy.cache._now
     kept.rank_all(now)
     first, second = (node for *_, node in kept.ranking._ranked[:-3:-1])
-    unranked = next(node for node in kept.nodes if not any(node is one for *_, one in kept.ranking._ranked))
+    unranked = next(node for node in kept.keys if not any(node is one for *_, one in kept.ranking._ranked))
 
     def change(node: Node, worth: float) -> None:
-        row = kept.row_of(node)
+        row = kept.row_of[node]
         kept.worth[row] = worth
         kept.rank(node, row, now)
 
@@ -168,10 +168,10 @@ def test_a_checkpoint_is_worth_more_once_the_one_above_is_gone() -> None:
     toy.serve(words(1, 8))
     toy.serve(words(1, 16))
     kept = kept_of(toy)
-    upper, lower = sorted(kept.nodes, key=lambda node: node.end)
-    before = kept.worth[kept.row_of(lower)]
+    upper, lower = sorted(kept.keys, key=lambda node: node.end)
+    before = kept.worth[kept.row_of[lower]]
     toy.cache._pool.states.give(toy.cache._index.drop(upper))
-    assert kept.worth[kept.row_of(lower)] == Worth(toy.layout).of(lower) > before
+    assert kept.worth[kept.row_of[lower]] == Worth(toy.layout).of(lower) > before
 
 
 def test_a_checkpoint_that_a_request_goes_on_from_without_holding_it_is_worth_its_own_page() -> None:
@@ -190,14 +190,14 @@ def test_the_kv_of_a_leaf_is_its_own_from_where_the_last_other_branch_went() -> 
     toy = split(4)
     toy.serve((*words(1, 80), *words(2, 8)))
     leaf = toy.cache._index.find("", key_of((*words(1, 80), *words(2, 8))), 22)[0][-1]
-    alone = kept_of(toy).worth[kept_of(toy).row_of(leaf)]
+    alone = kept_of(toy).worth[kept_of(toy).row_of[leaf]]
     toy.serve((*words(1, 80), *words(3, 8)), checkpoints=())
-    shared = kept_of(toy).worth[kept_of(toy).row_of(leaf)]
+    shared = kept_of(toy).worth[kept_of(toy).row_of[leaf]]
     assert shared > alone
     assert_worths_are_those_of_now(toy.cache)
     evict(toy.cache, Room.KV)
     evict(toy.cache, Room.KV)
-    assert kept_of(toy).worth[kept_of(toy).row_of(leaf)] == alone
+    assert kept_of(toy).worth[kept_of(toy).row_of[leaf]] == alone
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -248,7 +248,7 @@ def test_the_prefill_of_an_answer_is_a_class_and_no_use() -> None:
 
     def uses() -> tuple[int, float]:
         node = next(node for node in toy.cache._index if node.end == 2)
-        return policy._kept.uses[policy._kept.row_of(node)], float(policy._rates._reuses.sum())
+        return policy._kept.uses[policy._kept.row_of[node]], float(policy._rates._reuses.sum())
 
     toy.serve(words(1, 8))
     assert uses() == (0, 0)
@@ -265,7 +265,7 @@ def test_after_the_prefill_of_an_answer_time_counts_from_that_use_on() -> None:
     toy, counted, taken = with_one_checkpoint()
     kept = kept_of(toy)
     toy.serve((*words(1, 8), *words(2, 8)), counts=False)
-    (row,) = (kept.row_of(node) for node in kept.nodes if node.end == 2)
+    (row,) = (kept.row_of[node] for node in kept.keys if node.end == 2)
     used = kept.time[row]
     kept.renew(used + 20)
     of_answers = [kind for kind in range(len(counted)) if kind % (len(USES) * DEPTHS) // DEPTHS == 1]

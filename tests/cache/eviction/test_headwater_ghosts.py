@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from headwater.cache import PrefixCache
+from headwater.cache.eviction.base.policy import Room
 from headwater.cache.eviction.headwater import OF_BRANCH, OF_USES, Headwater
-from headwater.cache.order import Room
-from headwater.cache.order.candidates import Candidates
-from headwater.cache.order.ghosts import prefix_ids
+from headwater.cache.eviction.headwater.candidates import Candidates
+from headwater.cache.eviction.headwater.ghosts import prefix_ids
 from tests.cache.eviction.test_headwater import SMALL, resumes, split
 from tests.cache.toy import LAYOUT, Toy, evict, key_of, words
 
@@ -20,8 +20,8 @@ def taught(toy: Toy) -> tuple[float, list[int]]:
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)
     kept = policy._kept
-    by_depth = sorted(kept.nodes, key=lambda node: node.end)
-    return float(policy._rates._reuses.sum()), [kept.uses[kept.row_of(node)] for node in by_depth]
+    by_depth = sorted(kept.keys, key=lambda node: node.end)
+    return float(policy._rates._reuses.sum()), [kept.uses[kept.row_of[node]] for node in by_depth]
 
 
 def test_what_was_evicted_goes_on_to_teach_and_has_its_uses_again() -> None:
@@ -229,7 +229,7 @@ def test_ids_of_a_snapshot_are_those_of_namespace_and_prefix() -> None:
     cache = PrefixCache(toy.layout, "headwater", toy.cache.snapshot())
     policy = cache.policy
     assert isinstance(policy, Headwater)
-    for row, node in enumerate(policy._kept.nodes):
+    for row, node in enumerate(policy._kept.keys):
         before = hash(cache._index.namespace(node))
         assert policy._kept.prefix[row] == prefix_ids(cache._index.key_of(node), LAYOUT.unit_bytes, before)[-1]
     assert len(set(policy._kept.prefix)) == 3

@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from headwater.cache.eviction import EVICTION
+from headwater.cache.eviction.base.policy import Room
 from headwater.cache.eviction.headwater import Headwater
-from headwater.cache.order import Room
-from headwater.cache.order.candidates import Candidates
+from headwater.cache.eviction.headwater.candidates import Candidates
 from tests.cache.toy import LAYOUT, Toy, assert_only_its_own, dump, example, words
 
 SMALL = replace(LAYOUT, n_pages=100, checkpoint_pages=1, slot_pages=0)
@@ -66,7 +66,7 @@ def test_of_requests_that_share_a_checkpoint_the_highest_priority_counts(
     toy.serve(words(1, 8), priority=first)
     toy.serve((*words(1, 8), *words(2, 8)), priority=second)
     kept = kept_of(toy)
-    found = {node.end: kept.priority[row] for row, node in enumerate(kept.nodes) if node.edge[:4] != words_key(9)}
+    found = {node.end: kept.priority[row] for row, node in enumerate(kept.keys) if node.edge[:4] != words_key(9)}
     assert found == {2: expected, 4: second}
 
 

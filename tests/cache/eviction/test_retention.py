@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from headwater.cache.eviction import EVICTION
+from headwater.cache.eviction.base.policy import Room
 from headwater.cache.eviction.headwater import Headwater
 from headwater.cache.node import Node
-from headwater.cache.order import Room
 from headwater.errors import ConfigError
 from headwater.plan import Retention
 from tests.cache.toy import LAYOUT, Toy, assert_only_its_own, dump, evict, example, words
@@ -92,7 +92,7 @@ def test_in_a_large_table_another_goes_in_the_place_of_what_is_retained(leaves: 
     policy.clock = Clock()
     for first in range(400):
         toy.serve((*words(first % 60, 8), *words(100 + first, 4)), (8, 12))
-    assert len(policy._kept.nodes) > 128
+    assert len(policy._kept.keys) > 128
     gone = set()
     for _ in range(40):
         victim = policy.lowest(leaves, toy.cache._now)
@@ -120,7 +120,7 @@ def test_what_is_retained_goes_if_its_namespace_has_nothing_else() -> None:
 def retained_by(toy: Toy, namespace: str = "") -> list[Node]:
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)
-    nodes = [node for node in policy._kept.nodes if toy.cache._index.namespace(node) == namespace]
+    nodes = [node for node in policy._kept.keys if toy.cache._index.namespace(node) == namespace]
     return policy._kept.retained(nodes[0], policy.clock()) if nodes else []
 
 

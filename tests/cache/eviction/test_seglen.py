@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from headwater.cache.eviction import make_eviction
+from headwater.cache.eviction.base.policy import Kind, Room
 from headwater.cache.eviction.seglen import SegLen
 from headwater.cache.index import Index
 from headwater.cache.node import Node
-from headwater.cache.order import Kind, Room
 from tests.cache.test_index import add
 from tests.cache.toy import LAYOUT, Toy, evict, words
 
 
 def length(policy: SegLen, node: Node) -> float:
     policy.settle()
-    return float(policy._kept.value[policy._kept.row_of(node)])
+    return float(policy._kept.value[policy._kept.row_of[node]])
 
 
 def article_tree(policy: str) -> tuple[Index, dict[str, Node]]:

@@ -202,7 +202,7 @@ def classes(cache: PrefixCache) -> dict[int, int]:
     policy = cache.policy
     assert isinstance(policy, Headwater)
     unit, kept = cache.layout.unit_tokens, policy._kept
-    return {node.end * unit: kept.kind[row] // DEPTHS % len(USES) for row, node in enumerate(kept.nodes)}
+    return {node.end * unit: kept.kind[row] // DEPTHS % len(USES) for row, node in enumerate(kept.keys)}
 
 
 def test_an_unused_learned_checkpoint_is_in_a_class_of_its_own_also_after_a_restart() -> None:

@@ -1,11 +1,11 @@
-"""Eviction policies, one a file, in a table by name. What they share is in `headwater.cache.order`."""
+"""Eviction policies, one a file, in a table by name. What they share is in `base`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-from headwater.cache.order import Eviction
+from headwater.cache.eviction.base.policy import Eviction
 from headwater.cache.spelling import build, classes
 from headwater.plan import CacheLayout
 

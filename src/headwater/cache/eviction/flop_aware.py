@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from headwater.cache.eviction.base.lazy_heap import Leaves
+from headwater.cache.eviction.base.policy import Kind, Room, Victim
+from headwater.cache.eviction.base.scored import RECENCIES, Scored
+from headwater.cache.eviction.base.worth import base
 from headwater.cache.node import Node
-from headwater.cache.order import Kind, Room, Victim
-from headwater.cache.order.heap import Leaves
-from headwater.cache.order.scored import RECENCIES, Scored
-from headwater.cache.order.worth import base
 from headwater.plan import CacheLayout
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from headwater.cache.eviction.base.lazy_heap import Rank
+from headwater.cache.eviction.base.ranked import Ranked
+from headwater.cache.eviction.base.worth import Worth
 from headwater.cache.node import Node
-from headwater.cache.order.heap import Rank
-from headwater.cache.order.ranked import Ranked
-from headwater.cache.order.worth import Worth
 from headwater.plan import CacheLayout
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.cache.order.ranked import Ranked
+from headwater.cache.eviction.base.ranked import Ranked
 from headwater.plan import CacheLayout
 
 

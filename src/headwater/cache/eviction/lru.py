@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from operator import attrgetter
 
+from headwater.cache.eviction.base.lazy_heap import LazyHeap, Leaves
+from headwater.cache.eviction.base.policy import Eviction, Kind, Room, Victim
 from headwater.cache.node import Node
-from headwater.cache.order import Eviction, Kind, Room, Victim
-from headwater.cache.order.heap import LazyHeap, Leaves
 from headwater.plan import CacheLayout
 
 

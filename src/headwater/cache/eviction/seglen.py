@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from headwater.cache.eviction.base.scored import Scored
+from headwater.cache.eviction.base.worth import base
 from headwater.cache.node import Node
-from headwater.cache.order.scored import Scored
-from headwater.cache.order.worth import base
 from headwater.plan import CacheLayout
 
 

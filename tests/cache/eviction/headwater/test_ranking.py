@@ -7,8 +7,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.cache.eviction.headwater.ranking import Ranking
 from headwater.cache.node import Node
-from headwater.cache.order.ranking import Ranking
 
 NODES = [Node(None, b"", array("i"), 0, serial) for serial in range(8)]
 SCORES = st.integers(0, 9).map(float)

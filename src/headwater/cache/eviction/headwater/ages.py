@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from headwater.cache.order.rates import ReuseRates
-from headwater.cache.order.rows import KeyedRows, Numbers, view
+from headwater.cache.eviction.base.rows import Key, Numbers, Rows, view
+from headwater.cache.eviction.headwater.rates import ReuseRates
 
 AGING = {"kind": "h", "uses": "B", "time": "q", "watched": "I"}
 MOST_USES, OLDEST = 255, 0xFFFFFFFF  # the greatest numbers in their columns
 
 
-class Aging(KeyedRows):
+class Aging(Rows[Key]):
     """Rows of checkpoints with the columns `AGING`: each use, and the time until then, is counted for the class."""
 
     kind: Numbers  # class

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headwater.cache.order.rates import BUCKETS, EDGES, MIDDLES, WIDTHS, ReuseRates, bucket, buckets
-from headwater.cache.order.rows import view
+from headwater.cache.eviction.base.rows import view
+from headwater.cache.eviction.headwater.rates import BUCKETS, EDGES, MIDDLES, WIDTHS, ReuseRates, bucket, buckets
 
 PRIOR = np.tile(1 / (2 * MIDDLES), (2, 1))  # two groups
 GROUP = 3

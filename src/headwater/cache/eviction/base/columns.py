@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from headwater.cache.eviction.base.rows import Column, Numbers, Rows, view
 from headwater.cache.node import Node
-from headwater.cache.order.rows import Column, Numbers, Rows, view
 
 
 class Bounds(NamedTuple):
@@ -43,7 +43,7 @@ Lowest = tuple[float, int, Node | None]
 NOTHING: Lowest = (np.inf, 0, None)
 
 
-class Columns(Rows):
+class Columns(Rows[Node]):
     """Value, time and a mark (whether KV may go, too) of each candidate."""
 
     value: Numbers
@@ -56,10 +56,15 @@ class Columns(Rows):
 
     def put(self, node: Node, value: float, time: int, leaf: bool) -> None:
         """Add the node, or replace its numbers. leaf: KV may go from it."""
-        row = self.row_of(node)
+        row = self.row_of.get(node, -1)
         if row < 0:
             row = self.add(node)
         self.value[row], self.time[row], self.leaf[row] = value, time, leaf
+
+    def discard(self, node: Node) -> None:
+        """Remove the node, if it is a candidate."""
+        if node in self.row_of:
+            self.remove(node)
 
     def bounds(self, leaves: bool) -> Bounds | None:
         """Return the bounds of all rows, or of the leaves among them; None if there are none."""
@@ -77,7 +82,7 @@ class Columns(Rows):
 
         leaves: of nodes whose KV may go.
         """
-        count = len(self.nodes)
+        count = len(self)
         if not count:
             return NOTHING
         if count > len(self._score):
@@ -89,6 +94,6 @@ class Columns(Rows):
         least = score[score.argmin()]
         if least == np.inf:
             return NOTHING
-        tied = [self.nodes[row] for row in (score == least).nonzero()[0]]
+        tied = [self.keys[row] for row in (score == least).nonzero()[0]]
         node = tied[0] if len(tied) == 1 else min(tied, key=lambda node: node.serial)
         return float(least), node.serial, node

@@ -7,8 +7,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.cache.eviction.base.lazy_heap import LazyHeap, Rank
 from headwater.cache.node import Node
-from headwater.cache.order.heap import LazyHeap, Rank
 
 NODES = [Node(None, b"", array("i"), 0, serial) for serial in range(6)]
 STEPS = st.lists(

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headwater.cache.eviction.base.columns import NOTHING, Bounds, Columns
+from headwater.cache.eviction.base.lazy_heap import LazyHeap
+from headwater.cache.eviction.base.policy import Eviction, Kind, Room, Victim, is_free_leaf
+from headwater.cache.eviction.base.rows import Column
+from headwater.cache.eviction.base.worth import Bases, measured_from
 from headwater.cache.node import Node
-from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
-from headwater.cache.order.heap import LazyHeap
-from headwater.cache.order.rows import Column
-from headwater.cache.order.table import NOTHING, Bounds, Columns
-from headwater.cache.order.worth import Bases, measured_from
 
 MAX_UNSETTLED = 4096
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from headwater.cache.eviction.base.lazy_heap import is_bare_leaf
+from headwater.cache.eviction.base.policy import is_free_leaf
+from headwater.cache.eviction.base.ranked import BareFirst
+from headwater.cache.eviction.base.worth import Worth, base_node, next_below, shares_anew
+from headwater.cache.eviction.headwater.ages import MOST_USES
+from headwater.cache.eviction.headwater.candidates import Candidates
+from headwater.cache.eviction.headwater.ghosts import Ghosts, prefix_ids
+from headwater.cache.eviction.headwater.rates import MIDDLES, ReuseRates
 from headwater.cache.index import Index
 from headwater.cache.node import Node, Root
-from headwater.cache.order import is_free_leaf
-from headwater.cache.order.ages import MOST_USES
-from headwater.cache.order.candidates import Candidates
-from headwater.cache.order.ghosts import Ghosts, prefix_ids
-from headwater.cache.order.heap import is_bare_leaf
-from headwater.cache.order.ranked import BareFirst
-from headwater.cache.order.rates import MIDDLES, ReuseRates
-from headwater.cache.order.worth import Worth, base_node, next_below, shares_anew
 from headwater.plan import CacheLayout, Draft
 
 BRANCHES, DEPTHS = 3, 7  # classes: none, 1, more; below 256 tokens, 1,024 and so on
@@ -107,7 +107,7 @@ class Headwater(BareFirst):
         kept.retain(node, now + seconds)
         retained = kept.retained(node, now)
         while self._pages(retained) > self._most_retained:
-            kept.release(kept.row_of(retained.pop(0)))
+            kept.release(kept.row_of[retained.pop(0)])
 
     def prefer(self, node: Node, priority: int, is_new: bool) -> None:
         self._kept.prefer(node, priority, is_new)
@@ -142,7 +142,7 @@ class Headwater(BareFirst):
     def place(self, node: Node) -> None:
         if node.checkpoint is not None:
             mark, kept = mark_of(node), self._kept
-            if mark != node.mark or kept.time[kept.row_of(node)] != node.checkpoint_time:
+            if mark != node.mark or kept.time[kept.row_of[node]] != node.checkpoint_time:
                 self._keep(node, mark)
 
     def _advance(self, node: Node) -> None:
@@ -155,7 +155,7 @@ class Headwater(BareFirst):
         self._advance(node)
         if not before:
             row = self._take(node)
-        elif kept.time[row := kept.row_of(node)] != node.checkpoint_time:
+        elif kept.time[row := kept.row_of[node]] != node.checkpoint_time:
             self._used(node, row)
         elif kept.kind[row] != (kind := self._kind(node, kept.uses[row])):
             kept.change(row, kind, self._now)
@@ -188,7 +188,7 @@ class Headwater(BareFirst):
     def _prefix_of(self, node: Node) -> int:
         """Return the id of the prefix that ends at the node, from that of the nearest checkpoint at or above it."""
         above, row = node, -1
-        while above.parent is not None and (row := self._kept.row_of(above)) < 0:
+        while above.parent is not None and (row := self._kept.row_of.get(above, -1)) < 0:
             above = above.parent
         if row >= 0:
             before = self._kept.prefix[row]
@@ -202,10 +202,10 @@ class Headwater(BareFirst):
         """Remove a node whose checkpoint is gone. If it was evicted in its turn, it is remembered."""
         kept = self._kept
         if node.end in node.lost and not node.mark & GUESS:
-            row = kept.row_of(node)
+            row = kept.row_of[node]
             self._ghosts.put(kept.prefix[row], kept.kind[row], kept.uses[row], kept.time[row], self._now)
         node.mark = 0
-        kept.remove(node, self._now)
+        kept.leave(node, self._now)
 
     def _used(self, node: Node, row: int) -> None:
         """Note that work resumed at the checkpoint: a request's, or that of the prefill of a finished answer."""

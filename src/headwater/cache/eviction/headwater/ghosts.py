@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from headwater.cache.order.ages import AGING, Aging
-from headwater.cache.order.rates import ReuseRates
-from headwater.cache.order.rows import Column, Numbers, RowNumbers, view
+from headwater.cache.eviction.base.rows import Column, Numbers, view
+from headwater.cache.eviction.headwater.ages import AGING, Aging
+from headwater.cache.eviction.headwater.rates import ReuseRates
 
 SLACK = 8  # 1/8 too many are kept for a while: to remove some takes as long as to remove many
 
@@ -22,27 +22,26 @@ def prefix_ids(key: bytes, unit_bytes: int, before: int) -> array[int]:
     return ids
 
 
-class Ghosts(Aging):
+class Ghosts(Aging[int]):
     """Class, uses and last use of evicted checkpoints, by the id of their prefix."""
 
     last: Numbers  # when it was evicted, or used since
 
     def __init__(self, rates: ReuseRates) -> None:
-        self.prefixes = array("q")
-        super().__init__(self.prefixes, RowNumbers(self.prefixes), {**AGING, "last": "q"})
+        super().__init__(**AGING, last="q")
         self.rates = rates
 
     def put(self, prefix: int, kind: int, uses: int, time: int, now: int) -> None:
         """Add a checkpoint that is evicted now, whose time until then is counted elsewhere. time: of its last use."""
-        row = self._row[prefix]
+        row = self.row_of.get(prefix, -1)
         if row < 0:
-            row = self.append(prefix)
+            row = self.add(prefix)
         self.kind[row], self.uses[row], self.time[row] = kind, uses, time
         self.watched[row], self.last[row] = self._age(row, now), now
 
     def rows_of(self, prefixes: Iterable[int]) -> list[int]:
         """Return the row of each of the prefixes that has one, in their order."""
-        return [row for row in map(self._row.__getitem__, prefixes) if row >= 0]
+        return [row for row in map(self.row_of.get, prefixes) if row is not None]
 
     def use(self, row: int, kind: int, uses: int, now: int, counts: bool = True) -> None:
         super().use(row, kind, uses, now, counts)
@@ -50,12 +49,12 @@ class Ghosts(Aging):
 
     def take(self, prefix: int, now: int) -> int:
         """Remove a checkpoint that is taken anew; return its uses, 0 if it is not here."""
-        row = self._row[prefix]
+        row = self.row_of.get(prefix, -1)
         if row < 0:
             return 0
         uses: int = self.uses[row]
         self._end_span(row, now)
-        self.remove_row(prefix)
+        self.remove(prefix)
         return uses
 
     def renew(self, most: int, now: int) -> None:
@@ -70,6 +69,7 @@ class Ghosts(Aging):
 
     def _keep(self, rows: Column) -> None:
         """Remove all other rows."""
-        for column in (self.prefixes, *self._columns):
+        for column in self._columns:
             column[:] = array(column.typecode, view(column)[rows].tobytes())
-        self._row.rebuild()
+        self.keys = [self.keys[row] for row in rows.tolist()]
+        self.row_of = {prefix: row for row, prefix in enumerate(self.keys)}

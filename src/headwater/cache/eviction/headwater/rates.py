@@ -6,7 +6,7 @@ from array import array
 
 import numpy as np
 
-from headwater.cache.order.rows import Column, view
+from headwater.cache.eviction.base.rows import Column, view
 
 BUCKETS = 40  # of age: 1, 1.5, 2, 3, 4, 6 and so on; the last one has no end
 EDGES = np.array([0.0, *(2.0 ** (b // 2) * (1 + b % 2 / 2) for b in range(1, BUCKETS)), np.inf])

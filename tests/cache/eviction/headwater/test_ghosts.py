@@ -7,8 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from headwater.cache.order.ghosts import Ghosts, prefix_ids
-from headwater.cache.order.rates import BUCKETS, MIDDLES, ReuseRates, bucket
+from headwater.cache.eviction.headwater.ghosts import Ghosts, prefix_ids
+from headwater.cache.eviction.headwater.rates import BUCKETS, MIDDLES, ReuseRates, bucket
 
 CLASSES = 4
 
@@ -101,4 +101,4 @@ def test_one_eighth_more_is_kept_for_a_while() -> None:
     assert len(ghosts) == 9
     ghosts.put(10, 0, 0, 10, 10)
     ghosts.renew(8, 11)
-    assert sorted(ghosts.prefixes) == list(range(3, 11))
+    assert sorted(ghosts.keys) == list(range(3, 11))

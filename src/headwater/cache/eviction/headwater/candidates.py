@@ -7,17 +7,17 @@ from collections import Counter
 
 import numpy as np
 
+from headwater.cache.eviction.base.rows import Column, Numbers, view
+from headwater.cache.eviction.headwater.ages import AGING, Aging
+from headwater.cache.eviction.headwater.ranking import Entry, Ranking
+from headwater.cache.eviction.headwater.rates import BUCKETS, ReuseRates, bucket, buckets
 from headwater.cache.node import Node
-from headwater.cache.order.ages import AGING, Aging
-from headwater.cache.order.ranking import Entry, Ranking
-from headwater.cache.order.rates import BUCKETS, ReuseRates, bucket, buckets
-from headwater.cache.order.rows import Column, Numbers, Rows, view
 
 RANKED = 64  # 1/64 of the rows is kept in order
 WEIGHTS = np.array([1.0, 4.0, 0.25])  # of scores in a namespace, by priority: 0, 1 and -1
 
 
-class Candidates(Rows, Aging):
+class Candidates(Aging[Node]):
     """Class, uses, last use and worth of each checkpoint in memory.
 
     In a large table the lowest scores are kept in order until they are used up or the rates are renewed; meanwhile
@@ -51,13 +51,13 @@ class Candidates(Rows, Aging):
             self.root[row] = _root(node)
         return row
 
-    def remove(self, node: Node, now: int) -> None:
+    def leave(self, node: Node, now: int) -> None:
         """Remove a checkpoint and its row, and rank the next lowest scores if those that were ranked are used up."""
-        row = self._row.remove(node.serial)
+        row = self.row_of[node]
         self._end_span(row, now)
         if self._has_hints:
             self._set_priority(row, 0)
-        self._fill(row)
+        self.remove(node)
         self.ranking.discard(node)
         if self.ranking.lowest() is None:
             self.rank_all(now)
@@ -97,7 +97,7 @@ class Candidates(Rows, Aging):
         """
         if not self._has_hints:
             return lowest
-        row = self.row_of(lowest)
+        row = self.row_of[lowest]
         root = self.root[row]
         if self.until[row] <= second and root not in self._preferred:
             return lowest
@@ -128,7 +128,7 @@ class Candidates(Rows, Aging):
             return []
         bound = scores.min() if number == 1 else np.partition(scores, number - 1)[number - 1]
         rows = np.nonzero((scores <= bound) & (scores < np.inf))[0].tolist()
-        nodes = [self.nodes[row] for row in rows]
+        nodes = [self.keys[row] for row in rows]
         found = [(score, node.serial, node) for score, node in zip(scores[rows].tolist(), nodes, strict=True)]
         return sorted(found, reverse=True)
 
@@ -139,7 +139,7 @@ class Candidates(Rows, Aging):
         if not priority and not self._preferred:
             return
         self._begin_hints()
-        row = self.row_of(node)
+        row = self.row_of[node]
         self._set_priority(row, priority if is_new else max(priority, self.priority[row]))
 
     def _set_priority(self, row: int, priority: int) -> None:
@@ -153,14 +153,14 @@ class Candidates(Rows, Aging):
     def retain(self, node: Node, until: float) -> None:
         """Retain a checkpoint until that second, or for as long as it is retained already."""
         self._begin_hints()
-        row = self.row_of(node)
+        row = self.row_of[node]
         self.until[row] = max(self.until[row], until)
 
     def _begin_hints(self) -> None:
         if not self._has_hints:
             self._has_hints = True
-            self.begin(self.root, self.until, self.priority)
-            for row, kept in enumerate(self.nodes):
+            self.add_columns(self.root, self.until, self.priority)
+            for row, kept in enumerate(self.keys):
                 self.root[row] = _root(kept)
 
     def release(self, row: int) -> None:
@@ -173,8 +173,8 @@ class Candidates(Rows, Aging):
         if not self._has_hints:
             return []
         until = view(self.until)
-        rows = np.nonzero((view(self.root) == self.root[self.row_of(node)]) & (until > second))[0]
-        return [self.nodes[row] for row in rows[np.argsort(until[rows], kind="stable")]]
+        rows = np.nonzero((view(self.root) == self.root[self.row_of[node]]) & (until > second))[0]
+        return [self.keys[row] for row in rows[np.argsort(until[rows], kind="stable")]]
 
 
 def _root(node: Node) -> int:

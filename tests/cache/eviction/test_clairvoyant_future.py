@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.cache.order.future import Asked, Future
+from headwater.cache.eviction.clairvoyant.future import Asked, Future
 
 KEYS = st.lists(st.sampled_from([b"a", b"b"]), min_size=1, max_size=6).map(b"".join)
 REQUESTS = st.lists(st.tuples(st.sampled_from(["", "x"]), KEYS, st.integers(0, 6)), max_size=12)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 
+from headwater.cache.eviction.base.lazy_heap import LazyHeap, Rank, bare_leaves, is_bare_leaf
+from headwater.cache.eviction.base.policy import Eviction, Kind, Room, Victim, is_free_leaf
+from headwater.cache.eviction.base.worth import Bases, next_below, shares_anew
 from headwater.cache.node import Node
-from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
-from headwater.cache.order.heap import LazyHeap, Rank, bare_leaves, is_bare_leaf
-from headwater.cache.order.worth import Bases, next_below, shares_anew
 
 
 class BareFirst(Eviction):

@@ -1,0 +1,1 @@
+"""Shared parts of eviction policies: interface, lazy heaps of nodes, rows of numbers, worth, and common orders."""
