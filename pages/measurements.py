@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import comparison
+from headwater.models.profiles import PROFILES, Profile
 from pages import clusters
 from pages.markdown import figure, spread, table
 
@@ -37,6 +38,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "speculation": lambda: [
             _rows("speculation", "Drafts from prompts and answers"),
             _rows("mtp", "The model's head"),
+            ("Memory kept of a draft", _drafts()),
         ],
         "tiers": _tiers,
     }
@@ -79,6 +81,21 @@ def _rows(name: str, title: str, module: str = "") -> Section:
     document = load(name)
     lines = [(row["name"], row["unit"], row["goal"], spread(row["values"])) for row in document["rows"]]
     return title, f"{source(name, document, module)}\n\n{table(('figure', 'unit', 'goal', 'measured'), lines, 'lllr')}"
+
+
+def _drafts() -> str:
+    """Return a table of the bytes that are kept of a draft, from the models' published configurations."""
+    rows = [
+        (name, f"{profile.draft_bytes:,}", f"{profile.checkpoint_bytes:,}", _share(profile))
+        for name, profile in PROFILES.items()
+        if profile.draft_bytes
+    ]
+    header = ("model, in bfloat16", "kept of a draft, bytes", "a checkpoint, bytes", "share")
+    return f"Computed from `headwater.models.profiles`.\n\n{table(header, rows, 'lrrr')}"
+
+
+def _share(profile: Profile) -> str:
+    return f"1/{profile.checkpoint_bytes / profile.draft_bytes:.0f}"
 
 
 def _tiers() -> list[Section]:

@@ -67,6 +67,22 @@ def test_the_paths_and_links_of_a_page_exist(page: Path) -> None:
     assert missing == set()
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page: its headings as GitHub names them, and explicit ones."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line) for line in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+    named = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return named | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_anchors_in_links_of_a_page_exist(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    linked = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", text)
+    targets = [(page.parent / file if file else page, anchor) for file, anchor in linked]
+    assert [(file.name, anchor) for file, anchor in targets if anchor not in anchors(file)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_from_the_top_and_modules_exist_in_examples_too(page: Path) -> None:
     """Paths that begin with a folder of the repository, and `python -m benchmarks.x`, wherever a page has them."""
