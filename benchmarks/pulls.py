@@ -21,9 +21,8 @@ from pathlib import Path
 
 from benchmarks.measure import console, machine
 from headwater.cli.common import prepare_outputs
-from headwater.cluster.part_server import PartServer
 from headwater.cluster.peer_memory import PeerMemory
-from headwater.cluster.pulling import own_security
+from headwater.cluster.pulling import PartServer, own_security
 from headwater.cluster.shared_buffers import this_host
 from headwater.cluster.sockets import PLAIN
 from headwater.cluster.wire import Peer

@@ -33,11 +33,11 @@ from headwater.cache.view import CacheStats
 from headwater.cluster.digests import Digests
 from headwater.cluster.encryption import CurveClient, CurveServer, KeyPair
 from headwater.cluster.link import Link
+from headwater.cluster.links import zero
 from headwater.cluster.messages import KV, KV_KINDS
 from headwater.cluster.picture import Picture
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.sockets import PLAIN, Client, Contact
-from headwater.cluster.sums import zero
 from headwater.cluster.wire import FailedMessage, FinishedMessage, Ping, Submit, WorkerInfo
 from headwater.cluster.worker import Worker
 from headwater.engine.meter import Backlog, EngineStats

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from headwater.account import CacheAccount, Reason
 from headwater.cache.view import CacheStats
 from headwater.cluster.cost import Role
+from headwater.cluster.links import zero
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.sockets import PLAIN, Client, Contact, Server
-from headwater.cluster.sums import zero
 from headwater.cluster.wire import NO_CONTACT, Peer, WorkerInfo
 from headwater.cluster.worker import Pool, Worker
 from headwater.engine.meter import Backlog, EngineStats

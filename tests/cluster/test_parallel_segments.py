@@ -207,8 +207,8 @@ def test_a_tenants_segments_stay_where_they_are_used(model) -> None:
 def test_tokens_of_prepared_segments_are_not_counted_as_work_of_their_request(model) -> None:
     asked, seen = composed("counted"), []
     with workers_of(model, "a", "b") as (router, _):
-        send = router._send
-        router._send = lambda request, *to: (seen.append(request.outstanding.uncached), send(request, *to))
+        send = router._assigning.send
+        router._assigning.send = lambda request, *to: (seen.append(request.outstanding.uncached), send(request, *to))
         account = ask(router, asked).wait().finished.account
     assert seen == [len(asked.prompt) - account.composed_tokens] == [LEAD + QUESTION + len(LENGTHS) * 2 * SEAMS]
 
@@ -235,7 +235,7 @@ def test_a_segment_is_pulled_while_the_next_one_is_computed(model) -> None:
         gates = {name: Gate(worker) for name, worker in workers.items()}
         answer = ask(router, asked)
         until(lambda: all(gate.reached.is_set() for gate in gates.values()))
-        (one,) = router._preparing._preparations.values()
+        (one,) = router._assigning.preparing._preparations.values()
         (other,) = (worker for name, worker in workers.items() if name != one.combiner.name)
         gates[one.combiner.name].open()
         seen: list[tuple[int, int]] = []
@@ -271,8 +271,8 @@ def test_a_worker_that_is_lost_meanwhile_loses_nothing(model, lost) -> None:
         gates = {name: Gate(worker) for name, worker in workers.items()}
         answer = ask(router, asked)
         until(lambda: all(gate.reached.is_set() for gate in gates.values()))
-        (one,) = router._preparing._preparations.values()
-        builders = {order.link.name for order in tuple(router._preparing._orders.values())}
+        (one,) = router._assigning.preparing._preparations.values()
+        builders = {order.link.name for order in tuple(router._assigning.preparing._orders.values())}
         assert len(builders) == 3
         name = one.combiner.name if lost == "combines" else min(builders - {one.combiner.name})
         kill(router, name, workers[name])
@@ -280,7 +280,7 @@ def test_a_worker_that_is_lost_meanwhile_loses_nothing(model, lost) -> None:
             gate.open()
         answer.wait()
         assert router.counts["moved"] == router.counts["resumed"] == 0, "it was with no worker yet"
-        assert not router._preparing._orders
+        assert not router._assigning.preparing._orders
     assert answer.error is None
     assert answer.comparable == plain.comparable
 
@@ -324,8 +324,8 @@ def test_a_request_does_not_wait_for_ever(model, monkeypatch) -> None:
     with workers_of(model, "a", "b") as (router, workers):
         gates = {name: Gate(worker) for name, worker in workers.items()}
         answer = ask(router, asked)
-        until(lambda: router._preparing._preparations)
-        (one,) = router._preparing._preparations.values()
+        until(lambda: router._assigning.preparing._preparations)
+        (one,) = router._assigning.preparing._preparations.values()
         gates[one.combiner.name].open()
         answer.wait()
         assert router.counts["segments_late"] == 1
@@ -341,7 +341,7 @@ def test_a_cancelled_request_leaves_nothing(model) -> None:
         number = router.submit(composed("cancelled", lengths=(1100, 1100, 1100, 1100)), received.on_event)
         until(lambda: all(gate.reached.is_set() for gate in gates))
         router.cancel(number)
-        until(lambda: not (router._preparing._preparations or router._preparing._orders))
+        until(lambda: not (router._assigning.preparing._preparations or router._assigning.preparing._orders))
         until(lambda: not any(worker.worker.open_requests for worker in workers.values()))
         assert all(link.outstanding.number == 0 for link in router._links.values())
         for gate in gates:

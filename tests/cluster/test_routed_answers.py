@@ -271,7 +271,7 @@ def settle(router) -> None:
 
 def test_no_other_fingerprint_goes_on_with_an_answer(model) -> None:
     with cluster(model, a="one", b="another") as (router, workers):
-        router._unassigned.patience = 0.5
+        router._assigning.patience = 0.5
         received = lost_after(5, router, workers, generation("greedy"))
     assert "no worker with the same fingerprint" in str(received.error)
 
@@ -280,7 +280,7 @@ def test_no_other_fingerprint_goes_on_with_an_answer(model) -> None:
 def test_an_answer_after_a_pull_has_the_same_bits(model, kind: str) -> None:
     prompt = words(700, "pulled")
     with cluster(model, a="one", b="one", c="another") as (router, workers):
-        router._selection.choice = RoundRobin()
+        router._assigning.selection.choice = RoundRobin()
         answers = []
         for _ in workers:
             answers.append(ask(router, generation(kind, prompt)).wait())
@@ -303,7 +303,7 @@ def test_an_answer_after_a_pull_has_the_same_bits(model, kind: str) -> None:
 def test_a_pulled_answer_whose_worker_is_lost_has_the_same_bits(model) -> None:
     asked = generation("drawn", words(700, "pulled"))
     with cluster(model, a="one", b="one") as (router, workers):
-        router._selection.choice = RoundRobin()
+        router._assigning.selection.choice = RoundRobin()
         alone = ask(router, asked).wait()
         for worker in workers.values():
             worker.engine.drain(60)

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.cluster.actions import ACTIONS_SECONDS, MAX_ACTIONS
+from headwater.cluster.assigning import NoWorker
 from headwater.cluster.cost import Candidate, LeastCost, LeastLoaded, Prompt, RoundRobin
 from headwater.cluster.routed import Routed
 from headwater.cluster.router import HEARTBEAT_TIMEOUT_SECONDS
-from headwater.cluster.sockets import Contact
-from headwater.cluster.unassigned import NoWorker
+from headwater.cluster.sockets import ACTIONS_SECONDS, MAX_ACTIONS, Contact
 from headwater.cluster.wire import (
     Batch,
     FailedMessage,
@@ -105,8 +104,8 @@ def test_the_rule_learns_that_a_worker_has_left() -> None:
     a = FakeWorker(FormulaEngine(SLOW))
     with cluster(a=a, b=FakeWorker(FormulaEngine(SLOW))) as router:
         calls = []
-        router._selection.choice.ended = lambda prompt, name: calls.append(("ended", name))
-        router._selection.choice.left = lambda name: calls.append(("left", name))
+        router._assigning.selection.choice.ended = lambda prompt, name: calls.append(("ended", name))
+        router._assigning.selection.choice.left = lambda name: calls.append(("left", name))
         received = submit(router, asking(range(9), 20))
         received.wait_for(1)
         (home,) = (link.name for link in router._links.values() if link.open)
@@ -264,9 +263,9 @@ def test_a_draining_worker_is_idle_once_it_has_said_who_it_is_and_nothing_waits_
         info, router._links["a"].info = router._links["a"].info, None
         assert not router.is_idle("a"), "it was joined again"
         router._links["a"].info, waiting = info, Routed(1, asking([1], 2), lambda event: None, 0.0, b"")
-        router._unassigned.add(waiting, "two")
+        router._assigning.wait(waiting, "two")
         assert router.is_idle("a")
-        router._unassigned.add(waiting, "one")
+        router._assigning.wait(waiting, "one")
         assert not router.is_idle("a"), "that request can go on there alone"
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headwater.cluster import part_server, peer_memory, shared_buffers
-from headwater.cluster.part_server import PartServer
+from headwater.cluster import peer_memory, shared_buffers
+from headwater.cluster import pulling as holder
 from headwater.cluster.peer_channel import Channel
 from headwater.cluster.peer_memory import PeerMemory
+from headwater.cluster.pulling import PartServer
 from headwater.cluster.shared_buffers import BufferPlace, NotShared, SharedBuffer, SharedBuffers, fill
 from headwater.cluster.sockets import PLAIN, Contact
 from headwater.cluster.wire import Peer
@@ -218,14 +219,14 @@ def test_a_holder_that_writes_too_late_changes_no_other_part(monkeypatch) -> Non
             written.set()
 
     with pulling() as (memory, _):
-        monkeypatch.setattr(part_server, "fill", late)
+        monkeypatch.setattr(holder, "fill", late)
         assert pull(memory, 0) is None
         assert begun.is_set()
         (channel,) = memory._channels.values()
         assert not channel.usable
         channel.failed_until = 0.0
         monkeypatch.setattr(peer_memory, "PART_SECONDS", 20.0)
-        monkeypatch.setattr(part_server, "fill", fill)
+        monkeypatch.setattr(holder, "fill", fill)
         buffer = memory._buffers.take(PAGE * PAGES + 200)
         goes_on.set()
         assert written.wait(20)
@@ -236,7 +237,7 @@ def test_a_holder_that_writes_too_late_changes_no_other_part(monkeypatch) -> Non
 
 HOLDING = """
 import os, sys, time
-from headwater.cluster.part_server import PartServer
+from headwater.cluster.pulling import PartServer
 from headwater.cluster.sockets import PLAIN
 from tests.cluster.test_shared_buffers import HOLDER, SameParts
 write = os.pwrite

@@ -88,8 +88,8 @@ def unlike(processor: str | None, threads: int, pooled: bool) -> Iterator[Unlike
     others = {"own": (plain, 1), "other": (processors.environment(processor) if processor else plain, threads)}
     with ExitStack() as stack:
         router = router_of(CONFIG, keys, "least_cost")
-        router._selection.choice, router._links.heartbeat_timeout = choice, PATIENCE
-        router._unassigned.patience = 0.5
+        router._assigning.selection.choice, router._links.heartbeat_timeout = choice, PATIENCE
+        router._assigning.patience = 0.5
         router.start()
         stack.callback(router.stop)
         processes, pipes = {}, {}

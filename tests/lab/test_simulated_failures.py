@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from headwater.cluster import selection
+from headwater.cluster.assigning import MAX_ATTEMPTS
 from headwater.cluster.cost import Candidate, Prompt, Role
-from headwater.cluster.router import HEARTBEAT_TIMEOUT_SECONDS, MAX_ATTEMPTS
+from headwater.cluster.router import HEARTBEAT_TIMEOUT_SECONDS
 from headwater.errors import ConfigError
 from headwater.lab.cluster.pulls import SimulatedPulls
 from headwater.lab.cluster.simulation import FAILURE, Simulation

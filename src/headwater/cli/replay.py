@@ -214,7 +214,7 @@ def _clusters(
         return [None]
     try:
         from headwater.lab.cluster.rivals import make_choice
-        from headwater.lab.cluster.simulation import roles
+        from headwater.lab.cluster.worker import roles
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'headwater[cluster]'") from error
     rules, networks = common.choices(router or ROUTER, str), common.choices(pulls or OFF, Network.read)

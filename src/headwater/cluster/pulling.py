@@ -1,18 +1,179 @@
-"""Pulls of one worker: it reads prefixes in the memory of others of its pool, and sends them its own."""
+"""Pulls of one worker: a thread sends parts of its cached prefixes to others of its pool, and it reads theirs.
+
+Parts are sent over one ROUTER socket. `peer_memory.py` reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
+import zmq
+
 from headwater.cluster.encryption import CurveClient, CurveServer, KeyPair
-from headwater.cluster.part_server import Parts, PartServer
+from headwater.cluster.part_messages import (
+    FAILED,
+    Find,
+    Follow,
+    Found,
+    GetSegment,
+    GetTail,
+    Missing,
+    Progress,
+    Question,
+    Ready,
+    Sent,
+    encode,
+    question,
+)
 from headwater.cluster.peer_memory import PeerMemory
-from headwater.cluster.sockets import Client, Contact, Server
+from headwater.cluster.shared_buffers import BufferPlace, NotShared, fill
+from headwater.cluster.sockets import Client, Contact, Server, Waker, bound
 from headwater.cluster.wire import Peer
 from headwater.config import ServeConfig
 from headwater.tiers.fingerprint import Fingerprint
+from headwater.tiers.part import Buffer, Prefix
 from headwater.tiers.store import PeerStore
+
+MAX_PREFIXES = 32  # for which tickets are valid
+TICKET_BYTES = 16
+
+log = logging.getLogger("headwater.cluster")
+
+
+class Parts(Protocol):
+    """Parts of an engine's cached prefixes."""
+
+    def find(self, namespace: str, key: bytes, tokens: int) -> Prefix | None:
+        """Return the deepest prefix of a prompt that is cached, with its parts; None if there is none."""
+
+    def follow(self, namespace: str, key: bytes, at: int) -> Prefix | None:
+        """Return the prefix that ends at `at`, which may be computed later; None if it has no parts."""
+
+    def progress(self, prefix: Prefix) -> tuple[int, int]:
+        """Return how many tokens of a prefix have KV, and its length if its state is cached, else 0."""
+
+    def sealed(self, prefix: Prefix, part: int) -> AbstractContextManager[Sequence[Buffer] | None]:
+        """Yield the bytes of a part, as `Sealer.seal` returns them, which stay as they are meanwhile.
+
+        None: it is not there.
+        """
+
+    def sealed_segment(self, key: bytes) -> AbstractContextManager[Sequence[Buffer] | None]:
+        """Yield the bytes of the segment with this encoded key in the same way."""
+
+    def sealed_tail(self, id: bytes, entries: int) -> AbstractContextManager[Sequence[Buffer] | None]:
+        """Yield the bytes of a tail in the same way, with entries of the head of so many bytes beside a page."""
+
+
+class PartServer:
+    """Answers questions for one incarnation of a worker; it has nothing for those that ask another one."""
+
+    def __init__(self, parts: Parts, incarnation: bytes, address: str, server: Server) -> None:
+        """Bind to an address such as tcp://127.0.0.1:*. `server`: security of the socket. Raises zmq.ZMQError."""
+        self._parts, self._incarnation = parts, incarnation
+        self._prefixes: OrderedDict[bytes, Prefix] = OrderedDict()  # by their tickets, the last used last
+        self._socket, self.contact = bound(server, address)
+        self._closing = False
+        self._waker = Waker()
+        self._thread = threading.Thread(target=self._run, name="headwater-parts", daemon=True)
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, and close the socket."""
+        self._closing = True
+        self._waker.wake()
+        self._thread.join()
+
+    # -- on its own thread
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._waker, zmq.POLLIN)
+        try:
+            while not self._closing:
+                poller.poll()
+                self._waker.clear()
+                self._answer()
+        finally:
+            self._socket.close()
+            self._waker.close()
+
+    def _answer(self) -> None:
+        """Answer one question, if there is any."""
+        try:
+            peer, payload = self._socket.recv_multipart(zmq.NOBLOCK)
+        except (zmq.ZMQError, ValueError) as error:
+            if not isinstance(error, zmq.Again):
+                log.warning("a question of another worker cannot be read: %s", error)
+            return
+        try:
+            frames = self._frames(question(payload))
+        except Exception as error:  # the worker that asked computes, and others are answered
+            log.warning("a question of another worker is not answered: %r", error)
+            frames = [FAILED]
+        with suppress(zmq.ZMQError):  # it has left
+            self._socket.send_multipart((peer, *frames), copy=False)
+
+    def _frames(self, asked: Question) -> list[bytes]:
+        """Return an answer; pages may be evicted then."""
+        is_own = asked.incarnation == self._incarnation
+        if isinstance(asked, Find):
+            return [self._found(self._parts.find(asked.namespace, asked.key, asked.tokens) if is_own else None)]
+        if isinstance(asked, Follow):
+            return [self._found(self._parts.follow(asked.namespace, asked.key, asked.at) if is_own else None)]
+        if isinstance(asked, GetSegment | GetTail):
+            if not is_own:
+                return [encode(Missing())]
+            with self._sealed(asked) as pieces:
+                return _part(pieces, asked.into)
+        prefix = self._prefixes.get(asked.ticket)
+        if prefix is None:
+            return [encode(Missing(is_forgotten=is_own))]
+        self._prefixes.move_to_end(asked.ticket)
+        if isinstance(asked, Ready):
+            return [encode(Progress(*self._parts.progress(prefix)))]
+        with self._parts.sealed(prefix, asked.part) as pieces:
+            return _part(pieces, asked.into)
+
+    def _sealed(self, asked: GetSegment | GetTail) -> AbstractContextManager[Sequence[Buffer] | None]:
+        if isinstance(asked, GetSegment):
+            return self._parts.sealed_segment(asked.key)
+        return self._parts.sealed_tail(asked.id, asked.entries)
+
+    def _found(self, prefix: Prefix | None) -> bytes:
+        """Return the answer with a prefix and a ticket for it; with none, if there is none."""
+        if prefix is None:
+            return encode(Found(0, []))
+        ticket = secrets.token_bytes(TICKET_BYTES)
+        self._prefixes[ticket] = prefix
+        if len(self._prefixes) > MAX_PREFIXES:
+            self._prefixes.popitem(last=False)
+        return encode(Found(prefix.at, prefix.names, ticket))
+
+
+def _part(pieces: Sequence[Buffer] | None, into: BufferPlace | None) -> list[bytes]:
+    """Return the answer with a part, whose payload goes to the buffer that was named, if that can be written."""
+    if pieces is None:
+        return [encode(Missing())]
+    header, _, *payload, seal = pieces
+    shared, why_not = None, ""
+    if into is not None:
+        try:
+            shared = fill(into, payload)
+        except NotShared as error:
+            why_not = str(error)
+    sent = encode(Sent(bytes(header), bytes(seal), shared, why_not))
+    return [sent] if shared is not None else [sent, *map(bytes, payload)]
 
 
 class PullingEngine(Protocol):

@@ -24,20 +24,16 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headwater.cache.view import CacheView
-from headwater.cluster.actions import Actions
+from headwater.cluster.assigning import MAX_WAIT_SECONDS, Assigning, NoWorker
 from headwater.cluster.cost import Choice, LeastCost
 from headwater.cluster.disaggregation import Prefilled
 from headwater.cluster.link import Link
 from headwater.cluster.links import Links
-from headwater.cluster.preparing import Preparing
 from headwater.cluster.routed import Routed
-from headwater.cluster.selection import Selection
-from headwater.cluster.sockets import PLAIN, Client, Contact
-from headwater.cluster.unassigned import MAX_WAIT_SECONDS, NoWorker, Unassigned
+from headwater.cluster.sockets import PLAIN, Actions, Client, Contact
 from headwater.cluster.wire import (
     Cancel,
     FinishedMessage,
-    FollowMessage,
     OfRequests,
     PreparedMessage,
     PromptMessage,
@@ -53,7 +49,6 @@ from headwater.spec import ModelSpec
 
 PING_SECONDS = 0.2  # seconds between heartbeats
 HEARTBEAT_TIMEOUT_SECONDS = 0.8  # seconds of a worker's silence
-MAX_ATTEMPTS = 4  # workers that a request is given to, one after the other
 
 log = logging.getLogger("headwater.cluster")
 
@@ -90,13 +85,12 @@ class Router:
         self.special_tokens, self.generation_defaults, self.spec = model.special_tokens, model.generation, model.spec
         self.counts: Counter[str] = Counter()  # requests by what became of them
         self._actions = Actions()
-        self._key = key
         self._links = Links(uuid.uuid4().bytes, client, heartbeat_timeout, self._actions.waker)
         self._requests: dict[int, Routed] = {}  # open ones
-        self._unassigned = Unassigned(patience)  # of them, those that no worker takes now
         self._ids = count(1)
-        self._preparing = Preparing(self._ids, lambda request: self._assign(request, None), self.counts)
-        self._selection = Selection(key, choice or LeastCost(), model.spec, self._preparing, self.counts)
+        given = choice or LeastCost(), self._ids, self.counts, self._refuse
+        self._assigning = Assigning(key, model.spec, self._links, *given)
+        self._assigning.patience = patience
         self._refusing = self._stopping = False
         self._thread = threading.Thread(target=self._run, name="headwater-router", daemon=True)
         self.lost: Callable[[str], None] = lambda name: None  # called with each worker that is lost
@@ -140,7 +134,7 @@ class Router:
         link = self._links.get(name)
         if link is None or link.info is None or not link.draining:
             return False
-        return not link.open and not self._unassigned.need(link.info.fingerprint)
+        return not link.open and not self._assigning.is_needed(link.info.fingerprint)
 
     def serves(self, name: str) -> bool:
         """Return whether a worker gets requests."""
@@ -224,8 +218,8 @@ class Router:
                     now = time.monotonic()
                     due = now + PING_SECONDS
                     self._ping(now)
-                if self._unassigned:
-                    self._assign_waiting()
+                if self._assigning.has_waiting:
+                    self._assigning.assign_waiting()
         except Exception:
             log.exception("the router failed")
             self._refusing = True
@@ -247,108 +241,42 @@ class Router:
         for link, silence in self._links.ping(now):
             self._remove(link.name, f"said nothing for {silence:.1f} s")
         self._links.tell_members()
-        self._preparing.take_late(now)
+        self._assigning.preparing.take_late(now)
 
     def _remove(self, name: str, why: str) -> None:
         """Take a worker out, and give its requests to others."""
         link = self._links.remove(name)
         if link is None:
             return
-        open_requests, link.open = link.open, {}
-        self._preparing.lost(link)
-        level = logging.INFO if link.draining and not open_requests else logging.WARNING
-        log.log(level, "worker %s %s; %d requests go on elsewhere", name, why, len(open_requests))
+        level = logging.INFO if link.draining and not link.open else logging.WARNING
+        log.log(level, "worker %s %s; %d requests continue on others", name, why, len(link.open))
         self.lost(name)
-        self._move(link, open_requests)
-        self._selection.choice.left(name)
+        self._assigning.move(link)
+        self._assigning.selection.choice.left(name)
 
     def _reassign_all(self, link: Link) -> None:
-        """Give the requests of a worker, which has cancelled them since it had not heard of this router, once more."""
-        open_requests, link.open = link.open, {}
-        self._preparing.lost(link)
-        if open_requests:
-            log.warning("worker %s had forgotten this router; %d requests go on", link.name, len(open_requests))
-        for request in open_requests.values():  # one may have come after it had forgotten
+        """Assign the requests of a worker again: it has cancelled them, since it had not heard from this router."""
+        if link.open:
+            log.warning("worker %s had forgotten this router; %d requests continue", link.name, len(link.open))
+        for request in link.open.values():  # one may have come after the worker had forgotten
             link.send(Cancel(request.id, request.attempt))
-        self._move(link, open_requests)
-
-    def _move(self, link: Link, requests: dict[int, Routed]) -> None:
-        for request in requests.values():
-            self._selection.forget(request)
-        for request in requests.values():
-            self.counts["resumed" if request.sent else "moved"] += 1
-            self._assign(request, link.info.fingerprint if link.info else None)
+        self._assigning.move(link)
 
     # -- requests
 
     def _begin(self, request: Routed) -> None:
         self._requests[request.id] = request
         self.counts["routed"] += 1
-        self._assign(request, None)
-
-    def _assign(self, request: Routed, fingerprint: str | None) -> None:
-        """Give a request to a worker: one of this fingerprint, if any of its answer was computed."""
-        needed = fingerprint if request.sent or request.scored else None
-        links = self._links.taking(needed)
-        request.link = None
-        lost = request.attempt - (request.prefilled is not None)
-        if lost >= MAX_ATTEMPTS:
-            error = NoWorker(f"{lost} workers were lost with the request, {MAX_ATTEMPTS} is the limit")
-            self._end(request, FailedEvent(error))
-            return
-        if not links:
-            self._unassigned.add(request, needed)
-            return
-        selected = self._selection.select(request, request.prompt(self._key, links[0].unit_bytes, self.spec), links)
-        if selected is None:  # its segments are prepared first
-            return
-        link, request.outstanding = selected.link, selected.outstanding
-        link.outstanding.add(selected.outstanding)
-        request.peers = tuple(one.incarnation or b"" for one in selected.holders)
-        request.loads = selected.is_loaded
-        self._unfollow(request, link if request.prefilled is not None else None)
-        self._send(request, link, selected.predicted)
-        decoder, peer, namespace = selected.decoder, link.as_peer, request.generation.namespace
-        if decoder is not None and peer is not None:
-            request.follower = decoder
-            decoder.send(FollowMessage(request.id, request.attempt, namespace, request.key, peer.incarnation))
-
-    def _unfollow(self, request: Routed, goes_to: Link | None = None) -> None:
-        """Let the worker that reads a request's prefix from another one give that up, unless it has the request now."""
-        follower, request.follower = request.follower, None
-        link = None if follower is None else self._links.get(follower.name)
-        if link is not None and link is follower and link is not goes_to:
-            link.send(Cancel(request.id, request.attempt))
-
-    def _send(self, request: Routed, link: Link, reusable: int) -> None:
-        request.attempt += 1
-        request.link, request.predicted, request.unassigned_since = link, reusable, None
-        request.again = request.sent[-1] if request.sent else None
-        link.open[request.id] = request
-        self.counts["told_of_peers"] += bool(request.peers)
-        self.counts["expected_loads"] += request.loads
-        link.send(request.submission(time.monotonic()))
-
-    def _assign_waiting(self) -> None:
-        """Try again to give requests to workers; those that have waited too long fail."""
-        for request, error in self._unassigned.take():
-            if request.id not in self._requests:
-                continue
-            if error is None:
-                self._assign(request, request.fingerprint)
-            else:
-                self._end(request, FailedEvent(error))
+        self._assigning.assign(request, None)
 
     def _cancel(self, request_id: int) -> None:
         request = self._requests.pop(request_id, None)
         if request is None:
             return
         self.counts["cancelled"] += 1
-        self._unfollow(request)
-        self._preparing.cancel(request)
-        self._selection.forget(request)
+        self._assigning.forget(request)
+        self._assigning.preparing.cancel(request)
         if request.link is not None:
-            request.link.open.pop(request_id, None)
             request.link.send(Cancel(request_id, request.attempt))
 
     def _take(self, link: Link, message: OfRequests) -> None:
@@ -358,7 +286,7 @@ class Router:
             self._reassign_all(link)
             return
         if isinstance(message, PreparedMessage):
-            self._preparing.prepared(message)
+            self._assigning.preparing.prepared(message)
             return
         request = link.open.get(message.request)
         if request is None or request.attempt != message.attempt:
@@ -379,7 +307,7 @@ class Router:
 
     def _said(self, request: Routed, message: TokenMessage) -> None:
         event, again = message.event, request.again
-        self._selection.begun(request)
+        self._assigning.selection.begun(request)
         if again is None:
             request.sent.append(event)
             self._deliver(request, event)
@@ -404,7 +332,7 @@ class Router:
                 return
             event = replace(event, account=replace(account, prefilled_by=link.name))
         elif request.prefilled is not None:
-            self._keep_answer(request, link, event)
+            self._assigning.keep_answer(request, link, event)
             event = request.prefilled.whole(event)
         self.counts["answered"] += 1
         account = request.account_of(event.account)
@@ -414,29 +342,19 @@ class Router:
         """Let another worker go on after the first token; it pulls the prefix from the one that prefilled."""
         assert link.info is not None
         link.open.pop(request.id)
-        self._selection.forget(request)
+        self._assigning.selection.forget(request)
         request.prefilled = Prefilled(link.name, event.account, event.queued_seconds)
         if request.tail is not None:
             request.tail = replace(request.tail, peer=link.incarnation or b"")
         self.counts["handed_over"] += 1
-        self._assign(request, link.info.fingerprint)
+        self._assigning.assign(request, link.info.fingerprint)
 
-    def _keep_answer(self, request: Routed, link: Link, event: FinishedEvent) -> None:
-        """Let a handed-over answer be prefilled where that costs least: where it was decoded it is not cached."""
-        kept = request.kept(request.prompt(self._key, link.unit_bytes, self.spec), event)
-        if kept is None or link.info is None:
-            return
-        answer, order = kept
-        keeper = self._selection.keeper(request, answer, link.name, self._links.taking(link.info.fingerprint))
-        if keeper is not None:
-            keeper.send(order)
+    def _refuse(self, request: Routed, error: NoWorker) -> None:
+        self._end(request, FailedEvent(error))
 
     def _end(self, request: Routed, event: Event) -> None:
         self._requests.pop(request.id, None)
-        self._unfollow(request)
-        self._selection.forget(request)
-        if request.link is not None:
-            request.link.open.pop(request.id, None)
+        self._assigning.forget(request)
         self._deliver(request, event)
 
     def _deliver(self, request: Routed, event: Event) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket as sockets
+import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from headwater.cluster.stream import KEPT_MESSAGES
 
 LIVE_QUEUE = 10_000  # messages that wait for one subscriber; further ones are dropped for it
 ANSWERS_QUEUE = KEPT_MESSAGES + 1_000  # messages that wait for one reader of a replay or a snapshot
+MAX_ACTIONS = 64  # between two looks at workers and heartbeats, which a burst of requests must not delay
+ACTIONS_SECONDS = 0.05  # likewise
 
 LOCAL = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:", "ipc://")
 
@@ -149,6 +153,30 @@ class Waker:
         """Close both ends."""
         self._reading.close()
         self._writing.close()
+
+
+class Actions:
+    """Queue of actions for a router's thread, and its waker."""
+
+    def __init__(self) -> None:
+        self.waker = Waker()
+        self._queue: deque[Callable[[], None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, action: Callable[[], None]) -> None:
+        """Queue an action. For any thread."""
+        self._queue.append(action)
+        self.waker.wake()
+
+    def run(self) -> None:
+        """Run at most `MAX_ACTIONS`, and none that would begin more than `ACTIONS_SECONDS` after the first one."""
+        until = time.monotonic() + ACTIONS_SECONDS
+        for _ in range(min(len(self._queue), MAX_ACTIONS)):
+            self._queue.popleft()()
+            if time.monotonic() > until:
+                break
 
 
 class Sockets:

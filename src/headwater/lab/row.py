@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from headwater.lab.setup import Cluster
 from headwater.lab.tally import Held, Outcome
 from headwater.percentile import percentile
 from headwater.setting import OFF
@@ -76,23 +77,44 @@ class Routing:
     lost_waiting: int  # less was cached when the prefill began than at the time of arrival
     gained_waiting: int
     expected_loads: int = 0  # requests whose worker was expected to load a part from its store
-    loaded: int = 0  # requests that did, expected or not
-    missed_loads: int = 0  # of those that were expected, the ones that did not
-    network: str = OFF  # over which prefixes are pulled, as it was asked for
+    loaded: int = 0  # requests whose worker did, expected or not
+    missed_loads: int = 0  # expected loads that did not happen
+    network: str = OFF  # over which prefixes are pulled, as given
     pulled: int = 0  # prefixes
-    followed: int = 0  # prefixes that were read while they were prefilled apart
+    followed: int = 0  # prefixes that were read while another worker prefilled them
     pulls_failed: int = 0  # since the prefix was evicted before it was sent
-    prefill: int = 0  # of the workers, those that only prefill; `workers` counts requests where they were prefilled
+    prefill: int = 0  # workers that only prefill; `workers` counts requests where they were prefilled
     handed_over: int = 0
-    answers_apart: int = 0  # of them, those whose answers are prefilled where their prompts were
+    answers_apart: int = 0  # handed-over answers that are prefilled where their prompts were
     combined: int = 0  # requests whose segments workers prepared for another one
-    segments_apart: int = 0  # of their cold segments, those that other workers than the combining one computed
-    failures: str = OFF  # how often workers fail, as it was asked for
+    segments_apart: int = 0  # their cold segments that another worker than the combining one computed
+    failures: str = OFF  # rate of workers' failures, as given
     failed: int = 0  # workers
-    replaced: int = 0  # of these, those in whose place another one serves, which is in `workers`, too
-    given_up: int = 0  # requests that got an error, since as many of their workers failed as are tried
-    resumed: int = 0  # answers that went on elsewhere after a failure
-    moved: int = 0  # requests without a first token, which went elsewhere after a failure
+    replaced: int = 0  # failed workers that another one replaced, which is in `workers`, too
+    given_up: int = 0  # requests that got an error after the most attempts
+    resumed: int = 0  # answers that continued on another worker after a failure
+    moved: int = 0  # requests without a first token that moved to another worker after a failure
+
+    @classmethod
+    def of(cls, cluster: Cluster, counts: Mapping[str, int], workers: Sequence[Share], **pulls: int) -> Routing:
+        """Return the outcome from counts by name. `pulls`: counts of prefixes that workers read from each other."""
+        return cls(
+            router=cluster.router,
+            event_delay=cluster.event_delay,
+            network=OFF if cluster.network is None else str(cluster.network),
+            prefill=cluster.prefill,
+            failures=OFF if cluster.failures is None else str(cluster.failures),
+            replaced=len(workers) - cluster.workers,
+            workers=tuple(workers),
+            **{name: counts[name] for name in COUNTED},
+            **pulls,
+        )
+
+
+COUNTED = (
+    *("as_predicted", "more", "less", "lost_waiting", "gained_waiting", "expected_loads", "loaded", "missed_loads"),
+    *("handed_over", "answers_apart", "combined", "segments_apart", "failed", "given_up", "resumed", "moved"),
+)
 
 
 @dataclass(frozen=True, slots=True)

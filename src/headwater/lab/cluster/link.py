@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from headwater.cache.segments.compose import composed_key
 from headwater.cache.segments.store import SegmentKey
 from headwater.cluster.cost import Candidate, OpenRequests, Prompt
+from headwater.cluster.digests import Digests
 from headwater.cluster.routed import Routed
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage
 from headwater.lab.cluster.pulls import SimulatedPulls
 from headwater.lab.cluster.worker import SimulatedWorker
 from headwater.lab.serving import Lost
-from headwater.traces.request import Request
+from headwater.lab.setup import Setup, as_reused
+from headwater.request import Generation, SamplingParams, Span
+from headwater.schedule.sequence import tokens_of
+from headwater.traces.request import Request, Trace
 
 
 @dataclass(eq=False)
@@ -36,6 +41,40 @@ class Visit:
         if self.routed.prefills:
             return replace(one, output_tokens=1, known_tokens=one.prompt_tokens, ended=False)
         return one if self.routed.prefilled is None else replace(one, known_tokens=one.prompt_tokens)
+
+    def unfollow(self) -> None:
+        """Cancel the read of its prefix from the worker that prefills it."""
+        follower, self.routed.follower = self.routed.follower, None
+        if self.followed is not None and isinstance(follower, SimulatedLink) and follower.pulls is not None:
+            follower.pulls.unfollow(self.followed)
+        self.followed = None
+
+
+def visit_of(
+    request: Request, trace: Trace, setup: Setup, digests: Digests, number: int, now: float, has_turns: bool
+) -> Visit:
+    """Return a request of the trace as a router knows it, which arrives `now`.
+
+    `number`: the router's. `has_turns`: whether its session has other requests.
+    """
+    reused = as_reused(request, setup.reuse)
+    key = trace.key(reused, reused.prompt_tokens)
+    blocks = digests.prefix(reused.namespace, key)
+    session = request.session if has_turns else ""
+    segments, composed = request.segments if setup.composes else (), None
+    ids = trace.ids(request, Span(0, request.prompt_tokens)) if segments else b""
+    if segments:
+        composed = composed_key(ids, segments, request.fidelity, setup.profile.state.conv_taps)
+    of_composed = [] if composed is None else digests.prefix(reused.namespace, composed)
+    unit_tokens = digests.unit_bytes // trace.element_bytes * trace.block_tokens
+    prompt = Prompt(request.prompt_tokens, blocks, unit_tokens, session, of_composed)
+    params = SamplingParams(max_tokens=request.output_tokens)
+    generation = Generation(tokens_of(ids), params, request.namespace, segments=segments, fidelity=request.fidelity)
+    return Visit(request, key, composed, prompt, Routed(number, generation, ignore, now, ids))
+
+
+def ignore(event: object) -> None:
+    """Ignore an event: the simulation answers itself."""
 
 
 @dataclass(eq=False)

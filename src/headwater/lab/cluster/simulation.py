@@ -18,28 +18,25 @@ from functools import partial
 from itertools import count
 
 from headwater.account import CacheAccount, Reason
-from headwater.cache.segments.compose import composed_key
-from headwater.cluster.cost import Prompt, Role
+from headwater.cluster.assigning import MAX_ATTEMPTS
+from headwater.cluster.cost import Role
 from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import Prefilled, kept
 from headwater.cluster.preparing import Preparing
-from headwater.cluster.routed import Routed, in_memory
-from headwater.cluster.router import HEARTBEAT_TIMEOUT_SECONDS, MAX_ATTEMPTS
+from headwater.cluster.routed import in_memory
+from headwater.cluster.router import HEARTBEAT_TIMEOUT_SECONDS
 from headwater.cluster.selection import Selection
 from headwater.errors import ConfigError
 from headwater.events import TokenEvent
-from headwater.lab.cluster.link import SimulatedLink, Visit
+from headwater.lab.cluster.link import SimulatedLink, Visit, visit_of
 from headwater.lab.cluster.pulls import SimulatedPulls
 from headwater.lab.cluster.rivals import make_choice
-from headwater.lab.cluster.worker import Inbox, Sent, SimulatedWorker
+from headwater.lab.cluster.worker import Inbox, Sent, SimulatedWorker, roles
 from headwater.lab.replay import result_of, timed
 from headwater.lab.row import Result, Routing
 from headwater.lab.serving import Engine, Lost
 from headwater.lab.setup import Cluster, Setup, as_reused
 from headwater.lab.tally import WORKERS_LOST, Ideal, SegmentWork, Tally
-from headwater.request import Generation, SamplingParams, Span
-from headwater.schedule.sequence import tokens_of
-from headwater.setting import OFF
 from headwater.traces.arrivals import Arrivals
 from headwater.traces.request import Request, Trace
 
@@ -63,30 +60,13 @@ def simulate(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | No
     return replace(result, row=replace(result.row, cluster=simulation.routing))
 
 
-def nobody(event: object) -> None:
-    """Ignore an event: answers are the simulation's."""
-
-
-def roles(cluster: Cluster) -> list[Role]:
-    """Return the roles of a cluster's workers. Raises ConfigError if none can prefill for another."""
-    if not cluster.prefill:
-        return [Role.BOTH] * cluster.workers
-    if cluster.prefill >= cluster.workers or cluster.network is None:
-        shown = "off" if cluster.network is None else str(cluster.network)
-        raise ConfigError(
-            f"prefill is {cluster.prefill} of {cluster.workers} workers with pulls {shown}: "
-            "others must decode, and pull from them"
-        )
-    return [Role.PREFILL] * cluster.prefill + [Role.DECODE] * (cluster.workers - cluster.prefill)
-
-
 class Simulation:
     """One run; `run` returns when the last request is answered."""
 
     def __init__(self, trace: Trace, setup: Setup, cluster: Cluster, arrivals: Arrivals, engine: Engine) -> None:
         self._trace, self._setup, self._cluster, self._arrivals = trace, setup, cluster, arrivals
         layout = setup.layout(trace)
-        self._digests, self._block_tokens = Digests(KEY, layout.unit_bytes), layout.unit_tokens
+        self._digests = Digests(KEY, layout.unit_bytes)
         self._turns = Counter(request.session for request in trace.requests)
         self._counts: Counter[str] = Counter()
         self._lost: dict[int, dict[int, Lost]] = {}  # requests of workers that have failed, until the router knows it
@@ -182,7 +162,7 @@ class Simulation:
         self._preparing.lost(link)
         for visit in self._open.values():
             if visit.routed.follower is link:
-                self._forget_follower(visit)
+                visit.unfollow()
         moved = [(request, self._open.pop(request)) for request in link.worker.open]
         for _, visit in moved:
             if not visit.routed.prefills:
@@ -190,7 +170,7 @@ class Simulation:
         self._selection.choice.left(link.name)
         for request, visit in moved:
             visit.lost, visit.failures = lost.get(request, visit.lost), visit.failures + 1
-            self._forget_follower(visit)
+            visit.unfollow()
             if visit.failures >= MAX_ATTEMPTS:
                 self._give_up(visit)
                 continue
@@ -204,13 +184,6 @@ class Simulation:
             ideal = 0 if visit.lost is None else visit.lost.ideal
             self._total.add(visit.request, None, ideal, visit.routed.began, error=WORKERS_LOST)
         self._arrivals.answered(visit.request, self._now)
-
-    def _forget_follower(self, visit: Visit) -> None:
-        """Let the worker that reads a request's prefix from another one give that up."""
-        follower, visit.routed.follower = visit.routed.follower, None
-        if visit.followed is not None and isinstance(follower, SimulatedLink) and follower.pulls is not None:
-            follower.pulls.unfollow(visit.followed)
-        visit.followed = None
 
     def _replace(self, at: float, n: int) -> None:
         """Let another worker serve in the place of one that has failed."""
@@ -235,19 +208,8 @@ class Simulation:
     def _route(self, request: Request, now: float) -> None:
         """Send a request that comes now to a worker."""
         self._now = now
-        reused = as_reused(request, self._setup.reuse)
-        key = self._trace.key(reused, reused.prompt_tokens)
-        blocks = self._digests.prefix(reused.namespace, key)
-        session = request.session if self._turns[request.session] > 1 else ""
-        segments, composed = request.segments if self._setup.composes else (), None
-        ids = self._trace.ids(request, Span(0, request.prompt_tokens)) if segments else b""
-        if segments:
-            composed = composed_key(ids, segments, request.fidelity, self._setup.profile.state.conv_taps)
-        of_composed = [] if composed is None else self._digests.prefix(reused.namespace, composed)
-        prompt = Prompt(request.prompt_tokens, blocks, self._block_tokens, session, of_composed)
-        params = SamplingParams(max_tokens=request.output_tokens)
-        generation = Generation(tokens_of(ids), params, request.namespace, segments=segments, fidelity=request.fidelity)
-        self._place(Visit(request, key, composed, prompt, Routed(next(self._ids), generation, nobody, now, ids)))
+        has_turns = self._turns[request.session] > 1
+        self._place(visit_of(request, self._trace, self._setup, self._digests, next(self._ids), now, has_turns))
 
     def _place(self, visit: Visit) -> None:
         """Send a request to a worker: a new one, one that was prefilled, or one whose segments are prepared."""
@@ -418,26 +380,12 @@ class Simulation:
     @property
     def routing(self) -> Routing:
         """Requests by worker, and by what became of predictions."""
-        predictions = "as_predicted", "more", "less", "lost_waiting", "gained_waiting"
-        names = *predictions, "expected_loads", "loaded", "missed_loads"
-        return Routing(
-            router=self._cluster.router,
-            event_delay=self._cluster.event_delay,
-            network=OFF if self._cluster.network is None else str(self._cluster.network),
-            pulled=sum(one.pulled for one in self.pulls),
-            followed=sum(one.followed for one in self.pulls),
-            pulls_failed=sum(one.failed for one in self.pulls),
-            prefill=self._cluster.prefill,
-            handed_over=self._counts["handed_over"],
-            answers_apart=self._counts["answers_apart"],
-            combined=self._counts["combined"],
-            segments_apart=self._counts["segments_apart"],
-            failures=OFF if self._cluster.failures is None else str(self._cluster.failures),
-            failed=self._counts["failed"],
-            replaced=len(self.workers) - self._cluster.workers,
-            given_up=self._counts["given_up"],
-            resumed=self._counts["resumed"],
-            moved=self._counts["moved"],
-            workers=tuple(worker.share for worker in self.workers),
-            **{name: self._counts[name] for name in names},
+        shares, pulls = [worker.share for worker in self.workers], self.pulls
+        return Routing.of(
+            self._cluster,
+            self._counts,
+            shares,
+            pulled=sum(one.pulled for one in pulls),
+            followed=sum(one.followed for one in pulls),
+            pulls_failed=sum(one.failed for one in pulls),
         )

@@ -15,9 +15,10 @@ from headwater.cluster.picture import Picture
 from headwater.cluster.store_ledger import StoreLedger
 from headwater.cluster.stream import EventStream
 from headwater.engine.meter import PROBED, Meter
+from headwater.errors import ConfigError
 from headwater.lab.row import Share
 from headwater.lab.serving import Engine, Lost, OneStep, Serving
-from headwater.lab.setup import Setup, as_reused
+from headwater.lab.setup import Cluster, Setup, as_reused
 from headwater.lab.tally import Ideal, Outcome, Tally
 from headwater.lab.tiers import LabStore
 from headwater.schedule.replayed import ReplayedAnswer
@@ -55,6 +56,19 @@ class Inbox:
 
     def take(self) -> Request:
         return self._sent.popleft()[1]
+
+
+def roles(cluster: Cluster) -> list[Role]:
+    """Return the roles of a cluster's workers. Raises ConfigError if none can prefill for another."""
+    if not cluster.prefill:
+        return [Role.BOTH] * cluster.workers
+    if cluster.prefill >= cluster.workers or cluster.network is None:
+        shown = "off" if cluster.network is None else str(cluster.network)
+        raise ConfigError(
+            f"prefill is {cluster.prefill} of {cluster.workers} workers with pulls {shown}: "
+            "others must decode, and pull from them"
+        )
+    return [Role.PREFILL] * cluster.prefill + [Role.DECODE] * (cluster.workers - cluster.prefill)
 
 
 class SimulatedWorker:
