@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from headwater.cluster import peer_memory, shared_buffers
-from headwater.cluster import pulling as holder
+from headwater.cluster import pulling as pulling_module
 from headwater.cluster.peer_channel import Channel
 from headwater.cluster.peer_memory import PeerMemory
 from headwater.cluster.pulling import PartServer
@@ -219,14 +219,14 @@ def test_a_holder_that_writes_too_late_changes_no_other_part(monkeypatch) -> Non
             written.set()
 
     with pulling() as (memory, _):
-        monkeypatch.setattr(holder, "fill", late)
+        monkeypatch.setattr(pulling_module, "fill", late)
         assert pull(memory, 0) is None
         assert begun.is_set()
         (channel,) = memory._channels.values()
         assert not channel.usable
         channel.failed_until = 0.0
         monkeypatch.setattr(peer_memory, "PART_SECONDS", 20.0)
-        monkeypatch.setattr(holder, "fill", fill)
+        monkeypatch.setattr(pulling_module, "fill", fill)
         buffer = memory._buffers.take(PAGE * PAGES + 200)
         goes_on.set()
         assert written.wait(20)
