@@ -166,7 +166,7 @@ def test_one_process_at_a_time_has_hosts() -> None:
 
 
 @pytest.mark.parametrize("seconds", [5, 30])
-def test_requests_go_on_when_ray_s_head_is_started_again_from_redis(tmp_path: Path, seconds: float) -> None:
+def test_requests_continue_after_rays_head_restarts_from_redis(tmp_path: Path, seconds: float) -> None:
     """It was away for so many seconds. After that commands arrive, and a worker that is killed is replaced."""
     with hosts(tmp_path, with_redis=True) as cluster:
         running = cluster.running
@@ -189,7 +189,7 @@ def test_requests_go_on_when_ray_s_head_is_started_again_from_redis(tmp_path: Pa
         assert running.process.wait(PATIENCE) == 0
 
 
-def test_without_redis_requests_end_and_new_ones_are_refused_before_the_cluster_ends(tmp_path: Path) -> None:
+def test_loss_of_redis_ends_requests_and_refuses_new_ones(tmp_path: Path) -> None:
     """Answers go on, then connections and requests are refused, and the process ends with an error that says why."""
     with hosts(tmp_path, with_redis=False) as cluster, asking(cluster.running) as clients:
         running = cluster.running

@@ -192,7 +192,7 @@ def started_with(process: int, what: str) -> set[str]:
     return set(Path(f"/proc/{process}/{what}").read_text(errors="replace").split("\0"))
 
 
-def test_an_answer_goes_on_when_its_worker_is_killed(running: Running) -> None:
+def test_answer_continues_after_its_worker_is_killed(running: Running) -> None:
     """Killed after the first token and later, and another worker is started each time."""
     tokens = 800
     whole = running.story(tokens)
@@ -214,7 +214,7 @@ def test_an_answer_goes_on_when_its_worker_is_killed(running: Running) -> None:
     assert "failed" not in counts
 
 
-def test_under_requests_workers_are_drained_added_and_taken_away(running: Running) -> None:
+def test_workers_are_drained_added_and_removed_under_requests(running: Running) -> None:
     with ThreadPoolExecutor(4) as clients:
         whole = running.story(150)
         asked = [clients.submit(running.story, 150) for _ in range(12)]
@@ -230,7 +230,7 @@ def test_under_requests_workers_are_drained_added_and_taken_away(running: Runnin
     assert "failed" not in running.counts()
 
 
-def test_status_shows_workers_and_what_became_of_requests(running: Running) -> None:
+def test_status_shows_workers_and_outcomes_of_requests(running: Running) -> None:
     running.story(3)
     until(running.ups)
     name = running.ups()[0]
@@ -327,7 +327,7 @@ def test_three_workers_two_routers_and_ray_take_at_most_four_gigabytes(tmp_path:
 
 
 @pytest.mark.full
-def test_a_router_that_is_killed_breaks_its_own_answers_alone(tmp_path: Path) -> None:
+def test_killed_router_breaks_only_its_own_answers(tmp_path: Path) -> None:
     """Both serve on one port. Its requests are cancelled, and another router is started, which serves."""
     with up(tmp_path, "--routers", "2") as running, ThreadPoolExecutor(2) as clients:
         base = running.url.removesuffix("/v1")
@@ -541,7 +541,7 @@ def chat(url: str, number: int, **more: object) -> tuple[list[str | None], list[
 
 
 @pytest.mark.full
-def test_what_is_prefilled_apart_is_answered_alike(tmp_path: Path) -> None:
+def test_prompts_prefilled_apart_have_equal_answers(tmp_path: Path) -> None:
     """Each chat is asked for beside answers, and again in a cluster whose workers have no roles.
 
     Measured speeds decide whether one is prefilled apart: if it is not, another one is asked for.

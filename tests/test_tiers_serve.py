@@ -147,7 +147,7 @@ def test_selective_storing_flushes_at_sigterm_for_servers_of_this_fingerprint(tm
         assert asked(said)["headwater"]["tier_outcome"] == "other_fingerprint"
 
 
-def test_a_flipped_byte_is_what_verify_finds(tmp_path: Path) -> None:
+def test_verify_finds_a_flipped_byte(tmp_path: Path) -> None:
     place, key = f"disk:{tmp_path / 'tier'}", str(tmp_path / "key")
     with serving("--port", "0", "--tier", place, "--tier-key", key) as (process, said):
         asked(said)

@@ -76,9 +76,7 @@ def test_a_prompt_is_sent_again_with_one_token_more(
     assert killed == [1, 2, 3]
 
 
-def test_the_client_saves_a_slot_before_the_end_and_restores_it_before_the_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_saves_a_slot_at_the_end_and_restores_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server, seen = Server(tmp_path, keeps=False), list[tuple[str, int, int]]()
 
     def slot_file(port: int, action: str) -> float:
@@ -101,7 +99,7 @@ def test_the_first_turn_of_sessions_does_not_count(tmp_path: Path, monkeypatch: 
     assert [len(prompt) for prompt in begin] == [6, 6]
 
 
-def test_the_first_error_is_that_of_the_process_without_what_precedes_it() -> None:
+def test_first_error_is_the_processes_own_without_its_prefix() -> None:
     assert first_error(LOG) == 'ValueError: no store here: "ask, for another"'
     assert first_error("loading\nKilled\n") == "Killed"
     assert first_error("") == "no log"

@@ -110,7 +110,7 @@ def router(relay: Relay) -> Iterator[Router]:
     router.stop()
 
 
-def test_the_requests_of_a_router_that_is_killed_are_cancelled_though_it_was_not_silent_yet(worker: FakeWorker) -> None:
+def test_requests_of_a_killed_router_are_cancelled_before_its_timeout(worker: FakeWorker) -> None:
     submit = Submit(1, 1, asking([], 100_000), key_of((1,)))
     messages = (encode(message).hex() for message in (Ping(is_first=True), submit))
     process = subprocess.Popen((sys.executable, "-c", ROUTER, worker.worker.contact.address, *messages))
@@ -121,7 +121,7 @@ def test_the_requests_of_a_router_that_is_killed_are_cancelled_though_it_was_not
     process.wait()
 
 
-def test_an_answer_has_all_of_its_tokens_though_some_were_lost_with_a_connection(
+def test_answer_is_complete_after_tokens_are_lost_with_a_connection(
     router: Router, relay: Relay, worker: FakeWorker
 ) -> None:
     received = Received()
@@ -155,7 +155,7 @@ class Unconnected:
         return lambda socket, address: None
 
 
-def test_without_a_connection_nobody_waits_for_ever() -> None:
+def test_missing_connection_blocks_no_thread() -> None:
     contact, client = Contact("tcp://127.0.0.1:9", b""), Unconnected()
     link, channel = Link("a", contact, b"router", client), Channel(Peer(b"b", contact), client)
     follower = Follower(contact.address, contact.address, "kv-events", connect=client.to(b""))

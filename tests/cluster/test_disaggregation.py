@@ -129,7 +129,7 @@ def test_a_long_prompt_is_prefilled_apart() -> None:
         until(lambda: router._links["p"].outstanding.number == 0)
 
 
-def test_what_cannot_be_handed_over_is_prefilled_where_it_is_decoded() -> None:
+def test_request_that_cannot_be_handed_over_is_prefilled_by_its_decoder() -> None:
     wanting_scores = replace(asking(PROMPT, 5), params=replace(asking(PROMPT, 5).params, prompt_logprobs=1))
     with disaggregated() as (router, p, _):
         for asked in (asking(PROMPT, 1), wanting_scores, asking(PROMPT, 5, segments=(Span(0, 9),))):
@@ -149,7 +149,7 @@ def test_a_prompt_whose_prefill_worker_is_lost_is_begun_again() -> None:
         assert (router.counts["moved"], router.counts["handed_over"]) == (1, 0)
 
 
-def test_an_answer_whose_decode_worker_is_lost_goes_on() -> None:
+def test_answer_continues_after_its_decode_worker_is_lost() -> None:
     with disaggregated(d=decode_worker(), e=decode_worker()) as (router, p, decoding):
         received = submit(router, asking(PROMPT, 60))
         other = lose_the_decoder(router, received, decoding)
@@ -289,7 +289,7 @@ def test_a_hand_over_that_fails_has_the_bits_of_one_server(model) -> None:
     assert [(one.prefilled_by, one.handed_over_tokens) for one in accounts] == [("p", 0)] * 2
 
 
-def test_a_handed_over_answer_whose_worker_is_lost_has_the_bits_of_one_server(model) -> None:
+def test_handed_over_answer_after_a_lost_worker_equals_one_server(model) -> None:
     asked = generation("penalties", words(700, "lost"))
     (plain,) = one_server(model, asked)
     with real(model, p=Role.PREFILL, d=Role.DECODE, e=Role.DECODE) as (router, workers):

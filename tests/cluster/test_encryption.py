@@ -144,7 +144,7 @@ def test_a_stranger_gets_nothing_and_disturbs_nothing(
 
 
 @pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "curve"])
-def test_a_peer_of_an_old_protocol_is_answered_without_curve_alone(is_plain: bool) -> None:
+def test_peer_of_an_old_protocol_is_answered_only_without_curve(is_plain: bool) -> None:
     """ZMTP 1.0 has no mechanisms: an identity comes first, then messages."""
     server, client = (PLAIN, PLAIN) if is_plain else (new_server(), CLIENT)
     message = encode(Submit(1, 0, asking([], 1), key_of([9])))
@@ -267,7 +267,7 @@ class Relay:
 
 
 @pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "curve"])
-def test_on_the_wire_prompt_and_answer_are_seen_without_curve_alone(is_plain: bool) -> None:
+def test_prompt_and_answer_are_readable_on_the_wire_only_without_curve(is_plain: bool) -> None:
     server, client = (PLAIN, PLAIN) if is_plain else (new_server(), CLIENT)
     worker = FakeWorker(FormulaEngine(), server=server)
     host, port = worker.worker.contact.address.removeprefix("tcp://").split(":")
@@ -319,7 +319,7 @@ def test_workers_are_given_no_secret_of_a_socket() -> None:
         assert repr(keys.digests) not in shown
 
 
-def test_without_curve_in_zeromq_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zeromq_without_curve_is_an_error_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq, "has", lambda what: what != "curve")
     with pytest.raises(ConfigError, match=r"encrypted with CURVE, which the installed ZeroMQ .* pip install"):
         RouterKeys.new()

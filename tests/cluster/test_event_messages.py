@@ -64,7 +64,7 @@ def payloads() -> list[bytes]:
     return [message.payload for message in (*sent, *stream.snapshot())]
 
 
-def test_vllms_decoder_takes_what_is_published_and_ignores_what_is_headwaters() -> None:
+def test_vllm_decoder_reads_published_events_and_ignores_added_fields() -> None:
     batch, stored, removed, cleared = vllm(NEW)
     seen = []
     for payload in payloads():
@@ -145,7 +145,7 @@ def test_events_of_unknown_types_are_passed_over(event: Any) -> None:
     [b"", b"\xc1", [1], [0.5, 7], [0.5, [{"type": "BlockStored"}], 0], [0.5, [["BlockRemoved", "x"]], 0], [0.5, [[]]],
      [0.5, [{"type": "BlockRemoved", "block_hashes": ["x"]}]], [0.5, [3]], {"ts": 0.5}],
 )  # fmt: skip
-def test_what_is_no_batch_is_one_error(batch: Any) -> None:
+def test_malformed_batch_is_one_error(batch: Any) -> None:
     with pytest.raises(MessageError, match="no batch of events"):
         decode(batch if isinstance(batch, bytes) else msgspec.msgpack.encode(batch))
 

@@ -140,7 +140,7 @@ def test_pages_are_reserved_before_the_prefill_begins(make) -> None:  # noqa: F8
         b.rig.engine.unfollow(number)
 
 
-def test_a_prefix_for_which_there_are_no_pages_is_not_followed(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+def test_prefix_without_free_pages_is_not_followed(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
     """A prompt that is followed later has its pages."""
     with followed(make) as (a, b, gate, first):
         reserve = b.cache.reserve
@@ -244,7 +244,7 @@ def test_a_follow_without_progress_is_given_up(make, monkeypatch) -> None:  # no
         assert not b.tiers.busy
 
 
-def test_requests_of_one_prompt_share_what_is_read(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+def test_requests_of_one_prompt_share_a_read(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
     """It goes on until the last of them is cancelled."""
     with followed(make) as (a, b, gate, first):
         before = free(b)
@@ -338,7 +338,7 @@ def test_a_prefill_that_cannot_be_followed_ends_no_worker(make, caplog) -> None:
     assert not worker._follows
 
 
-def test_parts_that_may_not_be_computed_yet_are_offered_to_no_other_request(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+def test_unfinished_parts_are_offered_to_no_other_request(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
     """Another request pulls what is there, waits for no more, and what is followed comes all the same."""
     with followed(make) as (a, b, gate, first):
         number = follow(b, a, first)
@@ -379,7 +379,7 @@ def test_a_late_answer_about_progress_costs_no_other_pull(make, monkeypatch) -> 
         assert channel.usable
 
 
-def test_a_holder_that_forgot_what_is_followed_is_told_again(make) -> None:  # noqa: F811
+def test_followed_prefix_is_sent_again_to_a_holder_that_forgot_it(make) -> None:  # noqa: F811
     with followed(make) as (a, b, gate, first):
         number = follow(b, a, first)
         gate.let(2)
@@ -442,7 +442,7 @@ def test_a_state_that_was_not_kept_is_not_waited_for(make, same_bits_as_without_
     assert all(same_bits_as_without_a_cache(make, [first, again]))
 
 
-def test_what_is_cached_already_is_not_read(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+def test_cached_parts_are_not_read(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
     with followed(make) as (a, b, gate, first):
         own = b.rig.ask(first.prompt[:1500])
         number = follow(b, a, first)

@@ -37,7 +37,7 @@ def test_workers_get_no_secrets_or_files_of_the_http_server(in_a_file: bool, tmp
     assert (there.memory, there.threads, there.kv_events) == (10**9, 2, True)
 
 
-def test_a_worker_whose_self_check_says_no_does_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_whose_self_check_fails_does_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
     no, config = "rows of one product", ServeConfig()
     loaded = SimpleNamespace(check=SelfCheck(False, no, "plain"))
     monkeypatch.setattr(Engine, "load", lambda config, share_weights: loaded)

@@ -65,7 +65,7 @@ def test_an_answer_is_prefilled_where_that_costs_less(decoded, prefilled, chosen
 
 
 @pytest.mark.parametrize(("tokens", "end"), [(1023, None), (1024, 1024), (1100, 1088)])
-def test_an_answer_is_kept_up_to_its_last_full_block_that_its_prompt_has_not(tokens, end) -> None:
+def test_answer_is_kept_up_to_its_last_full_block(tokens, end) -> None:
     found = kept(Prompt(1000, range(15)), tokens)
     assert (None if found is None else (found.tokens, list(found.blocks))) == (end and (end, [*range(15)]))
 
@@ -134,7 +134,7 @@ def test_an_answer_whose_decode_worker_is_lost_is_prefilled_once() -> None:
 
 
 @pytest.mark.parametrize("why", ["forbidden", "no further block", "cancelled", "first is last", "not handed over"])
-def test_no_order_is_given_for_an_answer_that_is_not_to_be_cached(why) -> None:
+def test_uncacheable_answer_gets_no_order(why) -> None:
     prompt = range(60) if why == "not handed over" else PROMPT
     asked = asking(prompt, 10 if why == "no further block" else 60, keep_output=why != "forbidden")
     with disaggregated() as (router, p, decoding):
@@ -231,7 +231,7 @@ def test_a_whole_answer_is_cached_where_its_prompt_was(model, kind) -> None:
     [("p", False, 200, True, 0), ("p", False, 15, False, 64), ("d", False, 15, False, 0), ("d", True, 15, False, 0)],
     ids=["prefilled there", "read from there", "decoded there", "the worker that prefilled is lost"],
 )
-def test_a_next_turn_hits_past_the_prompt_with_the_bits_of_one_server(
+def test_next_turn_hits_the_kept_answer_and_equals_one_server(
     model, monkeypatch, home, is_lost, text, apart, loaded
 ) -> None:
     """It hits the answer where that was prefilled, or reads it from there, and only what follows is computed."""

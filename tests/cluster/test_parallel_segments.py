@@ -182,7 +182,7 @@ def test_stored_segments_are_pulled_by_the_worker_that_combines(model) -> None:
     assert answers[1].finished.account.cold_tokens == 0
 
 
-def test_a_turn_goes_to_the_composed_prefix_of_the_one_before(model, monkeypatch) -> None:
+def test_turn_is_routed_to_the_composed_prefix_of_the_previous_turn(model, monkeypatch) -> None:
     """The router knows how deep it is; another worker has the segments alone."""
     monkeypatch.setattr(test_routed_answers, "EVENTS", replace(test_routed_answers.EVENTS, healing="off"))
     first = composed("turns")
@@ -287,7 +287,7 @@ def test_a_worker_that_is_lost_meanwhile_loses_nothing(model, lost) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("what", ["the sender fails", "a bit is flipped"])
-def test_a_segment_that_does_not_come_whole_is_computed_where_it_is_combined(model, what) -> None:
+def test_incomplete_segment_is_computed_by_the_combining_worker(model, what) -> None:
     asked = composed("gone")
     (plain,) = of_one_worker(model, asked)
     with workers_of(model, "a", "b") as (router, workers):
@@ -367,7 +367,7 @@ def test_a_cancelled_request_leaves_nothing(model) -> None:
     ],
     ids=["short", "empty", "ends alone", "beyond the vocabulary", "negative", "long"],
 )
-def test_an_order_of_what_is_no_segment_is_an_error(model, ids: tuple[int, ...], error: type[Exception]) -> None:
+def test_order_without_a_valid_segment_is_an_error(model, ids: tuple[int, ...], error: type[Exception]) -> None:
     with workers_of(model, "a") as (_, workers):
         engine = workers["a"].engine
         with pytest.raises(error):

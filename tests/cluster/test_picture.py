@@ -198,7 +198,7 @@ def test_an_empty_picture_predicts_nothing_and_takes_nothing_but_a_beginning() -
     assert picture.groups == KINDS
 
 
-def test_a_new_lifetime_is_noticed_even_where_its_numbers_go_on() -> None:
+def test_new_lifetime_with_continuing_numbers_is_noticed() -> None:
     toy = logged()
     streams = [stream_of(toy, name * 16) for name in (b"A", b"B")]
     picture = Picture()

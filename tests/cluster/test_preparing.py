@@ -89,7 +89,7 @@ def counting_lines(module: object) -> Iterator[Counter[str]]:
         sys.settrace(before)
 
 
-def test_the_work_for_a_request_does_not_grow_with_the_orders_that_are_open() -> None:
+def test_work_per_request_is_independent_of_open_orders() -> None:
     rig, work = Rig(4), []
     for _ in range(4):
         with counting_lines(preparing) as lines:

@@ -107,7 +107,7 @@ def test_a_reader_that_joins_late_has_everything_and_follows() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_gap_is_closed_by_a_replay_and_a_long_one_by_a_snapshot() -> None:
+def test_short_gap_is_closed_by_replay_and_long_gap_by_snapshot() -> None:
     toy = logged(TIGHT)
     with publishing(toy) as publisher, Follower(*publisher.addresses, "kv-events") as follower:
         caught_up(follower, toy)

@@ -37,7 +37,7 @@ def publishing(settings: dict[str, Any]) -> Iterator[Publishing]:
     one.close()
 
 
-def test_a_started_publisher_sends_what_is_cached_and_then_each_step(publishing: Publishing) -> None:
+def test_started_publisher_sends_the_cache_and_then_each_step(publishing: Publishing) -> None:
     toy = logged()
     prompt = words(1, 3 * PAGE + 1)
     toy.serve(prompt)
@@ -71,7 +71,7 @@ def test_settings_that_cannot_be_are_named(settings: dict[str, Any], changed: di
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "tcp://*:5557", "tcp://[::1]:5557", "ipc:///tmp/events"])
-def test_addresses_of_zeromq_are_taken(address: str) -> None:
+def test_zeromq_addresses_are_accepted(address: str) -> None:
     assert ServeConfig(kv_events_endpoint=address).kv_events_endpoint == address
 
 
@@ -101,7 +101,7 @@ except ConfigError as error:
 
 
 @pytest.mark.parametrize("package", ["zmq", "msgspec"])
-def test_without_the_extra_the_error_says_what_to_install(package: str) -> None:
+def test_missing_extra_is_an_error_with_the_package_to_install(package: str) -> None:
     run = subprocess.run([sys.executable, "-c", WITHOUT, package], capture_output=True, text=True, check=True)
     assert run.stdout == f"kv_events is on, but {package} is not installed: pip install 'headwater[cluster]'\n"
 

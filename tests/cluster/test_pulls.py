@@ -269,7 +269,7 @@ def test_workers_of_another_fingerprint_or_key_are_never_mixed(make, other) -> N
 
 
 @pytest.mark.parametrize("namespace", ["tenant", "another", ""])
-def test_a_tenants_prefix_is_pulled_for_that_tenant_alone(make, namespace) -> None:
+def test_tenants_prefix_is_pulled_only_for_that_tenant(make, namespace) -> None:
     a, b = Worker(make), Worker(make)
     with pool(a, b):
         first = a.ask(words(PROMPT, "pull"), namespace="tenant")
@@ -323,7 +323,7 @@ def test_a_prompt_is_sent_once_for_all_of_its_parts(make, monkeypatch) -> None:
     assert all(len(encode(one)) < 250 for one in asked[1:])
 
 
-def test_a_holder_that_forgot_the_prompt_is_told_again(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+def test_prompt_is_sent_again_to_a_holder_that_forgot_it(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
     with holder_and_other(make) as (a, b, first):
 
         def forgetting(pieces: list[bytes]) -> list[bytes]:
@@ -337,7 +337,7 @@ def test_a_holder_that_forgot_the_prompt_is_told_again(make, same_bits_as_withou
     assert all(same_bits_as_without_a_cache(make, [first, again]))
 
 
-def test_a_pull_is_no_use_of_the_holders_copy(make) -> None:
+def test_pull_does_not_count_as_use_of_the_holders_copy(make) -> None:
     """The pulling worker has its own copy, and its request counts there."""
 
     def times(worker: Worker) -> list[tuple[int, int]]:
@@ -352,7 +352,7 @@ def test_a_pull_is_no_use_of_the_holders_copy(make) -> None:
         assert times(b) != used
 
 
-def test_only_what_a_router_names_is_asked_and_only_one_incarnation_answers(make) -> None:
+def test_only_named_peers_are_asked_and_only_one_incarnation_answers(make) -> None:
     with holder_and_other(make) as (a, b, first):
         assert b.ask(first.prompt).account.tier_outcome is None
         memory = b.pulling._memory
@@ -418,7 +418,7 @@ def test_pulled_prefixes_of_every_family(load, same_bits_as_without_a_cache, fam
     assert all(same_bits_as_without_a_cache(make, [first, again, turn]))
 
 
-def test_an_answer_takes_the_place_of_an_earlier_one_to_the_same_prompt() -> None:
+def test_answer_replaces_an_earlier_one_to_the_same_prompt() -> None:
     channel, known = Channel(Peer(b"other", Contact("tcp://other", b"")), PLAIN), KnownParts(256)
     for names in (["state at 2", "run"], ["state at 1", "run"]):
         known.note(Offered(channel, Find(b"other", "", b"prompt", 2), b"", dict.fromkeys(names, 0)))
@@ -427,7 +427,7 @@ def test_an_answer_takes_the_place_of_an_earlier_one_to_the_same_prompt() -> Non
     assert len(known) == 2
 
 
-def test_segments_push_out_no_prefix_and_all_that_the_engine_expects_are_known() -> None:
+def test_known_segments_displace_no_prefix_and_cover_the_engines_limit() -> None:
     memory = PeerMemory(b"own", PLAIN)
     memory.know([Peer(b"other", Contact("tcp://other", b""))])
     memory._found.note(Offered(memory._channels[b"other"], Find(b"other", "", b"prompt", 2), b"", {"run": 0}))

@@ -188,7 +188,7 @@ def lost_after(tokens: int, router, workers: dict[str, RealWorker], asked: Gener
     return received.wait()
 
 
-def test_composed_answers_go_on_too(model) -> None:
+def test_composed_answer_continues_after_a_lost_worker(model) -> None:
     composed = generation("drawn", segments=(Span(10, 80), Span(80, 140)), fidelity=Fidelity.FAST)
     with cluster(model, a="one", b="one") as (router, workers):
         alone = ask(router, composed).wait()
@@ -197,7 +197,7 @@ def test_composed_answers_go_on_too(model) -> None:
     assert alone.finished.account.composed_tokens
 
 
-def test_a_next_turn_goes_where_its_prefix_is(model) -> None:
+def test_next_turn_is_routed_to_its_prefix(model) -> None:
     """Six sessions of three turns: each stays where it began, and as much is cached there as was predicted."""
     with cluster(model, a="one", b="one", c="one") as (router, workers):
         for worker in workers.values():  # equally fast, whatever else the machine does
@@ -269,7 +269,7 @@ def settle(router) -> None:
     until(lambda: all(one.picture.next > n for one, n in zip(followers, heard, strict=True)))
 
 
-def test_no_other_fingerprint_goes_on_with_an_answer(model) -> None:
+def test_answer_continues_only_under_its_fingerprint(model) -> None:
     with cluster(model, a="one", b="another") as (router, workers):
         router._assigning.patience = 0.5
         received = lost_after(5, router, workers, generation("greedy"))

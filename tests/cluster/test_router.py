@@ -125,7 +125,7 @@ def test_without_a_seed_the_router_draws_one() -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 30, 59])
-def test_an_answer_goes_on_where_its_worker_was_lost(after: int) -> None:
+def test_answer_continues_on_another_worker_after_a_loss(after: int) -> None:
     """After `after` tokens; the last of them is said again by the other worker, and compared."""
     a, b = (FakeWorker(FormulaEngine(SLOW)) for _ in "ab")
     with cluster(a=a, b=b) as router:
@@ -154,7 +154,7 @@ def test_a_silent_worker_is_lost() -> None:
         assert router.counts["resumed"] >= 1
 
 
-def test_what_is_said_late_or_by_another_incarnation_is_left_out() -> None:
+def test_late_messages_and_those_of_another_incarnation_are_ignored() -> None:
     """An attempt that was given up, and a process that was there before."""
     workers = {name: FakeWorker(FormulaEngine(SLOW)) for name in "ab"}
     with cluster(**workers) as router:
@@ -203,7 +203,7 @@ def test_a_worker_whose_bits_differ_is_found_out() -> None:
         b.engine.close()
 
 
-def test_no_worker_of_another_fingerprint_goes_on_with_an_answer() -> None:
+def test_worker_of_another_fingerprint_never_continues_an_answer() -> None:
     a, b = FakeWorker(FormulaEngine(SLOW)), FakeWorker(FormulaEngine(SLOW), fingerprint="another")
     with cluster(a=a, b=b) as router:
         asked = [submit(router, asking(range(i, i + 9), 100)) for i in range(2)]
@@ -255,7 +255,7 @@ def test_workers_know_those_of_their_pool() -> None:
         assert a.known[-2:] == [set(), {a.peer}], "those of a silent router are forgotten, until it is heard again"
 
 
-def test_a_draining_worker_is_idle_once_it_has_said_who_it_is_and_nothing_waits_for_its_bits() -> None:
+def test_draining_worker_is_idle_once_known_and_no_request_needs_it() -> None:
     with cluster(a=FakeWorker(FormulaEngine())) as router:
         assert not router.is_idle("a"), "it does not drain"
         router.drain("a")
@@ -316,7 +316,7 @@ def test_a_draining_worker_gets_no_more_requests() -> None:
         until(lambda: router.is_idle("a"))
 
 
-def test_the_requests_of_a_worker_whose_engine_stops_go_on_elsewhere() -> None:
+def test_requests_continue_on_others_after_a_workers_engine_stops() -> None:
     a, b = FakeWorker(FormulaEngine(SLOW)), FakeWorker(FormulaEngine(SLOW))
     with cluster(a=a, b=b) as router:
         lost = []
@@ -332,7 +332,7 @@ def test_the_requests_of_a_worker_whose_engine_stops_go_on_elsewhere() -> None:
         assert submit(router, asking([9], 5)).wait().tokens == formula([9], 5)
 
 
-def test_another_worker_gets_what_is_left_of_a_deadline() -> None:
+def test_another_worker_gets_the_rest_of_a_deadline() -> None:
     a, b = (FakeWorker(FormulaEngine(SLOW)) for _ in "ab")
     with cluster(a=a, b=b) as router:
         received = submit(router, asking([1], 60, deadline=30.0))
@@ -400,7 +400,7 @@ def test_every_field_of_a_request_reaches_the_worker() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x01", b"\x91\xa3abc", encode(Submit(1, 1, asking([1], 1), b""))[:-3]])
-def test_what_is_no_message_is_an_error(payload: bytes) -> None:
+def test_malformed_message_is_an_error(payload: bytes) -> None:
     for read in (for_worker, from_worker):
         with pytest.raises(WireError):
             read(payload)
@@ -422,7 +422,7 @@ def candidate(reusable: int = 0, running: int = 0, queued: int = 0, speed: float
         ([candidate(960), candidate(950)], 0),
     ],
 )
-def test_a_request_goes_where_its_first_token_comes_soonest(candidates: list[Candidate], chosen: int) -> None:
+def test_request_is_routed_to_the_soonest_first_token(candidates: list[Candidate], chosen: int) -> None:
     assert LeastCost().choose(Prompt(1000), candidates) == chosen
 
 

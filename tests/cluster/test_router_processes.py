@@ -50,7 +50,7 @@ def routers() -> Iterator[RouterProcesses]:
         assert not any(child.process.is_alive() for child in found._children)
 
 
-def test_all_are_told_and_their_counts_are_added(routers: RouterProcesses) -> None:
+def test_all_routers_get_the_members_and_their_counts_are_added(routers: RouterProcesses) -> None:
     lost = []
     routers.lost = lost.append
     routers.join("a", "there")
@@ -79,7 +79,7 @@ def test_workers_do_not_change_while_a_router_is_started(routers: RouterProcesse
         assert (routers._contacts, routers._draining) != before
 
 
-def test_one_that_ends_is_started_again_and_told_everything(routers: RouterProcesses) -> None:
+def test_ended_router_is_restarted_with_all_members(routers: RouterProcesses) -> None:
     routers.join("a", "there")
     routers.join("b", "elsewhere")
     routers.drain("b")

@@ -41,7 +41,7 @@ def loads(tokens: list[int], assigned: list[int], workers: int) -> list[int]:
 # -- equation 9
 
 
-def test_equation_9_goes_by_descending_tokens_to_the_smallest_count() -> None:
+def test_equation_9_assigns_by_descending_tokens_to_the_smallest_count() -> None:
     assert smallest_count([300, 900, 500, 500, 100], idle(2)) == [0, 0, 1, 1, 1]
     assert smallest_count([2400] * 11, idle(4)) == [0, 1, 2, 3] * 2 + [0, 1, 2]
     assert smallest_count([], idle(3)) == []
@@ -130,7 +130,7 @@ def test_workers_that_are_busy_or_of_another_pool_compute_none() -> None:
     assert found.combiner in (1, 3)
 
 
-def test_stored_segments_are_pulled_and_cold_ones_alone_are_computed() -> None:
+def test_stored_segments_are_pulled_and_only_cold_ones_computed() -> None:
     stored = [replace(one, holders=(1,)) for one in COLD[:2]]
     found = dispatch(PROMPT, [*stored, *COLD[2:]], [IDLE, replace(IDLE, queued_tokens=9000)], [0, 1])
     assert (found.combiner, found.pulled, set(found.builders)) == (0, {0: 1, 1: 1}, {2, 3})

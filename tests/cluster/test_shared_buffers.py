@@ -175,7 +175,7 @@ def test_two_hundred_pulls_leave_no_file_and_no_memory() -> None:
 
 
 @pytest.mark.parametrize("why", ["another host", "no permission", "no memory"])
-def test_what_cannot_be_shared_comes_over_the_network(monkeypatch, caplog, why: str) -> None:
+def test_part_that_cannot_be_shared_comes_over_the_network(monkeypatch, caplog, why: str) -> None:
     caplog.set_level(logging.INFO, "headwater.cluster")
 
     def denied(*_: object) -> int:

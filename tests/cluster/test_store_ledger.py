@@ -72,7 +72,7 @@ class Reader:
         return message is not None and self.picture.apply(message)
 
 
-def test_blocks_of_overlapping_runs_are_there_until_the_last_run_goes() -> None:
+def test_blocks_of_overlapping_runs_stay_until_the_last_run_is_removed() -> None:
     reader, long = Reader(), key(7)
     short = long[: 5 * UNIT]  # its second run has the first unit of the longer one's
     reader.take(stored(short), stored(long))
@@ -87,7 +87,7 @@ def test_blocks_of_overlapping_runs_are_there_until_the_last_run_goes() -> None:
     assert known(reader.picture) == {KV: set(), STATES: set()}
 
 
-def test_random_changes_and_snapshots_leave_a_reader_with_what_is_there() -> None:
+def test_reader_holds_the_store_after_random_changes_and_snapshots() -> None:
     draw, reader, there = random.Random(3), Reader(), set[str]()
     roots = [key(8, seed) for seed in range(3)]
     prefixes = [key(n, 10 + n, root[: UNIT * n // 2]) for root in roots for n in range(2, 12)]
@@ -234,7 +234,7 @@ def watched(store: OwnStore, layout: CacheLayout = LAYOUT) -> tuple[StoreWatch, 
     return watch, reader
 
 
-def test_what_an_earlier_server_left_in_a_folder_is_published(tmp_path: Path) -> None:
+def test_parts_of_an_earlier_server_in_the_folder_are_published(tmp_path: Path) -> None:
     """Not what another fingerprint stored, nor what has a namespace, which stands in no part."""
     one, store = key(9), DiskStore(tmp_path, None)
     branch = key(7, 1, one[: 4 * UNIT])
@@ -269,7 +269,7 @@ def test_segments_that_an_earlier_server_left_are_found(tmp_path: Path, kv_pages
 
 
 @pytest.mark.parametrize("kv_pages", [0, 1])
-def test_files_that_are_no_parts_are_left_out(tmp_path: Path, kv_pages: int) -> None:
+def test_files_that_are_not_parts_are_ignored(tmp_path: Path, kv_pages: int) -> None:
     store = DiskStore(tmp_path, None)
     put(store, key(5), has_kv=kv_pages > 0)
     (begin,) = NAMES.digests("", b"")

@@ -156,7 +156,7 @@ def test_a_tail_that_does_not_come_is_computed(make, same_bits_as_without_a_cach
     assert all(same_bits_as_without_a_cache(make, [rest]))
 
 
-def test_a_tail_that_comes_later_than_its_tokens_are_computed_is_not_read(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+def test_tail_later_than_its_recomputation_is_not_read(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
     """The control is the other tests, in which a token takes a second."""
     with two(make) as (a, b):
         prefilled(a)
@@ -352,7 +352,7 @@ def test_the_head_drafts_as_after_its_own_prefill(make_with_head, monkeypatch, t
     assert all(torch.equal(one.logits, other.logits) for one, other in zip(after, alone, strict=True))
 
 
-def test_a_worker_without_a_head_sends_no_tail_to_one_with_a_head(make_with_head) -> None:  # noqa: F811
+def test_worker_without_a_head_sends_no_tail_to_a_head(make_with_head) -> None:  # noqa: F811
     made = make_with_head("qwen3_5")
     with two(made, {"speculation": "mtp"}, speculation="off") as (a, b):
         first = prefilled(a)

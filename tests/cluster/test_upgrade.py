@@ -78,7 +78,7 @@ def test_the_only_worker_that_is_left_is_not_drained_first() -> None:
     assert Upgrade("1", OLD, drain_first=True).step(members({Role.BOTH: 1}), {Role.BOTH: 1}) == Start(Role.BOTH)
 
 
-def test_workers_that_are_too_many_are_drained_until_the_wanted_number_is_left() -> None:
+def test_surplus_workers_are_drained_down_to_the_wanted_number() -> None:
     three = members({Role.BOTH: 3})
     new = replace(three[2], is_new=True)
     assert Upgrade("1", OLD).step([*three[:2], new], {Role.BOTH: 1}) == Drain("w0")
@@ -259,7 +259,7 @@ def test_no_request_is_lost_and_each_is_answered_by_one_model(cluster: Cluster, 
 
 
 @pytest.mark.parametrize("drain_first", [False, True])
-def test_a_worker_that_does_not_start_ends_the_upgrade_and_all_go_on(cluster: Cluster, drain_first: bool) -> None:
+def test_worker_that_does_not_start_ends_the_upgrade_and_others_serve(cluster: Cluster, drain_first: bool) -> None:
     with cluster.under_requests() as asked:
         upgrade = cluster.upgrade(placement="no_model", drain_first=drain_first)
         until(lambda: cluster.serving() == ["headwater", "headwater"])
@@ -312,7 +312,7 @@ def test_another_upgrade_meanwhile_and_the_only_worker_drained_first_are_refused
         cluster.workers.begin(Upgrade("2", OLD, drain_first=True))
 
 
-def test_workers_are_added_and_taken_away_in_an_upgrade(cluster: Cluster) -> None:
+def test_upgrade_adds_and_removes_workers(cluster: Cluster) -> None:
     upgrade = cluster.upgrade(ends=lambda: True, placement="none")
     cluster.workers.scale(3, Role.BOTH)
     until(lambda: upgrade.ended)
@@ -321,7 +321,7 @@ def test_workers_are_added_and_taken_away_in_an_upgrade(cluster: Cluster) -> Non
     until(lambda: len(cluster.workers._started) == 1)
 
 
-def test_an_answer_goes_on_at_a_draining_worker_if_no_other_one_has_its_bits(cluster: Cluster) -> None:
+def test_answer_continues_on_a_draining_worker_without_another_of_its_fingerprint(cluster: Cluster) -> None:
     """The last of the earlier workers is lost to the router for a moment while it drains."""
     upgrade, one = Upgrade("1", replace(OLD, placement="none")), Received()
     cluster.workers.scale(1, Role.BOTH)

@@ -35,7 +35,7 @@ print(msgspec.msgpack.encode(KVEventBatch(ts=1.0, events=events, data_parallel_r
 
 @pytest.mark.peers
 @pytest.mark.skipif(not PLACE, reason="VENV_VLLM names no environment with vLLM")
-def test_vllm_decodes_what_is_published_and_its_own_events_are_read() -> None:
+def test_vllm_decodes_published_events_and_its_own_are_read() -> None:
     sent = payloads()
     command = [str(Path(PLACE) / "bin" / "python"), "-c", PROGRAM]
     lines = "\n".join(payload.hex() for payload in sent)

@@ -94,7 +94,7 @@ def put(store: Store, parts) -> list[str]:
     return names
 
 
-def test_what_is_put_is_got(make: Make) -> None:
+def test_stored_parts_are_read_back(make: Make) -> None:
     store = make()
     content = [b"header", memoryview(random.Random(1).randbytes(3_000_000)), b"", b"end"]
     assert store.has(["sabc", "sdef"]) == [False, False]
@@ -112,7 +112,7 @@ def test_what_is_put_is_got(make: Make) -> None:
     store.close()
 
 
-def test_what_does_not_fit_is_refused_and_what_is_there_stays(make: Make) -> None:
+def test_part_that_does_not_fit_is_refused_and_others_stay(make: Make) -> None:
     store = make(LIMIT)
     names = put(store, session(key_of("a", 4), (4,)))
     with pytest.raises(StoreFull):
@@ -166,7 +166,7 @@ def test_entries_go_with_their_runs(make: Make) -> None:
     assert entries_name(run) in store.catalog().stranded()
 
 
-def test_a_fingerprint_goes_when_nothing_of_it_is_left(make: Make) -> None:
+def test_fingerprint_without_parts_is_removed(make: Make) -> None:
     store = make()
     fingerprint = fingerprint_name(NAMES.tag)
     store.put(fingerprint, [b"fingerprint"])
@@ -199,7 +199,7 @@ def test_states_are_counted_by_the_tags_of_their_fingerprints(make: Make) -> Non
     assert not any(store.usage().states.values())
 
 
-def test_the_state_that_saves_least_goes_first(make: Make) -> None:
+def test_state_that_saves_least_is_evicted_first(make: Make) -> None:
     store = make(LIMIT)
     dear, cheap = (state_name(NAMES.digests("", key_of(name, 8)), 8) for name in ("dear", "cheap"))
     put(store, session(key_of("dear", 8), (8,), seconds=50.0))
@@ -209,7 +209,7 @@ def test_the_state_that_saves_least_goes_first(make: Make) -> None:
     assert store.has([dear, cheap]) == [True, False]
 
 
-def test_the_segment_that_saves_least_goes_first_and_states_likewise(make: Make) -> None:
+def test_segment_and_state_that_save_least_are_evicted_first(make: Make) -> None:
     store = make(LIMIT)
 
     def segment(name: str, seconds: float) -> tuple[str, Part]:
@@ -254,7 +254,7 @@ def test_several_threads_may_use_it(make: Make) -> None:
     assert [error for error in errors if not isinstance(error, StoreFull)] == []
 
 
-def test_a_clock_that_goes_back_costs_no_part_its_place(make: Make) -> None:
+def test_clock_set_back_changes_no_part_order(make: Make) -> None:
     """Parts are used in what is the future then: the store keeps to its limit, whole sets and what saves most."""
     store = make(LIMIT)
     dear = put(store, session(key_of("dear", 8), (8,), seconds=1e6))
@@ -271,7 +271,7 @@ def test_a_clock_that_goes_back_costs_no_part_its_place(make: Make) -> None:
     assert store.has(dear) == [True] * len(dear)
 
 
-def test_of_two_writers_of_one_name_one_wins_whole(make: Make) -> None:
+def test_one_of_two_writers_of_a_name_wins_whole(make: Make) -> None:
     """Readers beside them see nothing, or all that one of them wrote."""
     one, other = make(), make()
     stores, wrong = (one, one) if one.kind == "memory" else (one, other), []
@@ -380,7 +380,7 @@ def test_servers_that_share_a_folder_keep_to_its_limit(tmp_path: Path) -> None:
     assert size <= 1.15 * LIMIT, "what the other wrote since the folder was listed may come on top"
 
 
-def test_what_is_touched_goes_last(make: Make) -> None:
+def test_touched_part_is_evicted_last(make: Make) -> None:
     store = make(LIMIT)
     state = state_name(NAMES.digests("", key_of("touched", 8)), 8)
     put(store, session(key_of("touched", 8), (8,)))
@@ -426,7 +426,7 @@ def test_names_differ_by_key_fingerprint_namespace_and_every_unit_before_their_e
     assert len({*segments, NAMES.segment(key + b"more"), state_name(first, 3)}) == 5
 
 
-def test_the_key_is_made_once_and_for_this_user_alone(tmp_path: Path) -> None:
+def test_key_is_made_once_and_readable_only_by_its_user(tmp_path: Path) -> None:
     file = tmp_path / "below" / "tier-key"
     key = read_key(file)
     assert (len(key), read_key(file), file.stat().st_mode & 0o777) == (32, key, 0o600)
@@ -441,9 +441,7 @@ def test_the_key_is_made_once_and_for_this_user_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_what_changes_while_a_folder_is_listed_counts(
-    is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_during_a_folder_listing_count(is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The listing ends after a part was stored or deleted, and does not know of it."""
     from headwater.tiers.disk import DiskStore
 

@@ -61,7 +61,7 @@ def test_two_runs_share_no_namespace():
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_a_column_has_the_items_in_the_file_s_order_however_many_are_asked_at_once(at_once):
+def test_column_keeps_the_files_order_at_any_concurrency(at_once):
     items = [item(group=group, answers=[f"w{group}"], messages=[{"role": "user", "content": f"{group}"}])
              for group in range(6)]  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_a_request_is_greedy_and_has_the_item_s_tools():
     assert (one.score.exact, one.score.well_formed) == (1, 1)
 
 
-def test_a_refusal_is_an_outcome_of_its_item_alone():
+def test_refusal_is_an_outcome_only_of_its_item():
     def answer(server, body):
         if len(server.bodies) == 2:
             return Script(status=400, body={"error": {"message": "prompt has 9,000 tokens, the model takes 4,096"}})
@@ -111,7 +111,7 @@ def test_a_refusal_is_an_outcome_of_its_item_alone():
         {"choices": [{}], "usage": {"prompt_tokens": "9", "prompt_tokens_details": {"cached_tokens": "all"}}},
     ],
 )
-def test_an_answer_that_has_not_what_it_should_is_wrong_and_no_more(body):
+def test_incomplete_answer_is_only_wrong(body):
     with OpenAiServer(lambda *_: Script(body=body)) as fake:
         text, call = asked(fake.url, [item(), tool_item()])["served"]
     assert text.score.exact == call.score.exact == call.score.well_formed == 0
@@ -119,14 +119,14 @@ def test_an_answer_that_has_not_what_it_should_is_wrong_and_no_more(body):
     assert Summary.of([text, call], 0).cached_tokens is None
 
 
-def test_nobody_there_is_a_fault_before_anything_is_asked():
+def test_absent_server_is_a_fault_before_the_first_request():
     with OpenAiServer() as gone:
         url = gone.url
     with pytest.raises(ServerError, match=url):
         Server(url, None, None, 1.0)
 
 
-def test_a_comparison_counts_what_is_equal_and_estimates_what_is_not():
+def test_comparison_counts_equal_answers_and_estimates_the_difference():
     cold = [scored(1, 0, "a", logprobs=(-0.5,), cached_tokens=0, prompt_tokens=10),
             scored(0, 1, "b", logprobs=(-0.5,), cached_tokens=0, prompt_tokens=10),
             scored(1, 2, "c", logprobs=(-0.5,), cached_tokens=0, prompt_tokens=10)]  # fmt: skip
@@ -150,12 +150,12 @@ def test_equal_columns_have_no_difference_to_be_unsure_of():
 @pytest.mark.parametrize(
     ("tokens", "near"), [(1, 1), (724, 512), (725, 1024), (1000, 1024), (1448, 1024), (4096, 4096)]
 )
-def test_lengths_are_told_by_the_nearest_power_of_two(tokens, near):
+def test_lengths_are_grouped_by_the_nearest_power_of_two(tokens, near):
     assert about_tokens(item(tokens=tokens)) == near
 
 
 @pytest.mark.parametrize(("n", "most"), [(0, 0), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (16, 16), (17, 32)])
-def test_numbers_of_documents_are_told_by_the_next_power_of_two(n, most):
+def test_document_counts_are_grouped_by_the_next_power_of_two(n, most):
     assert most_documents(item(n_documents=n)) == most
 
 
@@ -171,7 +171,7 @@ def test_slices_have_kinds_in_their_order_and_numbers_ascending():
     assert slices["all"][""].items == 4
 
 
-def test_what_neither_answered_is_no_equal_answer():
+def test_two_missing_answers_are_not_equal():
     def column(*outcomes):
         return [scored(0, group, outcome=outcome, detail=outcome) for group, outcome in enumerate(outcomes)]
 
@@ -181,7 +181,7 @@ def test_what_neither_answered_is_no_equal_answer():
     assert (none.items, none.equal) == (0, 0)
 
 
-def test_answers_of_a_run_that_was_cut_short_are_not_asked_for_again(tmp_path):
+def test_answers_of_an_interrupted_run_are_not_requested_again(tmp_path):
     out = tmp_path / "out.json"
     with OpenAiServer(remembering) as fake:
         journal = Journal(out, "settings")

@@ -27,16 +27,16 @@ def test_an_equal_seed_gives_an_equal_interval():
     assert estimate(values, groups, seed=3) == estimate(values, groups, seed=3)
 
 
-def test_of_two_groups_the_interval_is_from_one_to_the_other():
+def test_interval_of_two_groups_spans_both():
     # with half of all draws each, a quarter of the resamples is all of one group
     assert estimate([0.0, 1.0], [0, 1]) == Estimate(0.5, 0.0, 1.0)
 
 
-def test_items_count_alike_whatever_their_group_s_size():
+def test_items_count_equally_in_groups_of_any_size():
     assert estimate([1.0, 1.0, 1.0, 0.0], [0, 0, 0, 1]).mean == 0.75
 
 
-def test_of_independent_items_it_is_near_the_binomial_interval():
+def test_interval_of_independent_items_is_near_the_binomial_one():
     values = [1.0] * 80 + [0.0] * 320
     found = estimate(values, list(range(400)))
     assert found.low == pytest.approx(0.2 - 1.96 * 0.02, abs=0.005)  # the standard error is sqrt(0.2 * 0.8 / 400)

@@ -25,11 +25,11 @@ def of(**parts):
         (of(a=0.5, b=0.1), of(c=0.5, d=0.1), 0.0),  # nothing in common: a bucket alone
     ],
 )
-def test_a_divergence_is_over_what_both_tell_and_a_bucket(p, q, nats):
+def test_divergence_covers_commonly_reported_tokens_and_a_bucket(p, q, nats):
     assert divergence(p, q) == pytest.approx(nats)
 
 
-def test_it_is_at_most_that_of_the_whole_distributions():
+def test_divergence_is_at_most_that_of_the_whole_distributions():
     p, q = of(a=0.4, b=0.3, c=0.2, d=0.1), of(a=0.1, b=0.2, c=0.3, d=0.4)
     whole = divergence(p, q)
     assert whole == pytest.approx(sum(math.exp(p[t]) * (p[t] - q[t]) for t in p))
@@ -42,7 +42,7 @@ def test_a_bucket_that_the_other_has_not_costs_much_and_no_more():
     assert divergence(of(a=0.9), of(a=1.0)) == pytest.approx(0.9 * math.log(0.9) + 0.1 * math.log(0.1 / 1e-9))
 
 
-def test_positions_are_summed_up_with_what_failed():
+def test_positions_and_failures_are_summed_up():
     near, far = Pair(of(a=0.5), of(a=0.5), 0), Pair(of(a=0.9, b=0.1), of(a=0.1, b=0.9), 1)
     found = Divergence.of([near, near, near, far], {"gone": 2}, 0)
     assert (found.positions, found.same_first, found.failed) == (4, 3, {"gone": 2})
@@ -52,6 +52,6 @@ def test_positions_are_summed_up_with_what_failed():
     assert (found.mean.low, found.mean.high) == (0, found.max)
 
 
-def test_nothing_told_is_a_fault_with_its_reason():
+def test_missing_log_probabilities_are_a_fault_with_a_reason():
     with pytest.raises(ServerError, match="gone"):
         Divergence.of([], {"gone": 2}, 0)

@@ -51,7 +51,7 @@ def test_a_tool_item_has_its_call():
         (fields(call={"name": "look_up"}), "arguments is missing"),
     ],
 )
-def test_what_is_no_item_is_told_with_its_line(tmp_path, line, part):
+def test_malformed_item_is_an_error_with_its_line(tmp_path, line, part):
     path = tmp_path / "tasks.jsonl"
     path.write_text(json.dumps(fields()) + "\n\n" + (line if isinstance(line, str) else json.dumps(line)) + "\n")
     with pytest.raises(TraceError, match=r"tasks\.jsonl, line 3: ") as caught:
@@ -59,7 +59,7 @@ def test_what_is_no_item_is_told_with_its_line(tmp_path, line, part):
     assert part in str(caught.value)
 
 
-def test_no_file_and_no_items_are_told(tmp_path):
+def test_missing_file_and_missing_items_are_errors(tmp_path):
     with pytest.raises(TraceError, match="is no file"):
         read_items(tmp_path / "none.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n")

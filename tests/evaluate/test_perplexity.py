@@ -44,7 +44,7 @@ def test_a_file_is_read_plain_or_packed(tmp_path, pack):
     ],
     ids=["bytes", "gzip", "zstd"],
 )
-def test_a_file_that_is_no_text_is_named(tmp_path, content, part):
+def test_file_that_is_not_text_is_named(tmp_path, content, part):
     (tmp_path / "text").write_bytes(content)
     with pytest.raises(ConfigError, match=f"text .*{part}"):
         read_utf8(tmp_path / "text")
@@ -60,7 +60,7 @@ def test_two_servers_with_other_tokens_are_not_compared(theirs, equal):
         check_equal([1, 2, 3], HERE, theirs, THERE)
 
 
-def test_most_likely_tokens_that_are_not_told_are_missed_where_they_are_asked_for():
+def test_missing_top_tokens_are_an_error_if_requested():
     told = {"token_logprobs": [None, -1.0], "top_logprobs": [None, None], "text_offset": [0, 1]}
     answer = {"choices": [{"text": "ab", "logprobs": told}]}
     assert window_of(HERE, answer, 2, 0) == Window((-1.0,), ({},), 1)

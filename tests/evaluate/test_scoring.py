@@ -52,7 +52,7 @@ def test_the_best_of_several_right_answers_counts():
 
 
 @pytest.mark.parametrize("asked", [item(), tool_item()])
-def test_what_was_refused_is_wrong_even_where_nothing_would_be_right(asked):
+def test_refused_item_is_wrong_even_if_empty_is_right(asked):
     found = score(asked, answered(outcome="refused", text="Ada"))
     assert found.exact == 0
     assert found.f1 in (0, None)
@@ -76,12 +76,12 @@ def test_what_was_refused_is_wrong_even_where_nothing_would_be_right(asked):
         ([("look_up", '{"code": "K1"}'), ("look_up", "{")], 1, 1),  # the first call counts
     ],
 )
-def test_a_call_is_well_formed_if_it_fits_a_tool_and_exact_if_it_is_the_one(calls, exact, well_formed):
+def test_call_is_well_formed_by_schema_and_exact_by_equality(calls, exact, well_formed):
     found = score(tool_item(), answered("", *calls))
     assert (found.exact, found.f1, found.well_formed) == (exact, None, well_formed)
 
 
-def test_what_is_malformed_is_told():
+def test_malformed_call_is_reported():
     assert "'look_down'" in malformed({"name": "look_down", "arguments": "{}"}, [LOOK_UP])
     assert "no JSON" in malformed({"name": "look_up", "arguments": "code"}, [LOOK_UP])
     assert "no JSON" in malformed({"name": "look_up", "arguments": "[" * 100_000}, [LOOK_UP])
@@ -124,7 +124,7 @@ def test_values_fit_schemas(value, schema, fits):
         {"$ref": "#/$defs/none"},
     ],
 )
-def test_no_value_fits_a_schema_that_cannot_be_applied_and_nothing_is_fetched(schema):
+def test_inapplicable_schema_fits_no_value_and_is_not_fetched(schema):
     assert "unknown type or reference" in misfit("x", {"properties": {}, **schema}, "value")
 
 

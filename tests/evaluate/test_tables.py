@@ -44,7 +44,7 @@ def test_a_row_is_its_slice_s_figures():
     ]
 
 
-def test_kinds_stand_beside_lengths():
+def test_kinds_are_columns_and_lengths_are_rows():
     assert rows(kinds_by_context(COLUMN, 0)) == [["about 256", "100.0", "–"], ["about 1,024", "0.0", "0.0"]]
 
 
@@ -54,17 +54,17 @@ def test_a_narrow_terminal_loses_no_figure():
     assert "[0.0,100.0]" in printed(sliced_table("served", slices), 110)
 
 
-def test_a_server_that_does_not_tell_what_it_cached_is_not_told_to_have_cached_nothing():
+def test_unreported_cached_tokens_are_not_shown_as_zero():
     column = [scored(1, prompt_tokens=10)]
     assert Summary.of(column, 0).cached_tokens is None
     assert rows(sliced_table("served", sliced(column, 0)))[0][-2] == "not reported"
 
 
-def test_faults_are_counted_by_what_was_said():
+def test_faults_are_counted_by_message():
     column = [*COLUMN, *[scored(0, outcome="error", detail=detail) for detail in ("boom", "boom")]]
     assert faults(column) == ["2 x error: boom", "1 x refused: too long"]
 
 
-def test_of_many_faults_the_first_few_are_shown():
+def test_most_frequent_faults_are_shown():
     column = [scored(0, outcome="error", detail=f"boom {i}") for i in range(20)]
     assert len(faults(column)) == 5

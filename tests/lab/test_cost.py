@@ -50,7 +50,7 @@ def test_a_decode_step_reads_weights_as_they_are_held() -> None:
         assert len({compute for compute, _ in sides}) == 1
 
 
-def test_rows_compute_what_legs_of_one_token_do() -> None:
+def test_rows_cost_as_much_as_legs_of_one_token() -> None:
     cost = StepCost(QWEN, H100)
     row = Load(rows=1, kv_tokens=5000, states=1, logits=1)
     assert cost.sides(row) == pytest.approx(cost.sides(prefill(5000, 5001)), rel=1e-12)
@@ -64,7 +64,7 @@ def test_a_chunked_prefill_computes_as_much_and_reads_weights_more_often() -> No
 
 
 @given(st.integers(1, 200), st.integers(0, 10**6), st.integers(1, 50))
-def test_many_decode_steps_cost_what_they_cost_one_by_one(rows: int, kv: int, steps: int) -> None:
+def test_many_decode_steps_cost_the_sum_of_single_ones(rows: int, kv: int, steps: int) -> None:
     for device in (H100, replace(H100, flops16=2e12), replace(H100, flops16=1e12, memory_efficiency=0.01)):
         cost = StepCost(QWEN, device)
         at = [Load(rows=rows, kv_tokens=kv + i * rows, states=rows, logits=rows) for i in range(steps)]
@@ -134,7 +134,7 @@ def test_a_device_is_read_as_it_was_written(source: str, tmp_path: Path) -> None
         ("name = ", "mine.toml: "),
     ],
 )
-def test_a_wrong_device_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_device_file_is_an_error_with_its_reason(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "mine.toml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_device(str(tmp_path / "mine.toml"))

@@ -34,7 +34,7 @@ def prompt(lead: int, *segments: int, last: int = 20, seed: int = 0) -> Prompt:
 
 
 @pytest.mark.parametrize("name", [*SMALLEST.values(), *WINDOWS])
-def test_the_first_layer_is_that_of_the_whole_prompt_but_with_naive_addition(name: str, checkpoint: Checkpoint) -> None:
+def test_first_layer_equals_the_whole_prompts_except_with_naive_addition(name: str, checkpoint: Checkpoint) -> None:
     """HYPIC, section 4.2: what it takes depends on tokens alone, so composing is exact there."""
     model = load_model(checkpoint(name), "float32").model
     found = compared(model, [prompt(30, 110, 90, 100, last=1)], list(Fidelity), 400)
@@ -66,9 +66,7 @@ def test_a_prompt_none_of_whose_segments_is_reused_is_the_whole_one(name: str, c
 
 
 @pytest.mark.parametrize(("last", "differs"), [(10, True), (40, True), (200, False)])
-def test_of_a_window_all_is_compared_that_is_in_it_after_the_prompt(
-    last: int, differs: bool, checkpoint: Checkpoint
-) -> None:
+def test_all_tokens_in_a_window_after_the_prompt_are_compared(last: int, differs: bool, checkpoint: Checkpoint) -> None:
     """The second layer's keys and values are those of one pass once what was reused has left the window."""
     model = load_model(checkpoint("qwen3_windows_only"), "float32").model
     one, bench = prompt(70, 100, last=last), Workbench(model, 400)
@@ -83,7 +81,7 @@ def test_of_a_window_all_is_compared_that_is_in_it_after_the_prompt(
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3", "qwen3_window"])
-def test_it_composes_as_the_engine_does(name: str, checkpoint: Checkpoint) -> None:
+def test_workbench_composes_like_the_engine(name: str, checkpoint: Checkpoint) -> None:
     loaded = load_model(checkpoint(name), "float32")
     one, taps = prompt(70, 100, 120), loaded.spec.conv_taps
     bench = Workbench(loaded.model, len(one.tokens))
@@ -118,7 +116,7 @@ def test_without_attention_windows_are_skipped_too(checkpoint: Checkpoint) -> No
         assert (not found[0].kept and not found[0].windows) == same
 
 
-def test_attention_that_is_watched_is_what_the_layer_reads(checkpoint: Checkpoint) -> None:
+def test_watched_attention_equals_the_layers_attention(checkpoint: Checkpoint) -> None:
     """Attention of a query sums to 1, and a key gets none from queries before it."""
     model = load_model(checkpoint("qwen3_5"), "float32").model
     watch = AttentionWatch(model, 200)
@@ -127,7 +125,7 @@ def test_attention_that_is_watched_is_what_the_layer_reads(checkpoint: Checkpoin
         assert not seen_HTT.triu(1).any()
 
 
-def test_what_the_last_token_gives_segments_is_the_watched_attention(checkpoint: Checkpoint) -> None:
+def test_attention_of_the_last_token_to_segments_is_watched(checkpoint: Checkpoint) -> None:
     watch = AttentionWatch(load_model(checkpoint("qwen3_5"), "float32").model, 300)
     one = prompt(50, 100, 80)
     given = watch.of_last(one, Recipe(Widths(8, 8), whole=frozenset({0, 1})))

@@ -13,7 +13,7 @@ from headwater.lab.fidelity.prompts import Prompt
 from headwater.request import Span
 
 
-def test_a_distance_is_relative_to_what_is_right_and_has_an_angle() -> None:
+def test_distance_has_a_relative_error_and_an_angle() -> None:
     found = distance(torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 0.0]]))
     assert found.error == pytest.approx(4 / 3)
     assert found.degrees == pytest.approx(math.degrees(math.atan2(4, 3)))
@@ -26,7 +26,7 @@ def test_an_angle_of_a_billionth_is_seen() -> None:
     assert found.degrees == pytest.approx(math.degrees(1e-9))
 
 
-def test_equal_tensors_are_no_distance_apart_and_zeros_are_far_from_others() -> None:
+def test_equal_tensors_have_distance_zero_and_zeros_are_far() -> None:
     zeros, ones = torch.zeros(3), torch.ones(3)
     assert distance(zeros, zeros) == distance(ones, ones) == Distance(0.0, 0.0)
     assert distance(zeros, ones) == Distance(1.0, 90.0)
@@ -60,7 +60,7 @@ def test_means_leave_out_prompts_without_long_segments() -> None:
     assert Distance.mean([Distance(1.0, 10.0), Distance(3.0, 20.0)]) == Distance(2.0, 15.0)
 
 
-def test_what_is_kept_is_a_mean_over_prompts_of_which_anything_was_reused() -> None:
+def test_kv_distances_are_means_over_prompts_with_reuse() -> None:
     far, none = Distance(1.0, 10.0), Distance(0.0, 0.0)
     some = Measured(100, 40, 0.5, False, {0: far}, {1: {"keys": far}})
     whole = Measured(100, 100, 0.0, True, {0: none}, {1: {"keys": none}})
@@ -71,7 +71,7 @@ def test_what_is_kept_is_a_mean_over_prompts_of_which_anything_was_reused() -> N
     assert MeanFidelity.of([whole]).kept[1]["keys"] == none
 
 
-def test_of_a_way_that_reused_nothing_no_keys_and_values_are_told() -> None:
+def test_method_without_reuse_shows_no_keys_and_values() -> None:
     far, none = Distance(1.0, 10.0), Distance(0.0, 0.0)
     some = MeanFidelity.of([Measured(100, 40, 0.5, False, {0: far}, {1: {"keys": far}})])
     whole = MeanFidelity.of([Measured(100, 100, 0.0, True, {0: none}, {1: {"keys": none}})])

@@ -44,7 +44,7 @@ def test_a_text_has_separators_in_it(loaded: LoadedModel, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("line", [{"documents": "one"}, {"question": "Who?"}, ["one"], {"documents": [1]}])
-def test_what_is_no_prompt_is_named(loaded: LoadedModel, tmp_path: Path, line: object) -> None:
+def test_invalid_prompt_is_named(loaded: LoadedModel, tmp_path: Path, line: object) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps(line) + "\n")
     with pytest.raises(ConfigError, match=r"prompts\.jsonl, line 1: .*documents"):
@@ -73,7 +73,7 @@ def test_a_prompt_is_cut_into_equal_parts_with_one_token_after_them(loaded: Load
         (Wanted(Path("some.txt"), cut=12), r"prompts are some\.txt and 12 tokens"),
     ],
 )
-def test_what_there_is_not_is_refused_with_both_numbers(loaded: LoadedModel, wanted: Wanted, part: str) -> None:
+def test_missing_prompts_are_an_error_with_both_numbers(loaded: LoadedModel, wanted: Wanted, part: str) -> None:
     with pytest.raises(ConfigError, match=part):
         wanted.prompts(loaded)
 

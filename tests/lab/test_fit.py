@@ -65,7 +65,7 @@ def test_points_far_off_hardly_count() -> None:
     assert found.compute_efficiency == pytest.approx(0.43, rel=0.03)
 
 
-def test_what_the_points_do_not_tell_is_kept() -> None:
+def test_parameters_that_points_do_not_determine_are_kept() -> None:
     """Long prefills alone are all bound by compute: nothing is said of the memory."""
     long = [one for one in points(TRUE, 0, decode=False) if one.prompt_tokens - one.cached_tokens > 8 * STEP]
     assert len(long) > 5
@@ -116,7 +116,7 @@ def row(**more: Any) -> dict[str, Any]:
     return values | {"cached_tokens": None, "output_tokens": 5} | more
 
 
-def test_of_a_bench_report_only_requests_count_that_were_alone(tmp_path: Path) -> None:
+def test_only_isolated_requests_of_a_bench_report_count(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     rows = [
         row(),

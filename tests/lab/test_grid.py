@@ -16,7 +16,7 @@ from headwater.traces.loads import make_arrivals
 from tests.lab.test_virtual_clock import PAGE, PROFILE, sessions
 
 
-def test_a_process_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_process_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "replay", lambda *arguments: os._exit(9))
     setups = [Setup(PROFILE, 10**9, page_size=PAGE)] * 2
     with pytest.raises(HeadwaterError, match="one of 2 processes was killed"):

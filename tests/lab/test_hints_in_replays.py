@@ -81,7 +81,7 @@ def test_a_retry_ends_no_conversation() -> None:
     assert not any(request.ended for request in retries)
 
 
-def test_a_time_to_live_is_given_to_the_end_of_system_prompt_and_tools() -> None:
+def test_time_to_live_is_set_at_the_end_of_system_and_tools() -> None:
     trace = workload(2, seed=1)
     assert all(r.boundaries.retained == (Retention(SYSTEM, 300.0),) for r in Hints(ttl="5m").given(trace).requests)
     unknown = Trace(
@@ -92,7 +92,7 @@ def test_a_time_to_live_is_given_to_the_end_of_system_prompt_and_tools() -> None
 
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("engine", [None, Engine(StepCost(PROFILE, load_device("h100")))], ids=["one by one", "queued"])
-def test_ends_of_conversations_leave_room_for_those_that_go_on(engine: Engine | None, jobs: int) -> None:
+def test_ended_conversations_free_memory_for_open_ones(engine: Engine | None, jobs: int) -> None:
     setups = [Setup(PROFILE, 1_000_000_000, eviction="headwater", hints=hints) for hints in (None, Hints(ended=True))]
     if engine is not None:
         setups = [replace(setup, memory=3_000_000_000) for setup in setups]

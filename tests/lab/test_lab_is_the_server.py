@@ -48,7 +48,7 @@ def recorded(answers: list[Answer]) -> Trace:
     ("placement", "eviction"), [("structural", "lru"), ("branch", "seglen"), ("headwater", "headwater")]
 )
 @pytest.mark.parametrize("pages", [40, 400])
-def test_the_lab_hits_what_the_engine_hits(
+def test_lab_and_engine_hit_the_same_tokens(
     served: tuple[LoadedModel, Path], pages: int, placement: str, eviction: str
 ) -> None:
     loaded, path = served

@@ -59,7 +59,7 @@ def run(trace: Trace, setup: Setup, load=None, engine: Engine | None = None) -> 
     return replay(trace, setup, (load or natural(trace)).over(trace, 0), engine)
 
 
-def test_each_way_counts_what_it_says(trace: Trace) -> None:
+def test_each_reuse_method_counts_its_tokens(trace: Trace) -> None:
     found = {way: run(trace, replace(AMPLE, reuse=way)) for way in WAYS}
     resumed = {way: [one.resumed_at for one in result.outcomes] for way, result in found.items()}
     composed = {way: [one.composed_tokens for one in result.outcomes] for way, result in found.items()}
@@ -78,7 +78,7 @@ def test_each_way_counts_what_it_says(trace: Trace) -> None:
         assert row.segments.uses == {"prefix": 0, "segments": 6, "both": 4}[way]
 
 
-def test_flops_saved_are_those_of_interiors_where_they_stand_less_those_of_making(trace: Trace) -> None:
+def test_saved_flops_are_interiors_in_place_less_builds(trace: Trace) -> None:
     first = replace(trace, requests=trace.requests[:1])
     row = run(first, AMPLE).row
     flops = RING.flops.between
@@ -87,7 +87,7 @@ def test_flops_saved_are_those_of_interiors_where_they_stand_less_those_of_makin
     assert row.flops_saved == pytest.approx(saved - spent, rel=1e-12)
 
 
-def test_prefixes_alone_are_those_of_a_trace_without_segments(trace: Trace) -> None:
+def test_prefix_reuse_equals_a_trace_without_segments(trace: Trace) -> None:
     """The scheduler's hits equal the planner's."""
     drawn = make_trace("rag(sessions=60, documents=40, turns=2)")
     for one in (trace, drawn):
@@ -100,7 +100,7 @@ def test_prefixes_alone_are_those_of_a_trace_without_segments(trace: Trace) -> N
             assert bare.row.segments is None
 
 
-def test_of_leading_parts_alone_nothing_behind_them_is_kept(trace: Trace) -> None:
+def test_only_leading_parts_are_cached(trace: Trace) -> None:
     alone, both = (run(trace, replace(AMPLE, reuse=way)).held[-1] for way in ("segments", "both"))
     assert alone.kv == LEAD // 64
     assert both.kv > alone.kv
@@ -109,7 +109,7 @@ def test_of_leading_parts_alone_nothing_behind_them_is_kept(trace: Trace) -> Non
 
 @pytest.mark.parametrize("way", ["segments", "both"])
 @pytest.mark.parametrize("eviction", list(SegmentEviction))
-def test_where_memory_is_short_segments_go_and_are_made_again(way: str, eviction: SegmentEviction) -> None:
+def test_short_memory_evicts_segments_and_builds_them_again(way: str, eviction: SegmentEviction) -> None:
     drawn = make_trace("rag(sessions=60, documents=100, most=8)")
     rows = {
         memory: run(drawn, Setup(RING, memory, reuse=way, segment_eviction=eviction)).row
@@ -124,14 +124,14 @@ def test_where_memory_is_short_segments_go_and_are_made_again(way: str, eviction
 
 
 @pytest.mark.parametrize("memory", [5 * 10**8, 10**9, 2 * 10**9])
-def test_where_memory_is_short_keeping_what_saves_most_beats_keeping_what_is_young(memory: int) -> None:
+def test_short_memory_favours_segments_that_save_most_over_young_ones(memory: int) -> None:
     drawn = make_trace("rag(sessions=60, documents=100, most=8)")
     age, cost = (run(drawn, Setup(RING, memory, segment_eviction=way)).row.token_hit_rate for way in SegmentEviction)
     assert cost > age + 0.03
     assert run(drawn, Setup(RING, memory)).row.token_hit_rate == cost, "it is the default"
 
 
-def test_the_share_of_segments_is_hard_in_a_split_pool_and_soft_in_one() -> None:
+def test_share_of_segments_is_hard_in_a_split_pool_only() -> None:
     drawn = make_trace("rag(sessions=60, documents=100, most=8)")
     memory = 4 * 10**9
     soft = Setup(RING, memory, reuse="segments", segment_share=0.2)
@@ -150,7 +150,7 @@ def test_under_a_clock_warm_segments_take_less_time(trace: Trace) -> None:
     assert by_clock == alone
 
 
-def test_a_step_that_composes_costs_what_it_computes_and_what_it_moves() -> None:
+def test_composing_step_costs_its_computation_and_its_bytes() -> None:
     """A leg [64, 400) whose 200 tokens from 108 on are taken from a segment, and one that ends a segment."""
     runs = Run(64, 108, ()), Run(308, 400, (0,))
     composing = Plan(1, 1, 64, 400, (), (), 0, (), composed=(Composed(100, 8, 208, (), (), ()),), runs=runs)
@@ -168,7 +168,7 @@ def test_a_step_that_composes_costs_what_it_computes_and_what_it_moves() -> None
     assert cost.sides(load)[1] - cost.sides(still)[1] == pytest.approx(moved / (0.8 * load_device("h100").bandwidth))
 
 
-def test_what_knows_the_future_of_prefixes_is_refused(trace: Trace) -> None:
+def test_clairvoyant_policy_is_refused_with_segments(trace: Trace) -> None:
     with pytest.raises(ConfigError, match="segments"):
         run(trace, replace(AMPLE, eviction="clairvoyant"))
 
@@ -184,7 +184,7 @@ def test_without_a_cache_nothing_is_made(trace: Trace) -> None:
     assert (row.hit_tokens, row.segments.made_tokens) == (0, 0)
 
 
-def test_a_request_that_memory_cannot_hold_is_refused_and_the_others_go_on(trace: Trace) -> None:
+def test_request_larger_than_memory_is_refused_and_others_continue(trace: Trace) -> None:
     small = RING.bytes_of_page(64) * (12 + 2 * RING.layout(10**9).checkpoint_pages)
     drawn = make_trace("rag(sessions=5, documents=20, tokens=40, most=4)")
     both = replace(trace, requests=[*drawn.requests, replace(trace.requests[0], session="x", at=None)])

@@ -64,7 +64,7 @@ def recorded(answers: list[Answer], spans: list[tuple[Span, ...]], fidelity: Fid
 @pytest.mark.parametrize("fidelity", [Fidelity.FAST, Fidelity.BALANCED])
 @pytest.mark.parametrize("pages", [34, 600])
 @pytest.mark.parametrize("served", ["qwen3_5", "qwen3_window"], indirect=True)
-def test_the_lab_composes_what_the_engine_composes(
+def test_lab_and_engine_compose_the_same_segments(
     served: tuple[LoadedModel, Path], pages: int, fidelity: Fidelity
 ) -> None:
     loaded, path = served

@@ -152,7 +152,7 @@ def test_every_rows_figures_stand_in_the_table_exact_and_as_printed(report):
         assert row.eviction in text
 
 
-def test_the_best_row_of_each_memory_is_marked_and_a_bound_is_not(report):
+def test_best_row_of_each_memory_is_marked_except_a_bound(report):
     weak, strong = outcomes(40, 3), tuple(replace(one, resumed_at=one.ideal) for one in outcomes(40, 3))
     half = tuple(replace(one, resumed_at=one.prompt_tokens // 2) for one in weak)
     rows = [result(10**10, "branch", "lru", weak), result(10**10, "branch", "clairvoyant", strong)]
@@ -197,7 +197,7 @@ def test_segments_that_cost_more_than_they_save_have_bars_without_width(report):
     assert ">-2.5T<" in text
 
 
-def test_what_traces_and_policies_are_called_is_text(report):
+def test_names_of_traces_and_policies_are_escaped(report):
     row = result(10**10, EVIL, EVIL, tuple(replace(one, reason=EVIL) for one in outcomes(20)))
     text = report([row, result(2 * 10**10, EVIL, EVIL, outcomes(20))], trace=EVIL, model=EVIL, notes=[EVIL])
     page = Page(text)
@@ -226,7 +226,7 @@ def test_the_page_needs_nothing_but_itself(report):
 
 
 @pytest.mark.parametrize("results", [[], grid(0), [result(10**10, "none", "none", ())]], ids=["none", "grid", "one"])
-def test_a_run_without_rows_or_requests_says_so(report, results):
+def test_report_names_a_run_without_rows_or_requests(report, results):
     page = Page(report(results, notes=()))
     assert ("No row was run" in page.text("rows")) == (not results)
     for section in ("memory", "length", "reasons"):
@@ -236,7 +236,7 @@ def test_a_run_without_rows_or_requests_says_so(report, results):
     assert "No checkpoint was taken." in page.text("reuse")
 
 
-def test_without_times_there_are_no_columns_of_times(report):
+def test_report_without_times_has_no_columns_of_times(report):
     page = Page(report(grid(timed=False)))
     assert "TTFT" not in page.text("rows")
     assert "Queue" not in page.text("rows")

@@ -76,7 +76,7 @@ def test_the_least_cost_is_chosen(better: dict[str, Any], worse: dict[str, Any])
         assert chosen(LeastCost(), prompt(1, 2, 3, 4, 5, 6), *(workers[name] for name in order)) == "a"
 
 
-def test_a_worker_that_had_tiny_prompts_is_no_slower_for_a_long_one() -> None:
+def test_measured_speed_of_tiny_prompts_does_not_slow_a_long_one() -> None:
     """By all of its steps' seconds a token, the one with tiny prompts would look as slow as if 40,000 tokens waited."""
     tiny, long = PrefillSeconds(), PrefillSeconds()
     for measured, tokens in ((tiny, 30), (long, 1024)):
@@ -97,7 +97,7 @@ def test_costs_are_seconds() -> None:
     assert expected_seconds(Prompt(50), there, curved) == pytest.approx(seconds)
 
 
-def test_a_prefix_that_many_workers_have_is_no_reason_against_one_that_lacks_it() -> None:
+def test_widespread_prefix_does_not_exclude_a_worker_without_it() -> None:
     """An idle worker without a system prompt of 40 blocks, beside others with a short queue."""
     what = prompt(*range(60))
     for n, widespread in ((3, 0), (4, 40 * BLOCK), (6, 40 * BLOCK)):  # of seven others
@@ -117,7 +117,7 @@ def test_a_prefix_that_many_workers_have_is_no_reason_against_one_that_lacks_it(
     assert {one.widespread for one in few} == {0}, "four workers of four"
 
 
-def test_a_prefix_that_none_has_goes_to_one_of_its_own() -> None:
+def test_unknown_prefix_has_one_preferred_worker() -> None:
     rule, names = LeastCost(), "abcd"
     workers = [worker(name) for name in names]
     homes = {first: chosen(rule, prompt(first, 100 + first), *workers) for first in range(40)}
@@ -127,7 +127,7 @@ def test_a_prefix_that_none_has_goes_to_one_of_its_own() -> None:
     assert all(fewer[first] == home for first, home in homes.items() if home != "d")
 
 
-def test_a_router_counts_what_it_has_sent() -> None:
+def test_router_counts_sent_requests() -> None:
     earlier, later = prompt(1, 2, 3), prompt(1, 2, 4)
     sent, first = OpenRequests(), Outstanding(earlier, earlier.tokens)
     for one in (first, Outstanding(prompt(1, 2, 4, 5), 99, has_begun=True)):
@@ -227,7 +227,7 @@ def test_a_composed_prefix_is_not_pulled() -> None:
     assert workers[1].read == 0
 
 
-def test_only_kv_that_is_missing_is_pulled_and_the_deepest_holders_are_named() -> None:
+def test_only_missing_kv_is_pulled_from_the_deepest_holders() -> None:
     some = [pulling(name, reusable=n * BLOCK, running=n % 7) for name, n in (("a", 80), ("b", 90), ("c", 50), ("d", 0))]
     some[3] = replace(some[3], cached=60 * BLOCK)
     workers = with_pulls([*some, pulling("e", reusable=90 * BLOCK)])
@@ -243,7 +243,7 @@ def storing(name: str, end: int, speed: ReadSpeed = FAST, **others: float) -> Ca
     return replace(worker(name, **others), stored=(Stored("STORAGE", end * BLOCK),), loads={"STORAGE": speed})
 
 
-def test_what_a_workers_store_has_is_loaded_and_counts_as_its_seconds() -> None:
+def test_stored_parts_are_loaded_and_cost_their_seconds() -> None:
     workers = with_pulls([worker("a"), storing("b", 90, queued_tokens=500)])
     assert (workers[1].read, workers[1].is_loaded) == (90 * BLOCK, True)
     assert workers[1].uncached(LONG) == LONG.tokens - 90 * BLOCK
@@ -273,7 +273,7 @@ def test_a_prefix_is_not_loaded_where(given: Candidate) -> None:
     assert (one.read, one.is_loaded) == (0, False)
 
 
-def test_of_stores_and_peers_the_one_that_saves_most_is_read() -> None:
+def test_store_or_peer_that_saves_most_is_read() -> None:
     holder = pulling("a", reusable=95 * BLOCK)
     loads = {"CPU": FAST, "STORAGE": ReadSpeed(0.001, 2e-6)}
     stored = Stored("CPU", 60 * BLOCK), Stored("STORAGE", 90 * BLOCK)
@@ -313,7 +313,7 @@ def test_the_tree_balances_beyond_both_thresholds() -> None:
         assert (chosen(rule, prompt(1, 2), busy, free) == "b") is balances
 
 
-def test_the_tree_forgets_what_was_sent_long_ago() -> None:
+def test_tree_forgets_old_requests() -> None:
     sent = Sent(3)
     sent.add("a", (1, 2))
     sent.add("a", (1, 5, 6))

@@ -58,7 +58,7 @@ def test_a_shared_prefix_hits_on_its_second_request() -> None:
     assert hits(run(sessions, placement="branch")) == [0, 0, 64]  # Marconi: from the third on
 
 
-def test_what_was_generated_is_not_there_where_nobody_knows_it() -> None:
+def test_unknown_answers_are_not_cached() -> None:
     known = chat("a", 1, turns=2)
     unknown = [replace(request, known_tokens=request.prompt_tokens) for request in known]
     assert hits(run(known)) == [0, 128]
@@ -66,13 +66,13 @@ def test_what_was_generated_is_not_there_where_nobody_knows_it() -> None:
     assert hits(run(known, decode_reuse="none")) == [0, 96]
 
 
-def test_an_answer_that_ends_on_the_prompts_last_page_is_resumed_all_the_same() -> None:
+def test_answer_within_the_prompts_last_page_is_resumed() -> None:
     short = chat("a", 1, turns=2, said=40, answer=4)  # 104 and 4 tokens: both end within page 7, at 96
     for placement in ("branch", "structural", "every_block(1)"):
         assert hits(run(short, placement=placement)) == [0, 96]
 
 
-def test_kv_alone_hits_nothing() -> None:
+def test_kv_without_checkpoints_hits_nothing() -> None:
     row = run(chat("a", 1, turns=3), placement="none").row
     assert (row.hit_tokens, row.checkpoints_taken) == (0, 0)
     assert row.stranded_tokens > 0
@@ -99,7 +99,7 @@ def test_flops_saved_are_those_of_the_tokens_that_were_not_computed() -> None:
     assert result.row.flops_saved_share == pytest.approx(result.row.flops_saved / everything, abs=1e-6)
 
 
-def test_a_request_that_does_not_fit_is_counted_and_the_others_go_on() -> None:
+def test_request_that_does_not_fit_is_counted_and_others_continue() -> None:
     big = Request("big", ids((9, 60 * PAGE)), 59 * PAGE, 8, 59 * PAGE + 8, at=0.5)
     small = chat("a", 1, turns=2)
     result = run([small[0], big, small[1]], pages=CHECKPOINT_PAGES + 40)
@@ -108,7 +108,7 @@ def test_a_request_that_does_not_fit_is_counted_and_the_others_go_on() -> None:
     assert result.row.requests == 3
 
 
-def test_checkpoints_that_nobody_resumed_at_are_told_from_the_others() -> None:
+def test_unused_checkpoints_are_counted_apart() -> None:
     result = run(chat("a", 1, turns=3), placement="branch")
     assert result.reuse == {0: 1, 1: 2}  # the end of each answer; the last one was not used
     assert (result.row.checkpoints_taken, result.row.checkpoints_hit) == (3, 2)
@@ -130,7 +130,7 @@ def test_the_same_run_gives_the_same_row() -> None:
     assert rows[0] == rows[1]
 
 
-def test_what_the_memory_held_adds_up() -> None:
+def test_samples_of_memory_add_up() -> None:
     result = run([r for s in "abcd" for r in chat(s, 1, turns=3)], pages=120)
     assert result.held
     for held in result.held:

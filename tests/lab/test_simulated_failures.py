@@ -103,7 +103,7 @@ def one_request(failures: list[tuple[float, int]], cluster: Cluster) -> tuple[Si
     return simulation, tally, outcome
 
 
-def test_an_answer_goes_on_after_the_tokens_that_were_sent() -> None:
+def test_answer_continues_after_the_sent_tokens() -> None:
     _, plain, whole = one_request([], Cluster(2, "round_robin"))
     assert whole.ttft is not None
     n = whole.output_tokens
@@ -118,7 +118,7 @@ def test_an_answer_goes_on_after_the_tokens_that_were_sent() -> None:
     assert HEARTBEAT_TIMEOUT_SECONDS + whole.ttft < lost < HEARTBEAT_TIMEOUT_SECONDS + whole.ttft + seconds / 2
 
 
-def test_a_request_without_a_token_begins_again_and_waits_for_it_all_the_while() -> None:
+def test_request_without_a_token_restarts_and_its_ttft_covers_both() -> None:
     _, _, whole = one_request([], Cluster(2, "round_robin"))
     assert whole.ttft is not None
     simulation, _, outcome = one_request([(1.0 + whole.ttft / 2, 0)], Cluster(2, "round_robin", failures=NEVER))
@@ -127,7 +127,7 @@ def test_a_request_without_a_token_begins_again_and_waits_for_it_all_the_while()
     assert outcome.ideal == whole.ideal
 
 
-def test_a_worker_that_fails_gets_requests_until_the_router_notices_and_then_one_that_serves_again() -> None:
+def test_failed_worker_gets_requests_until_its_timeout_and_is_replaced() -> None:
     _, _, whole = one_request([], Cluster(1, "round_robin"))
     assert whole.ttft is not None
     simulation, _, outcome = one_request([(0.9, 0)], Cluster(1, "round_robin", failures=Failures(1e9, 5.0)))
@@ -148,7 +148,7 @@ def test_a_request_gets_an_error_after_as_many_workers_as_are_tried() -> None:
     assert (simulation.routing.given_up, outcome.reason) == (0, "cold")
 
 
-def test_only_times_above_zero_are_taken() -> None:
+def test_only_positive_times_are_accepted() -> None:
     assert Failures.read("off") is None
     assert str(Failures.read("600s")) == "600s"
     assert Failures.read("600s/30s") == Failures(600.0, 30.0)

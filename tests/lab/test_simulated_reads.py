@@ -91,7 +91,7 @@ def test_a_prefix_that_is_not_followed_is_pulled_after_its_prefill(apart: None, 
     assert (one.routing.followed, one.routing.pulled) == (0, 1)
 
 
-def test_a_store_and_a_peer_are_asked_both_and_the_sooner_one_is_read() -> None:
+def test_sooner_one_of_store_and_peer_is_read() -> None:
     """The first worker loads from its store what it has lost; the second one pulls from it."""
     tier = f"100GB@{round(RUN / STORE)}B/s"
     requests = [asked("a", output=1), asked("b", output=1)]
@@ -103,7 +103,7 @@ def test_a_store_and_a_peer_are_asked_both_and_the_sooner_one_is_read() -> None:
     assert one.routing.pulled == 1
 
 
-def test_each_worker_has_a_store_of_its_own_beside_the_network() -> None:
+def test_each_worker_has_its_own_store_and_the_network() -> None:
     """A prompt is lost in memory to a longer one, and comes back from the store, at the store's speed."""
     tier = f"100GB@{round(RUN / STORE)}B/s"
     requests = [asked("a", output=1), asked("b", 6000, 1, 10**6), asked("c", output=1)]
@@ -119,7 +119,7 @@ def test_each_worker_has_a_store_of_its_own_beside_the_network() -> None:
 
 
 @pytest.mark.parametrize("is_published", [True, False])
-def test_a_prompt_goes_to_the_worker_whose_store_has_it(monkeypatch: pytest.MonkeyPatch, is_published: bool) -> None:
+def test_prompt_is_routed_to_the_worker_that_stores_it(monkeypatch: pytest.MonkeyPatch, is_published: bool) -> None:
     """The first worker has lost it in memory, and the rule prefers the second one if both cost as much."""
     wishes = iter(("w0", "w0", "w1"))
     monkeypatch.setattr(cost, "preferred", lambda names, key: next(wishes))

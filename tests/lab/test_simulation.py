@@ -125,13 +125,13 @@ def test_every_rule_answers_every_request(rule: str) -> None:
     assert result.row.ttft_ms is not None
 
 
-def test_without_delay_predictions_come_true_and_hold_where_nobody_waits() -> None:
+def test_predictions_without_delay_are_exact_without_queues() -> None:
     counts = routing(run(Cluster(3, "least_cost"), ALONE))
     assert counts.as_predicted == len(traffic().requests)
     assert counts.lost_waiting == counts.gained_waiting == 0
 
 
-def test_what_is_evicted_for_a_step_is_known_before_it_ends() -> None:
+def test_evictions_of_a_step_are_published_before_it_ends() -> None:
     tight = replace(SETUP, memory=2 * 10**9)
     result = run(Cluster(2, "least_cost"), setup=tight)
     assert result.row.evictions["checkpoint"] > 100
@@ -163,7 +163,7 @@ def test_no_worker_stays_without_the_system_prompt_of_all_requests() -> None:
     assert min(share.requests for share in shares) > 0
 
 
-def test_a_refused_request_lets_its_session_go_on() -> None:
+def test_session_continues_after_a_refused_request() -> None:
     small = replace(SETUP, memory=4 * 10**8)
     result = run(Cluster(1, "least_cost"), "poisson(rate=8, think=0)", small)
     assert result.row.requests == len(traffic().requests)
@@ -192,7 +192,7 @@ def test_hot_prefixes_are_pulled_and_save_computing() -> None:
     assert pulled.ttft_ms.mean < 0.8 * without.ttft_ms.mean
 
 
-def test_workers_measure_what_a_long_prefill_takes() -> None:
+def test_workers_measure_the_seconds_of_a_long_prefill() -> None:
     setup = replace(SETUP, cluster=Cluster(3, "least_cost"))
     simulation = Simulation(traffic(), setup, setup.cluster, make_arrivals(traffic(), FAST), ENGINE)
     simulation.run()
@@ -227,7 +227,7 @@ def test_networks_are_spelled(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["10GB", "0GB/s", "fast", "10GB/s@1s"])
-def test_what_is_no_network_is_an_error(text: str) -> None:
+def test_invalid_network_is_an_error(text: str) -> None:
     with pytest.raises(ConfigError):
         Network.read(text)
 
@@ -266,7 +266,7 @@ def test_handed_over_answers_are_prefilled_by_one_worker(home: str | None) -> No
     assert simulation.routing.as_predicted == 2 * simulation.routing.handed_over
 
 
-def test_answers_stay_where_they_were_decoded_if_pulls_are_slow_or_prompts_wait() -> None:
+def test_answers_stay_at_their_decoder_with_slow_pulls_or_queues() -> None:
     """All prompts go to one worker: it has no time for all answers, and next turns would read them slowly."""
     trace = traffic(requests=80)
     with pytest.MonkeyPatch.context() as patch:
@@ -334,7 +334,7 @@ def test_cold_segments_of_one_request_are_computed_by_several_workers(rule: str)
     assert apart.row.ttft_ms.mean < 0.6 * without.row.ttft_ms.mean
 
 
-def test_segments_are_prepared_beside_other_work_and_all_pages_come_back() -> None:
+def test_segments_are_prepared_during_other_work_and_pages_freed() -> None:
     trace = make_trace("rag(zipf=1, sessions=30, documents=60, fewest=4, most=8, tokens=1500, turns=2)", None)
     setup = replace(SETUP, memory=8 * 10**9, cluster=Cluster(3, "least_cost", network=FAST_NETWORK))
     simulation = Simulation(trace, setup, setup.cluster, make_arrivals(trace, FAST), ENGINE)
@@ -394,7 +394,7 @@ def test_a_network_is_compared_with_none_and_with_one_worker() -> None:
 
 
 @pytest.mark.full
-def test_real_workers_have_what_routers_predict_where_events_come_before_the_next_request() -> None:
+def test_real_workers_match_predictions_if_events_precede_the_next_request() -> None:
     trace = routers.traffic("documents", 24, 0)
     found = Processes(workers=2, routers=2, memory=40 * 10**6).run(
         "least_cost", trace, at_times(trace.requests, [3.0 * n for n in range(len(trace.requests))])

@@ -37,7 +37,7 @@ def sizing(trace: Trace, sampling: Sampling, **policies: str) -> Sizing:
 
 
 @pytest.mark.parametrize("documents", [0, 20])
-def test_estimates_are_within_a_point_of_full_replays_or_say_that_they_may_not_be(documents: int) -> None:
+def test_estimates_are_within_a_point_or_marked_as_uncertain(documents: int) -> None:
     estimator = sizing(workload(200, 3, documents), Sampling(rate=1 / 8, jobs=1))
     memories = [4 * GB, 8 * GB]
     estimates = estimator.sizes(memories)
@@ -60,7 +60,7 @@ def test_a_rate_of_1_is_a_full_replay() -> None:
     assert sizing(trace, Sampling()).ideal == pytest.approx(row.ideal_hit_rate, abs=1e-6)
 
 
-def test_what_a_sample_gets_wrong_is_replayed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_sample_is_replayed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizing_module, "TARGET", 1)  # sampled, however short it is
     monkeypatch.setattr(sizing_module, "GROUPS", 2)
     estimator = sizing(workload(60, 7), Sampling(samples=2, jobs=1), eviction="seglen")
@@ -108,7 +108,7 @@ def asked(session: str, *ids: int, answered: int = 0, namespace: str = "") -> Re
     return Request(session, array("i", ids).tobytes(), prompt, answered, len(ids), namespace=namespace)
 
 
-def test_a_hit_takes_what_was_used_since_and_a_slot() -> None:
+def test_hit_needs_memory_used_since_and_a_slot() -> None:
     first = asked("a", 1, 2, 3, 4)  # 2 pages, a checkpoint of 10
     other = asked("b", 5, 6, 7, 8, 9, 10)  # 3 and 10
     again = asked("a", 1, 2, 3, 4, 11, 12)
@@ -120,7 +120,7 @@ def test_a_hit_takes_what_was_used_since_and_a_slot() -> None:
     assert twice.pages == [35 + 2 * 5]  # either request took half a checkpoint more
 
 
-def test_a_shared_prefix_is_newer_than_what_follows_it() -> None:
+def test_shared_prefix_is_newer_than_its_continuations() -> None:
     requests = [asked("a", 1, 2, 3, 4), asked("b", 1, 2, 5, 6), asked("a", 1, 2, 3, 4, 7, 8)]
     model = distances(Trace("made", ()), LAYOUT, requests, checkpoints=1)
     # b finds 1 page, used by a: 2 pages, a checkpoint, a slot. Then a finds that page as b used it (with b's page and
@@ -128,7 +128,7 @@ def test_a_shared_prefix_is_newer_than_what_follows_it() -> None:
     assert list(zip(model.pages, model.tokens, strict=True)) == [(22, 2), (22, 4), (33, 6)]
 
 
-def test_the_model_hits_with_endless_memory_what_is_ideal() -> None:
+def test_model_with_endless_memory_reaches_ideal_hits() -> None:
     trace = workload(60, 11, documents=5)
     layout = Setup(PROFILE, GB).layout(trace)
     ideal = Ideal(trace, layout.unit_tokens)
@@ -138,7 +138,7 @@ def test_the_model_hits_with_endless_memory_what_is_ideal() -> None:
     assert model.pages == sorted(model.pages)
 
 
-def test_weights_sum_to_what_was_added() -> None:
+def test_weights_sum_to_the_added_tokens() -> None:
     rng, weights, plain = random.Random(1), Weights(37), [0] * 37
     for _ in range(300):
         position, weight = rng.randrange(37), rng.randint(-5, 9)
@@ -155,7 +155,7 @@ def test_weights_sum_to_what_was_added() -> None:
 STRANGERS = [asked(f"stranger {number}", 500 + 2 * number, 501 + 2 * number) for number in range(16)]
 
 
-def test_sessions_over_one_document_are_one_group_and_the_system_prompt_makes_none() -> None:
+def test_sessions_group_by_document_and_not_by_system_prompt() -> None:
     requests = [asked(str(number), 1, 2, 100 + number // 3, 4, 1000 + number, 5) for number in range(30)]
     group_of = groups(requests, LAYOUT, 20)
     assert group_of == [number // 3 for number in range(30)]
@@ -202,7 +202,7 @@ def test_an_estimate_by_hand() -> None:
 # ---- the words
 
 
-def test_advice_says_what_each_size_reaches() -> None:
+def test_advice_lists_the_hits_of_each_size() -> None:
     steps = [Step(GB * size, rate) for size, rate in ((10, 0.2), (17.2, 0.41), (33, 0.66), (43, 0.73), (60, 0.776))]
     assert advice(steps, ideal=0.8) == [
         "18 GB reach 51% of what infinite memory would; 33 GB 82%; 43 GB 91%; 60 GB 97%.",
@@ -265,7 +265,7 @@ def test_the_command_prints_a_table_and_advice_and_writes_both(
         (["--samples", "3", "--rate", "0.5"], "3 samples of 0.5 of the trace each"),
     ],
 )
-def test_what_cannot_be_is_one_line(
+def test_impossible_request_is_an_error_of_one_line(
     recorded: Path, capfd: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     assert run(["size", str(recorded), *options]) == 2
@@ -296,7 +296,7 @@ def test_a_pilot_decides_which_samples_are_good_enough(monkeypatch: pytest.Monke
     assert found.sampled == 3
 
 
-def test_where_no_sample_is_good_enough_nothing_is_sampled_and_the_time_is_told(
+def test_trace_without_a_good_sample_is_replayed_with_its_time_reported(
     recorded: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--from", "1GB", "--to", "4GB", "--points", "3", "--jobs", "1"]

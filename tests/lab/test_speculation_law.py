@@ -43,7 +43,7 @@ def test_numbers_of_a_counter_are_uniform_and_depend_on_each_part() -> None:
     assert len({uniform(1, 2, 3), uniform(2, 1, 3), uniform(1, 3, 2), uniform(1, 2, 4), uniform(1, 2, 3)}) == 4
 
 
-def test_as_many_leading_drafts_are_right_as_the_law_says() -> None:
+def test_share_of_right_leading_drafts_follows_the_law() -> None:
     law = Law(4, 0.7)
     counts = [law.right(5, request, 1, 4) for request in range(20_000)]
     for n in range(5):
@@ -69,7 +69,7 @@ def test_right_drafts_save_steps_and_answers_stay_as_long() -> None:
     assert steps < 0.35 * outputs
 
 
-def test_a_token_takes_less_time_the_likelier_drafts_are_and_none_that_fail_costs_much() -> None:
+def test_likelier_drafts_save_time_and_failing_ones_cost_little() -> None:
     rows = [served(law) for law in ("off", "4@0", "4@0.5", "4@0.9")]
     times = [row.tpot_ms.p50 for row in rows if row.tpot_ms is not None]
     off, never, half, often = times
@@ -93,7 +93,7 @@ def test_slots_take_memory_that_checkpoints_would_have() -> None:
     assert replayed.token_hit_rate > 0.9 * plain.token_hit_rate
 
 
-def test_a_head_takes_memory_beside_each_page() -> None:
+def test_head_takes_memory_with_each_page() -> None:
     """Qwen3.5-0.8B: 6 attention layers of 2 heads of 256; bfloat16."""
     profile, trace = load_profile("qwen3.5-0.8b"), sessions(1)
     plain, with_head = (
@@ -113,7 +113,7 @@ def test_other_laws_are_refused(text: str) -> None:
         Law.read(text)
 
 
-def test_memory_that_drafts_alone_fill_is_refused() -> None:
+def test_memory_filled_by_drafts_is_refused() -> None:
     law = Law.read("16@0.5")
     setup = Setup(load_profile("qwen3.5-0.8b"), 10**9, speculation=law, running=1000)
     with pytest.raises(ConfigError, match="drafts of 1,000 requests take"):

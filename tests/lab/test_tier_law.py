@@ -52,7 +52,7 @@ def test_a_tier_hits_where_memory_is_short_and_a_run_repeats() -> None:
     assert (off.tier, tiered.tier) == ("off", "100GB@100GB/s")
 
 
-def test_what_memory_holds_is_not_loaded() -> None:
+def test_parts_in_memory_are_not_loaded() -> None:
     assert served("100GB@100GB/s", pages=50_000).loaded_tokens == 0
 
 

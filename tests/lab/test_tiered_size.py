@@ -31,7 +31,7 @@ def grid(*tiers: str) -> TierGrid:
     return TierGrid(sessions(), setup, Engine(COST, max_running=4), (SHORT, AMPLE), laws)
 
 
-def test_a_tier_gives_what_memory_would_and_says_how_much_of_it_is_used(tmp_path: Path) -> None:
+def test_tier_replaces_memory_and_reports_its_used_bytes(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "out.json", ["about"])
     wanted = grid("off", "1TB@100GB/s", "1TB@100GB/s/selective")
     found = {(one.memory, one.tier): one for one in wanted.replayed(LOAD, journal, 1)}

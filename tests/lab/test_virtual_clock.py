@@ -34,7 +34,7 @@ def serve(trace: Trace, arrival: str = "poisson(rate=5, think=0.5)", pages: int 
     return replay(trace, setup, make_arrivals(trace, arrival, seed=3), engine)
 
 
-def test_a_request_alone_takes_the_time_of_its_steps() -> None:
+def test_isolated_request_takes_the_time_of_its_steps() -> None:
     trace = Trace("one", chat("a", 1, 1, 4000, 3))
     result = serve(trace, "poisson(rate=1)")
     from headwater.lab.cost import Load
@@ -57,7 +57,7 @@ def test_every_request_is_answered_and_sessions_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("decode_reuse", ["canonical", "raw", "none"])
-def test_steps_taken_at_once_are_steps_one_by_one(decode_reuse: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_computed_together_equal_single_steps(decode_reuse: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = sessions(6)
     leaping = serve(trace, decode_reuse=decode_reuse)
     monkeypatch.setattr(Scheduler, "free_steps", lambda scheduler, most: 0)
@@ -95,7 +95,7 @@ def test_an_unforeseen_error_ends_the_run_also_if_it_is_an_answers(monkeypatch: 
         serve(sessions(1))
 
 
-def test_many_steps_are_taken_at_once() -> None:
+def test_equal_decode_steps_are_computed_together() -> None:
     trace = sessions(2)
     setup = Setup(PROFILE, 4 * 10**9, page_size=PAGE)
     run = Serving(trace, setup, Engine(COST))
@@ -107,7 +107,7 @@ def test_many_steps_are_taken_at_once() -> None:
     assert run.steps < tokens / 10
 
 
-def test_hits_are_those_of_requests_one_by_one_where_nobody_waits() -> None:
+def test_hits_without_queues_equal_sequential_replay() -> None:
     trace = sessions(4)
     slow = "poisson(rate=0.01, think=30)"
     setup = Setup(PROFILE, 20_000 * PAGE * PROFILE.kv_bytes_per_token, page_size=PAGE)
@@ -129,7 +129,7 @@ def test_more_load_makes_a_queue() -> None:
     assert pressed.row.ttft_ms.p50 > 2 * relaxed.row.ttft_ms.p50
 
 
-def test_in_an_open_loop_requests_come_whether_or_not_the_device_keeps_up() -> None:
+def test_open_loop_requests_arrive_independently_of_the_device() -> None:
     trace = sessions(8)
     slow, fast = (serve(trace, "open(rate=50, sessions=5, think=0.5)", max_running=n).row for n in (1, 32))
     assert slow.requests == fast.requests == 32
@@ -150,14 +150,14 @@ def test_hits_save_time() -> None:
     assert warm.row.ttft_ms.mean < cold.row.ttft_ms.mean
 
 
-def test_what_never_fits_is_refused_and_its_session_goes_on() -> None:
+def test_request_that_never_fits_is_refused_and_its_session_continues() -> None:
     trace = Trace("big", [*chat("a", 1, 1, 40, 20), *chat("b", 1, 2, 20_000, 20), *chat("c", 1, 1, 40, 20)])
     result = serve(trace, pages=500)
     assert result.row.requests == 4
     assert result.row.misses_by_reason["too_large"] == 2
 
 
-def test_raw_publishes_only_what_a_recording_knows() -> None:
+def test_raw_publishes_only_recorded_tokens() -> None:
     trace = sessions(3)
     unknown = replace(trace, requests=[replace(one, known_tokens=one.prompt_tokens) for one in trace.requests])
     known, blind = serve(trace, decode_reuse="raw"), serve(unknown, decode_reuse="raw")
@@ -174,7 +174,7 @@ def test_pages_of_one_token_grow_a_page_a_step() -> None:
 
 
 @pytest.mark.parametrize(("pool", "refused"), [("split", 1), ("elastic", 0)])
-def test_elastic_pools_take_a_prompt_that_is_longer_than_their_part_for_kv(pool: str, refused: int) -> None:
+def test_elastic_pool_accepts_a_prompt_longer_than_its_kv_part(pool: str, refused: int) -> None:
     setup = Setup(PROFILE, 4 * 10**9, pool=pool, state_fraction=0.9, page_size=PAGE)  # type: ignore[arg-type]
     pages = setup.layout(Trace("any", ())).n_pages
     trace = Trace("long", chat("a", 1, 1, pages * PAGE // 5, 20))

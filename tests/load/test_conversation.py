@@ -24,7 +24,7 @@ def said(conversation, text):
     return "".join(piece.text for piece in conversation.say(text))
 
 
-def test_each_turn_begins_with_all_that_was_said(talk):
+def test_each_turn_sends_the_whole_conversation(talk):
     server, conversation = talk
     assert said(conversation, "one") == said(conversation, "two") == "w0 w1 "
     first, second = (body["messages"] for body in server.bodies)
@@ -60,7 +60,7 @@ def test_a_failed_turn_is_forgotten_and_can_be_retried(talk):
     assert conversation.messages == before
 
 
-def test_a_stopped_answer_keeps_what_came(talk):
+def test_stopped_answer_keeps_its_received_text(talk):
     server, conversation = talk
     server._answer = lambda *_: Script([chunk("part "), chunk("more")], hold_after=1)
     pieces = conversation.say("one")
@@ -69,7 +69,7 @@ def test_a_stopped_answer_keeps_what_came(talk):
     assert conversation.messages == [{"role": "user", "content": "one"}, {"role": "assistant", "content": "part "}]
 
 
-def test_a_server_that_is_not_there_is_told(talk):
+def test_absent_server_is_reported(talk):
     with OpenAiServer() as server:
         url = server.url
     with closing(Conversation(url)) as conversation, pytest.raises(ServerError, match=url):

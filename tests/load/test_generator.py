@@ -73,7 +73,7 @@ def test_a_history_may_keep_the_recorded_answers(server):
     assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": "said then"}
 
 
-def test_a_request_says_what_its_turn_asks_for(server):
+def test_request_has_the_fields_of_its_turn(server):
     turns = (Turn(prompt=(1, 2), output_tokens=9, fields={"top_p": 0.5}), Turn(prompt="a b"))
     results = run(server, lambda load: load.closed_loop([Session("s", turns, tenant="t")], 1))
     first, second = server.bodies
@@ -102,7 +102,7 @@ BUSY = Script(status=503, headers={"retry-after": "1"}, body={"error": {"message
         (Script([chunk("a"), chunk("b")], hold_after=1), "timeout", "0.2 s"),
     ],
 )
-def test_what_is_no_answer_is_told_and_ends_its_session(script, outcome, detail):
+def test_invalid_answer_is_reported_and_ends_its_session(script, outcome, detail):
     patience = 0.2 if outcome == "timeout" else PATIENCE
     with OpenAiServer(lambda server, body: script) as server:
         results = run(server, lambda load: load.open_loop(at_once(chat("a", "one", "two"))), timeout=patience)
@@ -111,14 +111,14 @@ def test_what_is_no_answer_is_told_and_ends_its_session(script, outcome, detail)
     assert len(server.bodies) == 1
 
 
-def test_nobody_there_is_an_error_not_a_crash():
+def test_absent_server_is_an_error_and_not_a_crash():
     with OpenAiServer() as server:
         gone = SimpleNamespace(url=server.url)
     (result,) = run(gone, lambda load: load.closed_loop([chat("a", "one")], 1))
     assert (result.outcome, result.status) == ("error", None)
 
 
-def test_an_open_loop_sends_whatever_becomes_of_earlier_requests():
+def test_open_loop_sends_independently_of_earlier_requests():
     """All requests are on their way while none is answered: each answer waits until the last request has come."""
     n = 40
     sessions = [chat(str(i), f"say {i}") for i in range(n)]
@@ -142,7 +142,7 @@ def test_an_open_loop_sends_whatever_becomes_of_earlier_requests():
     assert [r.outcome for r in results] == ["interrupted"] * n
 
 
-def test_waiting_for_the_turn_before_counts_as_lateness_of_the_due_time_only():
+def test_wait_for_the_previous_turn_counts_only_as_lateness():
     with OpenAiServer(lambda server, body: server.talk(body, gap=0.01)) as server:
         first, second = run(server, lambda load: load.open_loop(at_once(chat("a", "one", "two"))))
     assert second.sent >= first.ended > second.due
@@ -182,7 +182,7 @@ def scenario(server, drive, sessions, limits):
     return run_phases
 
 
-def test_overload_sends_multiples_of_what_a_closed_loop_was_answered(server):
+def test_overload_sends_multiples_of_the_closed_loops_rate(server):
     sessions = (chat(str(i), f"say {i}") for i in range(1000))
     pace = Pace(clients=4, process="constant")
     capacity, one, four = scenario(server, lambda s: s.overload(pace, (1.0, 4.0)), sessions, Limits(requests=12))
@@ -215,6 +215,6 @@ def test_urls_may_end_with_v1(url, base):
 
 
 @pytest.mark.parametrize("url", ["h:1", "ftp://h", "http://", "http://h:port"])
-def test_what_is_no_url_is_refused(url):
+def test_invalid_url_is_refused(url):
     with pytest.raises(ValueError, match="url is"):
         base_url(url)

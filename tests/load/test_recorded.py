@@ -39,7 +39,7 @@ def test_a_session_has_a_turn_for_each_call(tmp_path):
     assert branch.turns[0].messages == (*messages[:3], user("z"))
 
 
-def test_a_chat_that_ends_with_an_answer_has_a_turn_for_each_answer(tmp_path):
+def test_chat_ending_with_an_answer_has_a_turn_per_answer(tmp_path):
     (session,) = sessions_of(tmp_path, {"messages": [user("a"), assistant("A"), user("b"), assistant("B")]})
     assert [(turn.messages, turn.reply) for turn in session.turns] == [((user("a"),), "A"), ((user("b"),), "B")]
 
@@ -93,7 +93,7 @@ def test_a_csv_has_lengths_and_times(tmp_path):
         ('{"hash_ids": [1], "input_length": 3, "output_length": 1}', "--vocab"),
     ],
 )
-def test_what_is_no_request_is_named_with_its_line(tmp_path, line, part):
+def test_invalid_request_is_named_with_its_line(tmp_path, line, part):
     path = tmp_path / "log.jsonl"
     path.write_text(line)
     with pytest.raises(ConfigError, match=part):

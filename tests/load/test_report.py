@@ -12,7 +12,7 @@ from headwater.load.results import Result
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_the_bar_tells_what_came_so_far_on_a_terminal_only(terminal):
+def test_progress_bar_is_shown_only_on_a_terminal(terminal):
     out = io.StringIO()
     with LiveProgress(Console(file=out, force_terminal=terminal, width=150)) as progress:
         progress.phase("2x", 4)

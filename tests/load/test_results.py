@@ -54,7 +54,7 @@ def test_a_summary_adds_up():
     assert (summary.itl.count, summary.itl.max) == (3, 0.9)
 
 
-def test_nothing_answered_is_no_division_by_zero():
+def test_summary_without_answers_does_not_divide_by_zero():
     summary = Summary.of([result(0, "error", ended=0.0)], Slo())
     assert (summary.requests_per_s, summary.hit_rate, summary.ttft) == (0.0, None, None)
     assert Summary.of([], Slo()).requests == 0

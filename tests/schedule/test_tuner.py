@@ -72,14 +72,14 @@ def test_the_alpha_with_most_hits_is_adopted_and_of_equals_the_smallest() -> Non
     assert lab.alphas[-1] > 0
 
 
-def test_it_hits_more_than_without() -> None:
+def test_tuner_hits_more_than_a_fixed_alpha() -> None:
     tuned = Lab().run(turns_among_strays())
     untuned = Lab("marconi(multiplier=1000)").run(turns_among_strays())
     assert untuned.alphas[-1] == 0
     assert sum(tuned.hits) > sum(untuned.hits)
 
 
-def test_it_is_repeatable() -> None:
+def test_tuner_is_repeatable() -> None:
     runs = [Lab().run(turns_among_strays()) for _ in range(2)]
     assert runs[0].hits == runs[1].hits
     assert runs[0].alphas == runs[1].alphas
@@ -92,7 +92,7 @@ def test_processes_come_to_the_same_at_the_same_request() -> None:
     assert helped.alphas == alone.alphas
 
 
-def test_the_window_is_as_many_times_longer_than_what_came_until_the_first_eviction() -> None:
+def test_window_is_a_multiple_of_requests_before_the_first_eviction() -> None:
     for multiplier in (1, 3):
         lab = Lab(f"marconi(multiplier={multiplier})")
         first = done = None
@@ -105,7 +105,7 @@ def test_the_window_is_as_many_times_longer_than_what_came_until_the_first_evict
         assert done == first * (1 + multiplier)
 
 
-def test_it_replays_the_window_from_the_snapshot_with_a_planner_of_its_own() -> None:
+def test_tuner_replays_the_window_from_the_snapshot() -> None:
     """Alpha 0 replayed is what happened: the window was served with alpha 0."""
     lab = Lab()
     lab.run(turns_among_strays())
@@ -114,14 +114,14 @@ def test_it_replays_the_window_from_the_snapshot_with_a_planner_of_its_own() -> 
     assert lab.tuner.hits[0.0] == sum(window)
 
 
-def test_where_the_traffic_ends_before_alpha_stays_0() -> None:
+def test_alpha_stays_0_if_the_traffic_ends_early() -> None:
     lab = Lab().run(turns_among_strays(rounds=4))
     assert lab.cache.stats().evicted_checkpoints
     assert not lab.tuner.done
     assert set(lab.alphas) == {0.0}
 
 
-def test_where_nothing_is_evicted_nothing_is_noted() -> None:
+def test_tuner_without_evictions_records_nothing() -> None:
     lab = Lab().run(turns_among_strays(rounds=1))
     assert lab.tuner._begin is None
     assert lab.tuner._window == []
@@ -153,7 +153,7 @@ def finish(lab: Lab, requests: Iterator[Request]) -> None:
     assert lab.tuner.done
 
 
-def test_in_serving_requests_go_on_while_it_replays() -> None:
+def test_requests_continue_while_the_tuner_replays() -> None:
     lab = Lab(workers=1, wait=False)
     requests = turns_among_strays(rounds=10_000)
     try:

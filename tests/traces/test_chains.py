@@ -33,7 +33,7 @@ def test_chains_share_nothing_and_the_fork_its_first_8192_tokens() -> None:
     assert [one.at for one in requests] == sorted(one.at or 0 for one in requests)
 
 
-def test_lru_has_evicted_the_state_at_the_fork_and_the_clairvoyant_has_not() -> None:
+def test_state_at_the_fork_is_evicted_by_lru_but_not_clairvoyant() -> None:
     """All KV fits and most states: LRU gives up the shallow ones, which were used first."""
     assert run(CHAINS, 5.4e9, "lru").outcomes[-4].resumed_at == 0
     assert run(CHAINS, 5.4e9, "lru").outcomes[-2].resumed_at == 32_768

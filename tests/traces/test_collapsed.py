@@ -47,7 +47,7 @@ def test_short_histories_stay_whole() -> None:
     assert list(collapsed(messages(), STEPS)) == messages()
 
 
-def test_each_prompt_shares_what_precedes_the_observation_that_is_collapsed_next(file: Path) -> None:
+def test_each_prompt_shares_tokens_before_the_next_collapsed_observation(file: Path) -> None:
     whole = make_trace(str(file)).requests
     requests = make_trace(f"collapsed({str(file)!r}, last=5)").requests
     assert [one.at for one in requests] == [one.at for one in whole]

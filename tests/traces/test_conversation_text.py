@@ -59,7 +59,7 @@ def test_a_prompt_without_its_answer_is_the_servers_too(vocabulary, prompter, me
     assert boundaries == prompt.boundaries
 
 
-def test_an_answer_is_known_up_to_the_mark_that_the_model_ends_it_with(vocabulary):
+def test_answer_is_known_up_to_the_models_end_mark(vocabulary):
     chat = Chat(vocabulary, LONG)
     request = chat.request("a", chat.text(), 2)
     end = byte_tokenizer().token_to_id("<|im_end|>")
@@ -71,7 +71,7 @@ def b_ids(text):
     return byte_tokenizer().encode(text).ids
 
 
-def test_the_next_prompt_goes_on_from_the_answer():
+def test_next_prompt_continues_the_answer():
     chat = Chat(Words(), LONG)
     text = chat.text()
     requests = [chat.request("a", text, reply) for reply in (2, 4, 6)]

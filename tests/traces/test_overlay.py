@@ -68,7 +68,7 @@ def test_a_session_still_waits_for_its_answers(file):
     assert arrivals.due() == 100.0
 
 
-def test_a_short_file_goes_on_from_its_beginning(file):
+def test_short_file_repeats_from_its_beginning(file):
     times = [at for at, _ in in_order(make_arrivals(trace(8), "like('azure')", data=file))]
     turn = 4.5 * 3 / 2
     assert times == pytest.approx([0.0, 4.0, 4.5, turn, turn + 4, turn + 4.5, 2 * turn, 2 * turn + 4])
@@ -103,7 +103,7 @@ def test_equal_seeds_draw_equal_arrivals(file):
         ("other.jsonl", "[1, 2]\n", r"of no format that has arrivals; there are Azure, ServeGen"),
     ],
 )
-def test_a_file_that_cannot_be_laid_over_is_told(tmp_path, name, text, what):
+def test_file_that_cannot_be_overlaid_is_an_error(tmp_path, name, text, what):
     (tmp_path / name).write_text(text)
     with pytest.raises(TraceError, match=what):
         make_arrivals(trace(9), f"like({str(tmp_path / name)!r})")

@@ -42,7 +42,7 @@ def test_a_trace_is_found_by_its_name(folder, asked, name):
     assert read_trace(Path(asked), data=folder).name == name
 
 
-def test_a_file_is_found_without_a_data_folder_and_goes_first(folder, tmp_path, monkeypatch):
+def test_file_is_found_without_a_data_folder_and_preferred(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("flat.json").write_text(LINE * 2)
     assert len(read_trace(Path("flat.json"), data=folder).requests) == 2
@@ -50,30 +50,30 @@ def test_a_file_is_found_without_a_data_folder_and_goes_first(folder, tmp_path, 
     assert read_trace(Path("data/../flat.json")).name == "flat"
 
 
-def test_a_name_of_several_is_told_with_their_names(folder):
+def test_ambiguous_name_is_an_error_with_the_candidates(folder):
     with pytest.raises(TraceError, match=r"moon is 2 files, must be one of chat_trace, made_trace"):
         read_trace(Path("moon"), data=folder)
 
 
 @pytest.mark.parametrize("asked", ["nowhere", "agent/nothing", "no/where"])
-def test_a_name_of_none_is_told(folder, asked):
+def test_unknown_name_is_an_error(folder, asked):
     with pytest.raises(TraceError, match=rf"{asked} is no file, nor is there one below .*data"):
         read_trace(Path(asked), data=folder)
 
 
 @pytest.mark.parametrize("asked", ["nowhere", "generated"])
-def test_a_name_without_a_data_folder_is_told_with_the_option_and_the_form_of_drawn_traffic(asked):
+def test_name_without_a_data_folder_is_an_error_with_the_options(asked):
     with pytest.raises(TraceError, match=rf"^{asked} is no file, and .* \(--data FOLDER\); .*: generated\(0\)$"):
         make_trace(asked)
 
 
-def test_a_file_of_no_format_is_told_with_those_that_there_are(written):
+def test_file_of_unknown_format_is_an_error_with_the_formats(written):
     with pytest.raises(TraceError, match=r"line 1: .\{'a': 1\}. is of no format that is known; there are .*Mooncake"):
         read_trace(written({"a": 1}))
 
 
 @pytest.mark.parametrize("lines", [(), ("", " "), ({"conversations": []},)])
-def test_a_file_without_requests_is_told(written, lines):
+def test_file_without_requests_is_an_error(written, lines):
     with pytest.raises(TraceError, match=r"some\.jsonl has 0 requests, at least 1 is needed"):
         read_trace(written(*lines))
 
@@ -84,7 +84,7 @@ def test_a_limit_counts_sessions_and_keeps_them_whole(written):
     assert [one.session for one in trace.requests] == list("ababab")
 
 
-def test_what_comes_after_the_limit_is_not_read(written):
+def test_requests_after_the_limit_are_not_read(written):
     chat = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}] * 2}
     path = written(chat, chat, chat, "{oops")
     assert len(read_trace(path, limit=2).requests) == 4

@@ -67,7 +67,7 @@ def test_every_reader_has_a_sample_here():
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_format_is_told_by_its_first_record_and_by_the_first_that_knows_it(written, name):
+def test_format_is_detected_by_the_first_reader_of_its_record(written, name):
     first = FIRST[name][0]
     assert next(one for one, reader in READERS.items() if reader.matches(first)) == name
     trace = read_trace(written(*FIRST[name]))
@@ -79,7 +79,7 @@ def test_a_format_is_told_by_its_first_record_and_by_the_first_that_knows_it(wri
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("odd", [{}, [], 7, None, '"text"', {"messages": 3}, {"input": "x"}, {"hash_ids": {}}])
-def test_a_record_of_another_kind_is_told_by_its_line(written, name, odd):
+def test_record_of_another_kind_is_an_error_with_its_line(written, name, odd):
     path = written(*FIRST[name], odd)
     with pytest.raises(TraceError, match=rf"some\.jsonl, line {len(FIRST[name]) + 1}: no request that is known: \S"):
         read_trace(path)
@@ -118,7 +118,7 @@ def test_a_chat_without_calls_is_a_request_for_each_answer(written):
 
 
 @pytest.mark.parametrize("calls", [[4, 2], [2, 2], [0], [6]])
-def test_calls_that_cannot_be_are_told(written, calls):
+def test_invalid_calls_are_errors(written, calls):
     with pytest.raises(TraceError, match=r"line 2: .*calls are \[.*must ascend from 1 to at most 5"):
         read_trace(written(AGENT, {**AGENT, "calls": calls, "t": None}))
 
@@ -142,31 +142,31 @@ def test_mooncakes_full_blocks_count_and_its_outputs_are_unknown(written):
     assert "no sessions" in trace.notes[0]
 
 
-def test_fewer_blocks_than_the_length_has_are_told(written):
+def test_fewer_blocks_than_the_length_are_an_error(written):
     with pytest.raises(TraceError, match=r"line 1: .*hash_ids has 1 blocks, input_length is 1,100: 2"):
         read_trace(written({**MOONCAKE, "hash_ids": [4]}))
 
 
-def test_a_recording_that_knows_less_than_its_prompt_is_told(written):
+def test_recording_shorter_than_its_prompt_is_an_error(written):
     line = {"t": 0, "in": 100, "out": 1, "known": 10, "pages": ""}
     with pytest.raises(TraceError, match=r"line 2: .*in is 100, must be from 1 to known, which is 10"):
         read_trace(written(RECORDING, line))
 
 
 @pytest.mark.parametrize("parts", [{"system_end": "x"}, {"query_start": -1}, {"extra": [5, "x"]}])
-def test_a_boundary_that_is_no_position_is_told(written, parts):
+def test_boundary_outside_the_prompt_is_an_error(written, parts):
     line = {"t": 0, "in": 3, "out": 1, "known": 3, "pages": "", **parts}
     with pytest.raises(TraceError, match=rf"line 2: .*{next(iter(parts))} is .*must be a whole number"):
         read_trace(written(RECORDING, line))
 
 
-def test_a_prompt_without_tokens_is_told(written):
+def test_prompt_without_tokens_is_an_error(written):
     with pytest.raises(TraceError, match=r"line 2: .*the prompt has 0 tokens, at least 1 is needed"):
         read_trace(written(MOONCAKE, {**MOONCAKE, "input_length": 0, "hash_ids": []}))
 
 
 @pytest.mark.parametrize("length", [-1, "7", 1.5, None, True])
-def test_a_length_that_is_none_is_told(written, length):
+def test_invalid_length_is_an_error(written, length):
     with pytest.raises(TraceError, match=r"input_length is .* must be a whole number of 0 or more"):
         read_trace(written({**MOONCAKE, "input_length": length}))
 
@@ -175,7 +175,7 @@ def claude(written, *requests, **more):
     return read_trace(written({**CLAUDE, **more, "requests": list(requests)}))
 
 
-def test_what_was_generated_is_taken_from_the_next_request_where_it_goes_on(written):
+def test_answer_is_read_from_the_next_request_that_continues_it(written):
     requests = turn(1, 2, n_in=150, out=100), turn(1, 2, 3, 4, out=50), turn(1, 2, 7, 8), turn(1, 2, 7)
     trace = claude(written, *requests)
     assert known(trace) == [
@@ -194,7 +194,7 @@ def test_no_more_is_known_than_the_next_requests_full_blocks(written):
     assert known(trace)[0] == (128, 500, 192)
 
 
-def test_numbers_that_only_begin_alike_are_no_common_block(written):
+def test_numbers_with_a_common_beginning_share_no_block(written):
     trace = claude(written, turn(1, 23), turn(1, 2), turn(1, 2345), turn(1, 234), turn(12))
     texts = [blocks(1, 23), blocks(1, 2), blocks(1, 2345), blocks(1, 234), blocks(12)]
     assert [one.text for one in trace.requests] == texts
@@ -207,7 +207,7 @@ def test_the_second_copy_of_a_turn_is_dropped(written):
     assert "1 second copies of a turn were dropped" in trace.notes
 
 
-def test_a_sub_agent_is_a_session_of_its_own_with_its_parents_ids(written):
+def test_sub_agent_is_a_separate_session_with_its_parents_ids(written):
     agent = {"type": "subagent", "t": 3, "agent_id": "a1", "requests": [turn(1, 9)], "tool_tokens": 7}
     trace = claude(written, turn(1, 2), agent, turn(1, 2, 3))
     assert [one.session for one in trace.requests] == ["s", "s", "s/a1"]
@@ -233,7 +233,7 @@ def test_times_between_requests_are_kept_and_starts_are_not_known(written):
 # -- tokens and logs -----------------------------------------------------------
 
 
-def test_token_lists_share_a_text_as_far_as_a_session_goes_on(written):
+def test_token_lists_share_a_text_while_a_session_continues(written):
     lines = [
         {"t": 1.0, "session": 7, "input": [1, 2], "output": [3]},
         {"t": 1.5, "session": 8, "input": [1, 2], "output": [9]},
@@ -265,7 +265,7 @@ def test_a_prompt_of_token_ids_may_have_other_names(written, line):
         {"t": float("nan"), "input": [1]},
     ],
 )
-def test_tokens_that_are_none_are_told(written, line):
+def test_invalid_tokens_are_an_error(written, line):
     with pytest.raises(TraceError, match="line 2: no request that is known"):
         read_trace(written([1], line))
 
@@ -331,7 +331,7 @@ def test_conversations_without_an_answer_are_counted(written):
     assert trace.notes == ("1 conversations without an answer are left out",)
 
 
-def test_a_speaker_that_is_not_known_is_told(written):
+def test_unknown_speaker_is_an_error(written):
     with pytest.raises(TraceError, match=r"line 2: .*from is 'parrot', must be one of human"):
         read_trace(written(SHAREGPT, {"conversations": [{"from": "parrot", "value": "?"}]}))
 
@@ -347,7 +347,7 @@ def test_questions_of_a_document_share_it_and_nothing_else(written):
     assert (first.output_tokens, second.output_tokens) == (n_he + 1, 1)
 
 
-def test_a_book_is_read_on_and_anew_where_the_context_ends(written, monkeypatch):
+def test_book_continues_and_restarts_where_the_context_ends(written, monkeypatch):
     monkeypatch.setattr(documents, "CONTEXT", 12)
     chapter = {**CHAPTER, "text": "a b c d"}
     other = {**chapter, "id": "author_other/one"}

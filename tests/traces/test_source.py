@@ -59,13 +59,13 @@ def test_lists_of_tokens_are_lines_and_no_array(tmp_path):
     assert list(Source(path).records()) == [[1, 2], [3]]
 
 
-def test_a_line_that_is_no_json_is_told_by_its_number(packed):
+def test_line_that_is_not_json_is_an_error_with_its_number(packed):
     path = packed(LINES + "{oops\n")
     with pytest.raises(TraceError, match=rf"some\.jsonl, line {len(RECORDS) + 1}: no JSON: Expecting property name"):
         list(Source(path).records())
 
 
-def test_an_array_that_breaks_off_is_told_by_its_last_element(tmp_path):
+def test_truncated_array_is_an_error_with_its_last_element(tmp_path):
     path = tmp_path / "some.json"
     path.write_text(json.dumps(RECORDS)[:-20])
     with pytest.raises(TraceError, match=r"element 39: then no JSON"):
@@ -73,7 +73,7 @@ def test_an_array_that_breaks_off_is_told_by_its_last_element(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["gzip", "zstd"])
-def test_a_file_that_cannot_be_unpacked_is_told(tmp_path, way):
+def test_file_that_cannot_be_unpacked_is_an_error(tmp_path, way):
     path = tmp_path / "some.jsonl"
     text = "".join(f"{number * 7919 % 10007}\n" for number in range(5000))
     whole = bytearray(PACKERS[way](text.encode()))

@@ -96,12 +96,12 @@ def test_sessions_begin_in_the_files_order():
     assert began == [f"s{number}" for number in range(50)]
 
 
-def test_a_number_alone_is_a_rate():
+def test_single_number_is_a_rate():
     of = sessions(20, 3)
     assert list(in_order(make_arrivals(of, "2.5"))) == list(in_order(Poisson(2.5).over(of)))
 
 
-def test_think_times_are_the_recorded_ones_where_there_are_and_begin_at_the_answer():
+def test_recorded_think_times_begin_at_the_answer():
     of = trace(request("a", think=9.0), request("a", think=4.0), request("a", think=0.5))
     (first, _), (second, _), (third, _) = play(Poisson(1.0).over(of), 10.0)
     assert (second - first, third - second) == (pytest.approx(14.0), pytest.approx(10.5))
@@ -119,7 +119,7 @@ def test_given_think_times_go_before_recorded_ones():
     assert second - first == pytest.approx(2.0)
 
 
-def test_what_has_no_times_comes_interleaved():
+def test_sessions_without_times_are_interleaved():
     of = sessions(60, 4)
     assert natural(of) == Poisson(RATE)
     order = [one.session for _, one in in_order(make_arrivals(of))]
@@ -173,7 +173,7 @@ def test_in_an_open_loop_no_request_waits_for_an_answer():
     assert play(Poisson(2.0, 5.0).over(of, 5), 1000.0) != play(Poisson(2.0, 5.0).over(of, 5), 0.0)
 
 
-def test_with_a_rate_requests_keep_the_order_of_think_times_and_come_at_the_rate():
+def test_rate_keeps_the_order_of_think_times():
     of = sessions(400, 10)
     at_rate = play(Open(8.0, sessions=10.0, think=5.0).over(of, 3), 0.7)
     order = [one for _, one in in_order(Poisson(10.0, 5.0).over(of, 3))]
@@ -226,7 +226,7 @@ def test_other_seeds_give_other_loads():
     assert play(make_arrivals(of, "2.0", 5), 0.3) != play(make_arrivals(of, "2.0", 6), 0.3)
 
 
-def test_how_long_answers_take_changes_nothing_that_is_drawn():
+def test_drawn_arrivals_are_independent_of_answer_times():
     def starts(seconds):
         return [at for at, one in play(make_arrivals(sessions(30, 2), "2.0", 5), seconds) if one.prompt_tokens == 1]
 
@@ -250,6 +250,6 @@ def test_how_long_answers_take_changes_nothing_that_is_drawn():
         ("poisson(think=-2)", "think is -2, must be a number of 0 or more"),
     ],
 )
-def test_a_load_that_cannot_be_is_told(spelling, what):
+def test_invalid_load_is_an_error(spelling, what):
     with pytest.raises(ConfigError, match=what.replace("(", r"\(")):
         make_arrivals(sessions(2, 2, at=1.0), spelling)

@@ -41,12 +41,12 @@ def test_token_lists_name_segments_and_their_fidelity(written):
 
 
 @pytest.mark.parametrize("spans", [[[2, 2]], [[0, 9]], [[2, 4], [3, 5]], [[3, 4], [0, 1]], [[0, 1.5]], [[1]]])
-def test_spans_that_cannot_be_are_told(written, spans):
+def test_invalid_spans_are_errors(written, spans):
     with pytest.raises(TraceError, match="line 1"):
         read_trace(written({"input": [1, 2, 3, 4, 5], "segments": spans}))
 
 
-def test_an_unknown_fidelity_is_told(written):
+def test_unknown_fidelity_is_an_error(written):
     with pytest.raises(TraceError, match="perfect"):
         read_trace(written({"input": [1, 2, 3], "segments": [[0, 2]], "fidelity": "perfect"}))
 
@@ -98,7 +98,7 @@ def test_a_document_has_the_same_tokens_wherever_it_stands(written):
     assert texts(trace, 0) == texts(trace, 1)[::-1]
 
 
-def test_what_is_no_markup_is_text(written):
+def test_malformed_markup_is_text(written):
     said = "<|segment|>Said.<|segment|>"
     messages = [{"role": "user", "content": [{"type": "text", "text": said, "segment": False}]}]
     quoted = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": "Why?"}]
@@ -200,7 +200,7 @@ def test_drawn_traffic_is_the_same_for_the_same_seed():
     assert drawn(limit=7, seed=1).requests == drawn(seed=1).requests[:7]
 
 
-def test_a_request_has_so_many_different_documents_in_any_order():
+def test_request_has_distinct_documents_in_any_order():
     trace = drawn(", fewest=4, most=6")
     counts = {len(request.segments) for request in trace.requests}
     assert counts == {4, 5, 6}
@@ -212,7 +212,7 @@ def test_a_request_has_so_many_different_documents_in_any_order():
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.5])
-def test_the_first_document_is_as_popular_as_zipf_says(exponent):
+def test_first_document_has_the_popularity_of_zipfs_law(exponent):
     """Count the draws of single documents, and compare the most frequent with Zipf within four standard deviations."""
     trace = make_trace(f"rag(sessions=2000, documents=50, zipf={exponent}, fewest=1, most=1)")
     often: dict[bytes, int] = {}
@@ -249,6 +249,6 @@ def test_documents_may_be_a_files_passages(written, tmp_path):
         ("popularity=2", "popularity"),
     ],
 )
-def test_what_cannot_be_drawn_is_told(options, told):
+def test_impossible_drawn_traffic_is_an_error(options, told):
     with pytest.raises(ConfigError, match=told):
         make_trace(f"rag({options})")

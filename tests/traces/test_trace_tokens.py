@@ -49,12 +49,12 @@ def test_a_vocabulary_gives_its_models_tokens(tmp_path):
     assert len(by_file.footer()) == 2
 
 
-def test_a_file_without_a_tokenizer_is_told(tmp_path):
+def test_file_without_a_tokenizer_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"tokenizer\.json' holds no tokenizer"):
         Vocabulary(tmp_path)
 
 
-def test_what_comes_again_is_not_tokenised_again():
+def test_repeated_text_is_tokenised_once():
     class Counting(Words):
         calls = 0
 

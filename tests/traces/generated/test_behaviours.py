@@ -51,7 +51,7 @@ def test_a_chat_that_lives_on_ends_with_the_traffic() -> None:
         assert 4 * HOUR - milliseconds(session[-1]) < 20 * 60 * SECOND
 
 
-def test_each_turn_of_a_chat_goes_on_from_the_whole_turn_before() -> None:
+def test_each_turn_of_a_chat_continues_the_whole_previous_turn() -> None:
     for session in sessions(Chats(turns=6), 20):
         for a, b in pairwise(session):
             assert shared_tokens(a, b) == a.prompt_tokens
@@ -66,7 +66,7 @@ def test_a_chat_returns_after_hours() -> None:
     assert not [gap for one in sessions(Chats(turns=10), 60) for gap in gaps(one) if gap > HOUR]
 
 
-def test_an_edited_chat_goes_back_to_the_end_of_an_earlier_turn() -> None:
+def test_edited_chat_returns_to_the_end_of_an_earlier_turn() -> None:
     back = 0
     for session in sessions(Chats(turns=12, edits=300), 20):
         ends = [one.known_tokens for one in session]
@@ -98,7 +98,7 @@ def test_chats_with_one_system_prompt_share_it_and_nothing_else() -> None:
 # -- documents -------------------------------------------------------------------------
 
 
-def test_questions_are_put_to_the_document_alone_or_follow_each_other() -> None:
+def test_questions_follow_the_document_or_each_other() -> None:
     for follow in (False, True):
         for session in sessions(Documents(questions=4, follow=follow, tokens=500), 20):
             for a, b in pairwise(session):
@@ -128,7 +128,7 @@ def test_ranks_drift_by_one_at_a_time() -> None:
 # -- templates -------------------------------------------------------------------------
 
 
-def test_requests_of_a_template_share_it_up_to_the_first_slot_that_differs() -> None:
+def test_requests_share_a_template_up_to_the_first_different_slot() -> None:
     templates, shared = Templates(templates=1, parts=3, part=200, slot=10, values=2), words()
     asked = [templates.session(str(n), 0, END, Dice(n), shared)[0] for n in range(60)]
     first, second, third = (len(shared.named(0, part, median=200)) for part in range(3))
@@ -179,7 +179,7 @@ def test_the_last_five_observations_stay_whole() -> None:
     assert mean(growth[5:]) < mean(growth[:5]) / 2
 
 
-def test_a_sub_agent_has_a_prompt_of_its_own_and_its_parent_waits() -> None:
+def test_sub_agent_has_its_own_prompt_and_its_parent_waits() -> None:
     helped = 0
     for made in prompts(subagents=200):
         parent = [one for one in made if "/" not in one.session]

@@ -82,7 +82,7 @@ def test_requests_come_in_order_and_in_the_number_asked_for() -> None:
             last[one.session] = one.at
 
 
-def test_notes_say_what_was_drawn() -> None:
+def test_notes_describe_the_drawn_traffic() -> None:
     *sources, last = make_trace("generated(0, requests=20)").notes
     assert len(sources) == len(Generated(0).kind().sources)
     assert "in phase" in sources[0]
