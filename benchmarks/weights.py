@@ -1,6 +1,6 @@
 """Cost of weights in fewer bits: next tokens on the decode path and on the prefill path, and right answers.
 
-    python -m benchmarks.weights [--items 100] [--page docs/weights.md] [--small]
+    python -m benchmarks.weights [--items 100] [--page build/weights.md] [--small]
 
 Windows of held-out prompts go through the embedded model twice: token by token through decode rows, after a first part
 that is prefilled, and in one prefill. Each path is compared with the same path of the model with weights as stored. The
@@ -55,7 +55,7 @@ TYPES = {
 BLOCKS_OF_256 = "ffn_down.weight"  # of the embedded model, which is 192 channels wide
 HEADING = "## Quality\n"
 ABOUT = f"""{HEADING}
-`python -m benchmarks.weights --page docs/weights.md` writes this section. The embedded model computes in float32, with weights as they are stored
+`python -m benchmarks.weights --page build/weights.md` writes this section. The embedded model computes in float32, with weights as they are stored
 (bfloat16) and as `--weights` quantises them. {{positions:,}} tokens of held-out prompts are forced through decode rows:
 {WINDOWS} windows, after {PREFILLED} tokens each that are prefilled. The prefill columns score the same tokens in one prefill. Each
 path is compared with the same path of weights as stored: the mean divergence (KL) of next tokens in nats, with its 95% interval

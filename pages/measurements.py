@@ -41,6 +41,7 @@ def pages() -> dict[str, Callable[[], str]]:
             ("Memory kept of a draft", _drafts()),
         ],
         "tiers": _tiers,
+        "weights": lambda: [_rows("weights", "Formats and bits")],
     }
     return {
         f"docs/measurements/{name}.md": (lambda name=name, make=make: _page(name, make()))
