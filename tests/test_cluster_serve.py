@@ -173,11 +173,13 @@ def shared_with(process: int) -> set[str]:
     }
 
 
+@pytest.mark.full
 def test_workers_hold_the_weights_once(running: Running) -> None:
     first, second = (shared_with(one["process"]) for one in running.workers().values())
     assert first == second != set(), "loading at once, each may have laid out weights that both hold"
 
 
+@pytest.mark.full
 def test_threads_and_environment_are_set_before_a_worker_starts(running: Running) -> None:
     """A process's first environment is that before it imports anything. Ray's store is small, its monitor off."""
     for one in running.workers().values():
@@ -214,6 +216,7 @@ def test_answer_continues_after_its_worker_is_killed(running: Running) -> None:
     assert "failed" not in counts
 
 
+@pytest.mark.full
 def test_workers_are_drained_added_and_removed_under_requests(running: Running) -> None:
     with ThreadPoolExecutor(4) as clients:
         whole = running.story(150)
@@ -230,6 +233,7 @@ def test_workers_are_drained_added_and_removed_under_requests(running: Running) 
     assert "failed" not in running.counts()
 
 
+@pytest.mark.full
 def test_status_shows_workers_and_outcomes_of_requests(running: Running) -> None:
     running.story(3)
     until(running.ups)
@@ -241,6 +245,7 @@ def test_status_shows_workers_and_outcomes_of_requests(running: Running) -> None
     assert max(map(len, shown.splitlines())) <= 80
 
 
+@pytest.mark.full
 def test_metrics_and_figures_are_the_sums_of_all_workers(running: Running) -> None:
     base = running.url.removesuffix("/v1")
     until(lambda: httpx.get(f"{base}/cache").json()["memory"]["pages"]["total"] > 0)
@@ -251,6 +256,7 @@ def test_metrics_and_figures_are_the_sums_of_all_workers(running: Running) -> No
     assert httpx.post(f"{base}/cache/segments", json={"texts": ["a b c"]}).status_code == 501
 
 
+@pytest.mark.full
 def test_commands_arrive_again_after_the_mailbox_has_ended(running: Running) -> None:
     (mailbox,) = (one for one in running.processes() if one.name == "ray::Mailbox")
     os.kill(mailbox.number, signal.SIGKILL)
@@ -259,6 +265,7 @@ def test_commands_arrive_again_after_the_mailbox_has_ended(running: Running) -> 
     assert restarted.number != mailbox.number
 
 
+@pytest.mark.full
 def test_every_socket_of_a_worker_asks_for_curve(running: Running) -> None:
     """Greetings of ZMTP name the mechanism. A worker has four sockets: requests, live events, replays, pulls."""
     until(lambda: running.ups())
@@ -285,6 +292,7 @@ def mechanism_at(address: tuple[str, int]) -> bytes | None:
             return file.read(63)[11:31].rstrip(b"\0")
 
 
+@pytest.mark.full
 def test_secret_keys_are_in_no_command_environment_or_log(running: Running) -> None:
     pairs = running.pairs()
     assert len(pairs) >= 3, "one of the router, and one of each worker"
@@ -304,6 +312,7 @@ def test_secret_keys_are_in_no_command_environment_or_log(running: Running) -> N
     assert [(name, secret) for name, text in shown.items() for secret in secrets if secret in text] == []
 
 
+@pytest.mark.full
 def test_down_ends_it(running: Running) -> None:
     assert running.cluster("down").returncode == 0
     assert running.process.wait(PATIENCE) == 0

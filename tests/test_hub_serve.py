@@ -63,6 +63,7 @@ def test_a_model_is_served_by_its_name_and_again_without_a_hub(environment, tmp_
             assert "files, " not in stopped(process)
 
 
+@pytest.mark.full
 def test_occupied_port_is_refused_before_weights_are_downloaded(environment):
     with mirror() as hub:
         hub.add(NAME, {path.name: path.read_bytes() for path in embedded().iterdir()})
@@ -73,6 +74,7 @@ def test_occupied_port_is_refused_before_weights_are_downloaded(environment):
         assert f"127.0.0.1:{port}" in log
 
 
+@pytest.mark.full
 def test_terminated_download_is_continued_by_the_next_start(environment):
     weights = (embedded() / "model.safetensors").read_bytes()
     with mirror() as hub:

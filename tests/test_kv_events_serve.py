@@ -142,6 +142,7 @@ def check_nothing_said(served: Served) -> None:
         assert array("I", ids[at : at + 4]).tobytes() not in everything
 
 
+@pytest.mark.full
 def test_occupied_events_port_is_refused_before_the_model_is_loaded(key: Path) -> None:
     with opened(zmq.PUB) as taken:
         taken.bind(ANY)

@@ -77,6 +77,7 @@ def test_embedded_model_serves_hits_keeps_answers_and_stops_on_sigterm(server):
     assert "Traceback" not in log
 
 
+@pytest.mark.full
 def test_a_proof_is_kept_for_the_next_start_and_recheck_proves_again(tmp_path):
     """Each start proves what is asked of it once; the second one finds the proof of the first."""
     kept = {"HEADWATER_CACHE_DIR": str(tmp_path / "cache")}
@@ -94,6 +95,7 @@ def events(lines):
     return [json.loads(line) for line in data[:-1]]
 
 
+@pytest.mark.full
 def test_after_sigterm_a_stream_is_finished_and_nothing_new_begun():
     with serving("--port", "0") as (process, said):
         url = address(said)
@@ -116,6 +118,7 @@ def test_after_sigterm_a_stream_is_finished_and_nothing_new_begun():
         assert (process.returncode, "Traceback" in log) == (0, False), log
 
 
+@pytest.mark.full
 def test_behind_a_unix_socket_with_a_key_and_without_time_to_drain(tmp_path):
     (tmp_path / "key").write_text("sesame\n")
     (tmp_path / "hw.toml").write_text('uds = "hw.sock"\napi_key_file = "key"\ndrain = 0\nmodel_name = "small"')
@@ -139,6 +142,7 @@ def test_behind_a_unix_socket_with_a_key_and_without_time_to_drain(tmp_path):
         assert not path.exists()
 
 
+@pytest.mark.full
 def test_behind_tls_and_interrupted_twice(certificate):  # noqa: F811
     key, cert = certificate
     with listening(started("--port", "0", "--tls-key", str(key), "--tls-cert", str(cert))) as (process, said):
@@ -160,6 +164,7 @@ def test_behind_tls_and_interrupted_twice(certificate):  # noqa: F811
         assert (process.returncode, "Traceback" in log) == (130, False), log
 
 
+@pytest.mark.full
 def test_sigterm_while_loading_ends_the_server_cleanly(tmp_path):
     with started("--uds", str(tmp_path / "hw.sock")) as process:
         assert "no model given" in process.stdout.readline()  # said before the model is loaded

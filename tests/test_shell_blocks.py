@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
@@ -35,6 +36,7 @@ PAGES = [
     ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "training/README.md", "stress/README.md")
 ]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
+FIRST_READ = ("README.md", "docs/start.md")  # a new user's pages: their blocks run in `make test`
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MOST_NOT_RUN = 10
 PATIENCE = 900  # seconds: `make demo` installs all packages
@@ -90,6 +92,11 @@ FULL = [block for block in RUN if block not in QUICK]
 
 def ids(block: Block) -> str:
     return block.place
+
+
+def marked(block: Block) -> ParameterSet:
+    """Leave all but the first pages to `make test-full`."""
+    return pytest.param(block, marks=[] if block.place.startswith(FIRST_READ) else pytest.mark.full)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +173,7 @@ def shell(block: Block, folder: Path, address: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("block", QUICK, ids=ids)
+@pytest.mark.parametrize("block", [marked(block) for block in QUICK], ids=ids)
 def test_a_shell_block_runs(block: Block, folder: Path, address: str) -> None:
     first = shell(block, folder, address)
     if block.info == "sh hits":

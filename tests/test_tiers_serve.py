@@ -74,6 +74,7 @@ def test_a_killed_server_has_stored_all_and_the_next_one_answers_alike(place: st
     assert tiers("clear", place, "--yes").stdout == "0 parts were deleted\n"
 
 
+@pytest.mark.full
 def test_documents_are_read_from_disk_after_a_restart(tmp_path: Path) -> None:
     """The second server answers the same documents, in another order, without building any."""
     place, key = f"disk:{tmp_path / 'tier'}", str(tmp_path / "key")
@@ -130,6 +131,7 @@ def test_entries_of_the_head_are_stored_if_it_drafts(tmp_path: Path) -> None:
     assert tiers("verify", place, "--tier-key", key).returncode == 0
 
 
+@pytest.mark.full
 def test_selective_storing_flushes_at_sigterm_for_servers_of_this_fingerprint(tmp_path: Path) -> None:
     place = f"disk:{tmp_path / 'tier'}"
     flags = "--port", "0", "--tier", place, "--tier-key", str(tmp_path / "key"), "--page-size"
@@ -147,6 +149,7 @@ def test_selective_storing_flushes_at_sigterm_for_servers_of_this_fingerprint(tm
         assert asked(said)["headwater"]["tier_outcome"] == "other_fingerprint"
 
 
+@pytest.mark.full
 def test_verify_finds_a_flipped_byte(tmp_path: Path) -> None:
     place, key = f"disk:{tmp_path / 'tier'}", str(tmp_path / "key")
     with serving("--port", "0", "--tier", place, "--tier-key", key) as (process, said):

@@ -58,6 +58,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
+@pytest.mark.full
 def test_the_package_comes_from_the_wheel(python: Path, tmp_path: Path) -> None:
     where = run(python, "-c", "import headwater; print(headwater.__file__)", cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(python.parents[1])
@@ -70,6 +71,7 @@ def test_every_module_is_in_the_wheel(python: Path) -> None:
     assert found == wanted
 
 
+@pytest.mark.full
 def test_every_file_of_the_live_page_is_served(python: Path, tmp_path: Path) -> None:
     files = [path.name for path in PAGE.iterdir() if path.suffix in (".html", ".js", ".css", ".svg")]
     assert "main.js" in files
@@ -113,6 +115,7 @@ def serving(python: Path, folder: Path) -> Iterator[str]:
         process.communicate()
 
 
+@pytest.mark.full
 def test_a_report_of_the_lab_is_written(python: Path, tmp_path: Path) -> None:
     options = ["--limit", "4", "--memory", "1GB", "--jobs", "1", "--report", "report.html"]
     run(python, "-m", "headwater", "replay", "rag(sessions=4)", *options, cwd=tmp_path)
@@ -122,6 +125,7 @@ def test_a_report_of_the_lab_is_written(python: Path, tmp_path: Path) -> None:
     assert "<script" in report
 
 
+@pytest.mark.full
 def test_wheel_metadata_has_licence_and_readme_with_absolute_links(python: Path) -> None:
     (folder,) = python.parents[1].glob("lib/python*/site-packages/headwater-*.dist-info")
     metadata = email.message_from_bytes((folder / "METADATA").read_bytes())
