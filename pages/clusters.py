@@ -24,7 +24,7 @@ def tables(load: Callable[[str], Any]) -> Iterator[Table]:
     about = "Simulated workers: qwen3.5-9b on an H20, a working set three times their memory. "
     yield "Routing rules, simulated", "routers", "", about + RULES, _rules(routers["cells"]), routers
     about = "Two routers and three workers of headwater-tiny as processes of one machine; computing is emulated: "
-    about += "a worker sleeps as long as one alone computed. "
+    about += "a worker sleeps as long as a single one computed. "
     yield (
         "Routing rules, with processes",
         "routed_traffic",
