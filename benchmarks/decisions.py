@@ -25,8 +25,8 @@ from benchmarks import measure
 from headwater.cache.eviction import make_eviction
 from headwater.cache.eviction.base.policy import Eviction, Room
 from headwater.cache.eviction.headwater import GHOSTS, Headwater
-from headwater.cache.index import Index, Observer
-from headwater.cache.node import Node
+from headwater.cache.index import Index
+from headwater.cache.node import Node, Observer
 from headwater.cli.common import prepare_outputs
 from headwater.plan import CacheLayout, Draft, PrefillFlops
 

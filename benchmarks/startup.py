@@ -52,7 +52,7 @@ def memory_rows(memory: int, seed: int) -> list[Row]:
         model = Model(folder)
         with filled(model, folder, memory, seed) as serving:
             resident, peak = (status_mb(serving.process.pid, field) for field in ("VmRSS", "VmHWM"))
-    known = (model.loaded.spec.parameter_bytes + memory) / 1e6
+    known = (model.loaded.spec.weight_bytes + memory) / 1e6
     return [
         Row("resident beyond model and --memory, full", "MB", [resident - known], f"<= {RESIDENT_LIMIT}"),
         Row("the same at its peak", "MB", [peak - known], f"<= {RESIDENT_LIMIT}"),

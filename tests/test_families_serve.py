@@ -56,7 +56,7 @@ def test_inspect_prints_the_cache_costs_of_a_family(folder: Path, capsys: pytest
     spec = read_folder(folder)
     assert run(["inspect", str(folder)]) == 0
     shown = capsys.readouterr().out
-    for cost in (spec.parameter_bytes, spec.kv_bytes_per_token, spec.page_bytes, spec.checkpoint_bytes):
+    for cost in (spec.weight_bytes, spec.kv_bytes_per_token, spec.page_bytes, spec.checkpoint_bytes):
         assert f" {cost:,} " in shown
     for kind, n in spec.layers_by_kind.items():
         assert f"{n} {kind}" in " ".join(shown.split())

@@ -66,7 +66,7 @@ def test_qwen3_next_80b_has_80_billion_parameters_and_3_that_work() -> None:
     spec = read_config(NEXT_80B, "bfloat16")
     assert spec.layers_by_kind["moe"] == 48
     assert 79e9 < sum(spec.parameters_by_kind().values()) < 81e9
-    assert spec.parameter_bytes == 2 * sum(spec.parameters_by_kind().values())
+    assert spec.weight_bytes == 2 * sum(spec.parameters_by_kind().values())
     assert 2.5e9 < spec.prefill_flops(0, 1) / 2 < 4.5e9
 
 
@@ -108,7 +108,7 @@ def test_the_ends_of_the_range_need_no_other_case() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_in_fewer_bits_change_no_page_and_no_checkpoint(config: dict[str, Any], dtype: str) -> None:
     stored = read_config(config, dtype)
-    sizes = [stored.parameter_bytes]
+    sizes = [stored.weight_bytes]
     for weights, bits in (("int8", 8.375), ("int4", 4.375)):
         spec = read_config(config, dtype, weights=weights)
         assert (spec.page_bytes, spec.checkpoint_bytes) == (stored.page_bytes, stored.checkpoint_bytes)
@@ -118,8 +118,8 @@ def test_weights_in_fewer_bits_change_no_page_and_no_checkpoint(config: dict[str
         assert spec.layout(10**10) == stored.layout(10**10)
         assert spec.flops == stored.flops
         saved = sum(layer.quantised_weights for layer in spec.layers) * (stored.weight_element_bytes - bits / 8)
-        assert spec.parameter_bytes == stored.parameter_bytes - saved
-        sizes.append(spec.parameter_bytes)
+        assert spec.weight_bytes == stored.weight_bytes - saved
+        sizes.append(spec.weight_bytes)
     assert sizes == sorted(sizes, reverse=True)
 
 
@@ -132,7 +132,7 @@ def test_weights_are_held_as_stored_unless_that_is_longer_than_what_is_computed_
     ):
         spec = read_config(NEXT_80B | {"dtype": stored}, dtype)
         assert (spec.weights_held, spec.element_bytes) == (held, 4 if dtype == "float32" else 2)
-        assert spec.parameter_bytes == size * sum(spec.parameters_by_kind().values())
+        assert spec.weight_bytes == size * sum(spec.parameters_by_kind().values())
     assert read_config(NEXT_80B, "float32").weights_held == "bfloat16"  # where config.json does not say
 
 
@@ -144,7 +144,7 @@ def test_embedding_head_norms_gates_routers_and_convolutions_are_never_quantised
     attention, moe = 2 * 256, (512 + 1) * hidden  # norms of queries and keys; router and the shared expert's gate
     kept = 2 * vocab * hidden + 97 * hidden + 36 * gdn + 12 * attention + 48 * moe
     quantised = sum(spec.parameters_by_kind().values()) - kept
-    assert spec.parameter_bytes == 2 * kept + quantised * 4.375 / 8
+    assert spec.weight_bytes == 2 * kept + quantised * 4.375 / 8
 
 
 def test_a_format_of_weights_that_there_is_not_is_refused_with_those_that_there_are() -> None:

@@ -391,11 +391,6 @@ class ModelSpec(Architecture, ModelCosts):
         """Return the page layout of `memory_bytes`. Raises ConfigError if the memory is smaller than a page."""
         return self.unified_layout(memory_bytes, self.page_size)
 
-    @property
-    def parameter_bytes(self) -> int:
-        """Bytes of all weights as they are held."""
-        return self.weight_bytes
-
     def prefill_flops(self, start: int, end: int) -> int:
         """FLOPs to prefill tokens [start, end) after a prefix of `start` tokens, and one row of logits."""
         return sum(self.flops_by_kind(start, end).values())

@@ -82,7 +82,7 @@ def watch_evictions(cache: PrefixCache, caps: bool) -> None:
 
         setattr(owner, name, called)
 
-    operations = "match", "reserve", "reserve_segment", "reserve_loaded_segment", "plan_segment"
+    operations = "match", "reserve", "reserve_segment", "reserve_loaded_segment"
     for name in (*operations, "commit", "abandon", "release"):
         entering(name)
     for owner, name in ((cache._index, "drop"), (cache._index, "trim"), (cache.segments, "evict")):
@@ -96,7 +96,7 @@ def reserve_segment(cache: PrefixCache, key: SegmentKey, request: int = -1) -> S
 
 def publish_segment(cache: PrefixCache, stored: StoredSegment, request: int = -1) -> None:
     """Build the segment in one leg."""
-    cache.commit(cache.plan_segment(request, 0, stored.key.tokens - stored.key.widths.tail))
+    cache.commit(cache.segments.plan(request, 0, stored.key.tokens - stored.key.widths.tail))
     cache.release(request)
 
 

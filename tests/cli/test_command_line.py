@@ -183,7 +183,7 @@ def test_inspect_prints_the_sizes_of_the_spec(capsys, folder):
     spec = read_spec(folder, "auto", 64)
     assert f"computed in {spec.dtype_name}: " in printed
     pages = 10_000_000 // spec.page_bytes
-    for number in (spec.kv_bytes_per_token, spec.page_bytes, spec.checkpoint_bytes, spec.parameter_bytes):
+    for number in (spec.kv_bytes_per_token, spec.page_bytes, spec.checkpoint_bytes, spec.weight_bytes):
         assert f" {number:,} " in printed
     assert f" {pages * 64:,} " in printed
     assert f" {pages // spec.checkpoint_pages:,} " in printed
@@ -196,10 +196,10 @@ def test_inspect_counts_weights_as_they_are_held(capsys, folder, weights):
     assert run(["inspect", str(folder), "--weights", weights]) == 0
     printed = capsys.readouterr().out
     spec, stored = (read_spec(folder, "auto", 64, held) for held in (weights, "auto"))
-    assert re.search(rf"weights, {weights} +│ +{spec.parameter_bytes:,} ", printed)
+    assert re.search(rf"weights, {weights} +│ +{spec.weight_bytes:,} ", printed)
     assert f" {stored.page_bytes:,} " in printed
     assert f" {stored.checkpoint_bytes:,} " in printed
-    assert spec.parameter_bytes < stored.parameter_bytes
+    assert spec.weight_bytes < stored.weight_bytes
 
 
 def test_unknown_weights_format_is_refused_with_the_known_ones(capsys, folder):

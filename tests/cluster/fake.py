@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from headwater.account import CacheAccount, Reason
-from headwater.cache.view import CacheStats
+from headwater.cache.stats import CacheStats
 from headwater.cluster.cost import Role
 from headwater.cluster.links import zero
 from headwater.cluster.router import RoutedModel, Router

@@ -137,7 +137,7 @@ def test_a_folders_profile_costs_what_the_engine_says(config: dict[str, Any], st
     assert profile.kv_bytes_per_token == spec.kv_bytes_per_token
     assert profile.checkpoint_bytes == spec.checkpoint_bytes
     assert profile.parameters_by_kind() == spec.parameters_by_kind()
-    assert profile.weight_bytes == spec.parameter_bytes
+    assert profile.weight_bytes == spec.weight_bytes
     assert profile.flops_by_kind(start, start + more) == spec.flops_by_kind(start, start + more)
     assert profile.flops == spec.flops
     assert profile.layout(10**9, 64) == spec.layout(10**9)
@@ -151,7 +151,7 @@ def test_a_folders_profile_holds_weights_as_the_engine_does(config: dict[str, An
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         profile, stored = (load_profile(folder, weights=held) for held in (weights, "auto"))
-    assert profile.weight_bytes == spec.parameter_bytes <= stored.weight_bytes
+    assert profile.weight_bytes == spec.weight_bytes <= stored.weight_bytes
     assert profile.weight_bytes_read(3) == pytest.approx(spec.weight_bytes_read(3))
     assert profile.layout(10**9, 64) == stored.layout(10**9, 64)
     assert (profile.weights_held, profile.dtype_name) == (weights, config["dtype"])

@@ -97,11 +97,11 @@ def test_bytes_are_counted_as_weights_are_held(case: str) -> None:
     products = sum(layer.quantised_weights for layer in spec.layers)
     element_bytes = described.packed(config, spec.stored_dtype).element_bytes
     assert spec.weights_held == name
-    assert spec.parameter_bytes == pytest.approx(
-        plain.parameter_bytes - products * (plain.weight_element_bytes - element_bytes), abs=len(spec.layers)
+    assert spec.weight_bytes == pytest.approx(
+        plain.weight_bytes - products * (plain.weight_element_bytes - element_bytes), abs=len(spec.layers)
     )
     assert spec.weight_bytes_read(1) < plain.weight_bytes_read(1)
-    assert profile_named("a profile", "", spec).weight_bytes == spec.parameter_bytes
+    assert profile_named("a profile", "", spec).weight_bytes == spec.weight_bytes
     assert (spec.page_bytes, spec.checkpoint_bytes) == (plain.page_bytes, plain.checkpoint_bytes)
 
 

@@ -16,8 +16,8 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from headwater.cache.eviction.flop_aware import FlopAware
-from headwater.cache.index import Index, Observer
-from headwater.cache.node import Node
+from headwater.cache.index import Index
+from headwater.cache.node import Node, Observer
 from headwater.plan import CacheLayout
 
 TOKEN_BYTES = 4  # of a token in a key

@@ -15,7 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headwater.account import CacheAccount, Reason
 from headwater.cache import PrefixCache
-from headwater.cache.view import CacheStats, CacheView
+from headwater.cache.stats import CacheStats
+from headwater.cache.view import CacheView
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.meter import EngineStats
 from headwater.errors import EngineStopped, RequestTooLarge
@@ -29,7 +30,7 @@ PAGE = 64
 SIZES: dict[str, Any] = {
     "model_type": "fake_hybrid", "dtype_name": "bfloat16", "weights": "auto", "weights_held": "bfloat16",
     "hidden_size": 32, "blocks": (None,) * 4,
-    "parameter_bytes": 2_400_000, "parameters_by_kind": lambda: {"embedding": 200_000, "mlp": 1_000_000},
+    "weight_bytes": 2_400_000, "parameters_by_kind": lambda: {"embedding": 200_000, "mlp": 1_000_000},
 }  # fmt: skip
 SEAM = 8  # tokens
 

@@ -12,21 +12,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from headwater.cache.changes import IGNORED, Changes
-from headwater.cache.node import EvictionLog, Node, Root
-
-
-class Observer:
-    """Observer of the changes of an index's nodes. This one does nothing; an eviction policy is one that does."""
-
-    def changed(self, node: Node) -> None:
-        """Note that the node's checkpoint, holds, children or edge changed, or a leaf's pins, or that it left the tree.
-
-        A node that has neither a checkpoint nor an end of its own to trim may leave without notice, absorbed by its
-        child.
-        """
-
-    def touched(self, node: Node) -> None:
-        """Note that one of the node's two times was refreshed; if the KV's, then also those of all nodes above it."""
+from headwater.cache.node import EvictionLog, Node, Observer, Root
 
 
 class Index:

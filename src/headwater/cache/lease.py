@@ -1,4 +1,7 @@
-"""Lease: all pages and pins of one request, from its first reserve to its release."""
+"""Lease: all pages and pins of one request, from its first reserve to its release.
+
+Index and pool are the cache's, and are given to each operation that changes them.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +16,50 @@ from headwater.plan import Draft, Save
 
 @dataclass(slots=True, eq=False)
 class OpenPlan:
-    """A plan that is neither committed nor abandoned, and what abandoning it goes back to."""
+    """A plan that is neither committed nor abandoned, with the state of its lease before it."""
 
     draft: Draft
     pages_before: int  # length of the lease's table
     own_before: int
     deep_before: Node | None
-    took_slot: bool
+    has_new_slot: bool
     saves: tuple[Save, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """`table[:own_from]` belongs to the index or is in `duplicates`; `table[own_from:]` is the lease's own."""
+    """Table of KV pages: `table[:own_from]` is the index's or in `duplicates`, `table[own_from:]` the lease's own."""
 
     namespace: str
-    node: Node | None  # the committed end in the index, pinned; None: nothing is shared with the index
+    node: Node | None  # pinned end of the committed prefix in the index; None: nothing is shared with the index
     end: int  # tokens computed and committed
-    held: bool = False  # the checkpoint at `node` is protected, too
-    deep: Node | None = None  # the end of the stranded KV that the table names beyond `node`, pinned
+    held: bool = False  # whether the checkpoint at `node` is protected, too
+    deep: Node | None = None  # pinned end of the stranded KV that the table names beyond `node`
     table: array[int] = field(default_factory=lambda: array("i"))
     own_from: int = 0
     duplicates: array[int] = field(default_factory=lambda: array("i"))
     slot: array[int] = field(default_factory=lambda: array("i"))
     plan: int | None = None  # id of the open plan
+
+    @classmethod
+    def begin(cls, draft: Draft, path: list[Node], unit: int, index: Index) -> Lease:
+        """Return the lease of a first leg; its table names the cached KV on `path` up to where the leg starts.
+
+        unit: tokens of a unit. The caller pins its node.
+        """
+        if not draft.reuse:
+            return cls(draft.namespace, None, 0)
+        lease = cls(draft.namespace, index.root(draft.namespace), draft.start)
+        start = draft.start // unit
+        if start:
+            above = [node for node in path if node.parent is not None and node.parent.end < start]
+            for node in above:
+                lease.table.extend(node.pages)
+            del lease.table[start * index.unit_pages :]
+            lease.node = index.boundary(above[-1], start)
+            lease.node.hits += draft.counts
+        lease.own_from = len(lease.table)
+        return lease
 
     @classmethod
     def of_path(cls, namespace: str, path: list[Node], end: int) -> Lease:
@@ -59,16 +82,41 @@ class Lease:
         """Return the KV pages that are private to the lease."""
         return self.table[self.own_from :] + self.duplicates
 
-    # ---- changes; index and pool are the cache's
-
     def hold(self, index: Index, hold: bool = True) -> None:
         """Protect the checkpoint at the lease's node, or give the protection up."""
         if self.held != hold and self.node is not None:
             index.hold(self.node, hold)
             self.held = hold
 
-    def publish(self, opened: OpenPlan, unit: int, index: Index, pool: Pool, now: int) -> None:
-        """Add the leg's KV and checkpoints to the index; the lease ends there from now on. `unit`: tokens of a unit."""
+    def share(self, path: list[Node], end: int, index: Index) -> None:
+        """Name and pin the cached KV on `path` up to depth `end`, beyond the table's end: it needs no new pages."""
+        node = self.node
+        if node is None or not path or end <= max(node.end, self.deep.end if self.deep else 0):
+            return
+        del self.table[node.end * index.unit_pages :]
+        for part in path:
+            self.table.extend(part.pages)
+        del self.table[end * index.unit_pages :]
+        self.own_from = len(self.table)
+        self.deep = index.boundary(path[-1], end)
+        index.pin(self.deep)
+
+    def commit(self, opened: OpenPlan, unit: int, index: Index, pool: Pool, now: int) -> None:
+        """Add the leg's KV and checkpoints to the index, and move the lease to its end. unit: tokens of a unit."""
+        draft = opened.draft
+        self.end = draft.end
+        if self.node is None:
+            return
+        if draft.publish // unit > self.node.end:
+            self._publish(opened, unit, index, pool, now)
+        if opened.deep_before is not None and opened.deep_before is not self.deep:
+            index.unpin(opened.deep_before)
+        if not draft.hold_checkpoint:
+            self.hold(index, False)
+        if draft.replaces is not None:
+            self._replace(draft.replaces // unit, index, pool)
+
+    def _publish(self, opened: OpenPlan, unit: int, index: Index, pool: Pool, now: int) -> None:
         old, draft = self.node, opened.draft
         assert old is not None, "a lease that publishes has a node"
         end = draft.publish // unit
@@ -92,13 +140,41 @@ class Lease:
             if deep is not opened.deep_before:
                 index.unpin(deep)
 
-    def replace(self, position: int, index: Index, pool: Pool) -> None:
+    def _replace(self, position: int, index: Index, pool: Pool) -> None:
         """Drop the rolling checkpoint at depth `position`, unless a request needs it or resumed there."""
         assert self.node is not None, "a lease that replaces has a node"
         node = next(node for node in self.node.climb() if node.end <= position)
         is_used = node.pins or node.hits or len(node.children) > 1
         if node.end == position and node.checkpoint is not None and not is_used:
             pool.states.give(index.drop(node, evicted=False))
+
+    def abandon(self, opened: OpenPlan, index: Index, pool: Pool) -> None:
+        """Give back all pages that an open plan took, and its pin."""
+        pool.kv.give(self.table[max(self.own_from, opened.pages_before) :])
+        del self.table[opened.pages_before :]
+        self.own_from = opened.own_before
+        if self.deep is not None and self.deep is not opened.deep_before:
+            deep, self.deep = self.deep, opened.deep_before
+            index.unpin(deep)
+        for save in opened.saves:
+            pool.states.give(save.pages)
+        if opened.has_new_slot:
+            self._give_slot(pool)
+        if not opened.draft.hold_checkpoint:
+            self.hold(index, False)
+
+    def release(self, index: Index, pool: Pool) -> None:
+        """Give back all pages and pins."""
+        pool.kv.give(self.private_pages())
+        self._give_slot(pool)
+        if self.deep is not None:
+            index.unpin(self.deep)
+        if self.node is not None:
+            index.unpin(self.node, self.held)
+
+    def _give_slot(self, pool: Pool) -> None:
+        pool.states.give(self.slot)
+        self.slot = array("i")
 
 
 def _keep(save: Save, node: Node, draft: Draft, index: Index, pool: Pool, now: int) -> None:

@@ -70,6 +70,20 @@ class Root(Node):
         self.namespace = namespace
 
 
+class Observer:
+    """Observer of the changes of an index's nodes. This one does nothing; an eviction policy is one that does."""
+
+    def changed(self, node: Node) -> None:
+        """Note that the node's checkpoint, holds, children or edge changed, or a leaf's pins, or that it left the tree.
+
+        A node that has neither a checkpoint nor an end of its own to trim may leave without notice, absorbed by its
+        child.
+        """
+
+    def touched(self, node: Node) -> None:
+        """Note that one of the node's two times was refreshed; if the KV's, then also those of all nodes above it."""
+
+
 class EvictionLog:
     """Recently evicted edges: the first unit of each, with its namespace and position. The oldest are forgotten.
 

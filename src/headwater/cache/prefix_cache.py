@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,8 +20,9 @@ from headwater.cache.placement.base import Path
 from headwater.cache.pool import Pool
 from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegment
 from headwater.cache.snapshot import Snapshot, Tree
+from headwater.cache.stats import CacheStats, Operations, Parts
 from headwater.cache.survey import Survey, Surveyor
-from headwater.cache.view import CacheStats, CacheView, look
+from headwater.cache.view import CacheView, look
 from headwater.errors import OutOfPages, PlanClosed
 from headwater.plan import CacheLayout, Draft, Held, Match, Place, Plan, Save
 from headwater.request import SegmentEviction
@@ -60,8 +60,7 @@ class PrefixCache:
         self._now = 0  # logical ticks: one a reserve, one a commit
         self._has_priorities = False  # whether any request had another priority than 0
         self.branches = Branches(layout, self._index, self._pool, self._evictor, lambda: self._now)
-        self._reserves = self._commits = self._abandons = 0
-        self._resumes = self._resumed_tokens = 0
+        self._operations = Operations()
         if begin is not None:
             self._now = begin.now
             begin.plant(self._index, self._pool)
@@ -110,12 +109,12 @@ class PrefixCache:
         survey = self._surveyor.survey(draft, lease, match)
         self._evictor.require_room(survey, None if draft.hold_checkpoint else lease)
         self._now += 1
-        self._reserves += 1
+        self._operations.reserves += 1
         if lease is None:
             lease = self._leases[draft.request] = self._new_lease(draft, survey)
             if draft.start and draft.counts:
-                self._resumes += 1
-                self._resumed_tokens += draft.start
+                self._operations.resumes += 1
+                self._operations.resumed_tokens += draft.start
         return self._open(draft, lease, survey)
 
     def _make_room_beside(self, draft: Draft, spared: Place, lease: Lease | None) -> None:
@@ -194,10 +193,6 @@ class PrefixCache:
         finally:
             self._evictor.reserving = False
 
-    def plan_segment(self, request: int, start: int, end: int) -> Plan:
-        """Return the plan that computes tokens [start, end) of the segment that `request` builds."""
-        return self.segments.plan(request, start, end)
-
     def expect_segment(self, stored: StoredSegment) -> None:
         """Note that a request is going to be composed of the segment, once others are built: it counts as just used."""
         self._now += 1
@@ -210,24 +205,13 @@ class PrefixCache:
     # ---- opening a plan
 
     def _new_lease(self, draft: Draft, survey: Survey) -> Lease:
-        """Return a lease at the leg's start, whose KV it names and pins; the survey's path begins there from now on."""
-        if not draft.reuse:
-            return Lease(draft.namespace, None, 0)
-        lease = Lease(draft.namespace, self._index.root(draft.namespace), draft.start)
-        start = draft.start // self.layout.unit_tokens
-        if start:
-            above = [node for node in survey.path if node.parent is not None and node.parent.end < start]
-            for node in above:
-                lease.table.extend(node.pages)
-            del lease.table[start * self._index.unit_pages :]
-            lease.node = self._index.boundary(above[-1], start)
-            lease.node.hits += draft.counts
-            survey.path = [node for node in survey.path if node.end > start]
-        lease.own_from = len(lease.table)
-        assert lease.node is not None, "a lease with reuse has a node"
-        lease.held = survey.resume is not None
-        self._index.pin(lease.node, lease.held)
-        self.policy.begun(draft, lease.node, self._now)
+        """Return a pinned lease at the leg's start; from now on the survey's path begins there."""
+        lease = Lease.begin(draft, survey.path, self.layout.unit_tokens, self._index)
+        if lease.node is not None:
+            survey.path = [node for node in survey.path if node.end > lease.node.end]
+            lease.held = survey.resume is not None
+            self._index.pin(lease.node, lease.held)
+            self.policy.begun(draft, lease.node, self._now)
         return lease
 
     def _open(self, draft: Draft, lease: Lease, survey: Survey) -> Plan:
@@ -235,14 +219,14 @@ class PrefixCache:
         self._protect(draft, lease, survey)
         self._evictor.make_rooms(survey.kv, survey.states, self._now)
         lease.table.extend(self._pool.kv.take(survey.kv))
-        if opened.took_slot:
+        if opened.has_new_slot:
             lease.slot = self._pool.states.take(self.layout.slot_pages)
         self._take_saves(opened, survey)
         restore = () if survey.resume is None else survey.resume.checkpoint
         assert restore is not None, f"{survey.resume} lost its checkpoint while it was held"
         own_from = draft.start // self.layout.page_size * self.layout.kv_pages_per_unit
         write_from = max(own_from, lease.own_from if lease.deep is not None else 0)
-        lease.plan = self._reserves
+        lease.plan = self._operations.reserves
         self._plans[lease.plan] = lease, opened
         return Plan(
             id=lease.plan,
@@ -253,7 +237,7 @@ class PrefixCache:
             table=memoryview(lease.table.tobytes()).cast("i"),
             write_from=write_from,
             saves=opened.saves,
-            lent=lease.slot if opened.took_slot else (),
+            lent=lease.slot if opened.has_new_slot else (),
         )
 
     def _protect(self, draft: Draft, lease: Lease, survey: Survey) -> None:
@@ -266,22 +250,9 @@ class PrefixCache:
         for node in survey.path:
             if node.end * self.layout.unit_tokens in draft.checkpoints:
                 self._index.confirm(node, self._now)
-        self._share(lease, survey)
+        lease.share(survey.path, survey.end, self._index)
         if lease.node is not None:
             self._index.touch(lease.deep or lease.node, None, self._now)
-
-    def _share(self, lease: Lease, survey: Survey) -> None:
-        """Name and pin the cached KV beyond the table's end: stranded, but needs no new pages."""
-        node, table, pages = lease.node, lease.table, survey.end * self._index.unit_pages
-        if node is None or not survey.path or survey.end <= max(node.end, lease.deep.end if lease.deep else 0):
-            return
-        del table[node.end * self._index.unit_pages :]
-        for part in survey.path:
-            table.extend(part.pages)
-        del table[pages:]
-        lease.own_from = pages
-        lease.deep = self._index.boundary(survey.path[-1], survey.end)
-        self._index.pin(lease.deep)
 
     def _take_saves(self, opened: OpenPlan, survey: Survey) -> None:
         """Take pages for each new checkpoint; for speculative ones, in order, as long as pages are free."""
@@ -308,20 +279,11 @@ class PrefixCache:
             return
         lease, opened = self._close(plan)
         self._now += 1
-        self._commits += 1
+        self._operations.commits += 1
+        lease.commit(opened, self.layout.unit_tokens, self._index, self._pool, self._now)
         draft = opened.draft
-        lease.end = draft.end
         if lease.node is None:
             return
-        publish = draft.publish // self.layout.unit_tokens
-        if publish > lease.node.end:
-            lease.publish(opened, self.layout.unit_tokens, self._index, self._pool, self._now)
-        if opened.deep_before is not None and opened.deep_before is not lease.deep:
-            self._index.unpin(opened.deep_before)
-        if not draft.hold_checkpoint:
-            lease.hold(self._index, False)
-        if draft.replaces is not None:
-            lease.replace(draft.replaces // self.layout.unit_tokens, self._index, self._pool)
         if draft.retained:
             self._retain(draft, lease.node)
         if draft.priority or self._has_priorities:
@@ -363,19 +325,8 @@ class PrefixCache:
             self.segments.close(plan)
             return
         lease, opened = self._close(plan)
-        self._abandons += 1
-        self._pool.kv.give(lease.table[max(lease.own_from, opened.pages_before) :])
-        del lease.table[opened.pages_before :]
-        lease.own_from = opened.own_before
-        if lease.deep is not None and lease.deep is not opened.deep_before:
-            deep, lease.deep = lease.deep, opened.deep_before
-            self._index.unpin(deep)
-        for save in opened.saves:
-            self._pool.states.give(save.pages)
-        if opened.took_slot:
-            self._give_slot(lease)
-        if not opened.draft.hold_checkpoint:
-            lease.hold(self._index, False)
+        self._operations.abandons += 1
+        lease.abandon(opened, self._index, self._pool)
 
     def _close(self, plan: Plan) -> tuple[Lease, OpenPlan]:
         if plan.id not in self._plans:
@@ -383,12 +334,6 @@ class PrefixCache:
         lease, opened = self._plans.pop(plan.id)
         lease.plan = None
         return lease, opened
-
-    # ---- giving back
-
-    def _give_slot(self, lease: Lease) -> None:
-        self._pool.states.give(lease.slot)
-        lease.slot = array("i")
 
     def release(self, request: int) -> None:
         """Give back all that a request holds, at its end or preemption. KeyError for an unknown request."""
@@ -399,49 +344,15 @@ class PrefixCache:
         if lease.plan is not None:
             raise ValueError(f"request {request} has plan {lease.plan} open")
         del self._leases[request]
-        self._pool.kv.give(lease.private_pages())
-        self._give_slot(lease)
-        if lease.deep is not None:
-            self._index.unpin(lease.deep)
-        if lease.node is not None:
-            self._index.unpin(lease.node, lease.held)
+        lease.release(self._index, self._pool)
 
     # ---- reporting
 
     def stats(self) -> CacheStats:
-        """Return counts of held content and of operations: counted incrementally, except the leases, which are few."""
-        index, layout, evictor, leases = self._index, self.layout, self._evictor, self._leases.values()
-        saves = sum(len(opened.saves) for _, opened in self._plans.values())
-        dead_units = 0 if layout.every_page or not index.unit_pages else index.dead_pages // index.unit_pages
-        return CacheStats(
-            pages_total=layout.n_pages,
-            pages_free=self._pool.free,
-            pages_kv=index.kv_pages,
-            pages_checkpoint=index.checkpoints * layout.checkpoint_pages,
-            pages_private=sum(lease.n_private for lease in leases) + saves * layout.checkpoint_pages,
-            pages_slot=sum(len(lease.slot) for lease in leases) + sum(len(s.lent) for s in self.segments),
-            pages_segment=self.segments.pages,
-            dead_kv_tokens=dead_units * layout.unit_tokens,
-            checkpoints=index.checkpoints,
-            nodes=index.nodes,
-            namespaces=len(index.roots),
-            leases=len(leases),
-            open_plans=len(self._plans),
-            reserves=self._reserves,
-            commits=self._commits,
-            abandons=self._abandons,
-            saved_checkpoints=index.saved,
-            saved_speculative=index.saved_speculative,
-            resumes=self._resumes,
-            resumed_tokens=self._resumed_tokens,
-            evicted_checkpoints=evictor.checkpoints,
-            evicted_speculative=evictor.speculative,
-            evicted_kv_pages=evictor.kv_pages,
-            segments=len(self.segments),
-            segment_uses=self.segments.uses,
-            evicted_segments=self.segments.evicted,
-            tick=self._now,
-        )
+        """Return counts of cached content and of operations."""
+        parts = Parts(self.layout, self._index, self._pool, self._evictor, self.segments)
+        plans = [opened for _, opened in self._plans.values()]
+        return parts.count(self._leases.values(), plans, self._operations, self._now)
 
     def contents(self) -> list[Change]:
         """Return all KV, checkpoints and complete segments, as changes of an empty cache. Walks the tree."""

@@ -114,7 +114,7 @@ def read_spec(path: Path, dtype: str, page_size: int, weights: str = "auto") -> 
 def cost_table(spec: ModelSpec) -> Table:
     layers = ", ".join(f"{n} {kind}" for kind, n in spec.layers_by_kind.items())
     table = Table(f"{spec.model_type}, {spec.dtype_name}: {layers}", ("",), ("bytes",), ("equals",))
-    table.add_row(f"weights, {spec.weights_held}", f"{spec.parameter_bytes:,}", "")
+    table.add_row(f"weights, {spec.weights_held}", f"{spec.weight_bytes:,}", "")
     table.add_row("KV of a token", f"{spec.kv_bytes_per_token:,}", "")
     table.add_row(f"a page ({spec.page_size} tokens)", f"{spec.page_bytes:,}", "")
     in_tokens = f"{spec.checkpoint_bytes / spec.kv_bytes_per_token:,.0f} tokens of KV" if spec.attention_layers else ""

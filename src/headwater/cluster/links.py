@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import zmq
 
-from headwater.cache.view import CacheStats
+from headwater.cache.stats import CacheStats
 from headwater.cluster.link import Link
 from headwater.cluster.sockets import Client, Contact, Waker
 from headwater.cluster.wire import Peer, Ping, WorkerInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from headwater.cache.view import CacheStats
+from headwater.cache.stats import CacheStats
 from headwater.plan import PrefillFlops
 from headwater.schedule.prefill_seconds import PrefillSeconds, PrefillSpeed
 from headwater.schedule.scheduler import Scheduler

@@ -15,7 +15,7 @@ from headwater.account import CacheAccount
 from headwater.cache import PrefixCache
 from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.eviction.clairvoyant.future import Asked, Future
-from headwater.cache.view import CacheStats
+from headwater.cache.stats import CacheStats
 from headwater.errors import ConfigError, HeadwaterError, OutOfPages, RequestTooLarge
 from headwater.lab.row import Result, Row, Segments, Spread
 from headwater.lab.serving import Engine, Serving, TraceTuning

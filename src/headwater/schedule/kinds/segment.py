@@ -44,7 +44,7 @@ class SegmentBuild(Sequence):
         if end <= self.computed:
             return None
         self.planned = end
-        return self._cache.plan_segment(self.id, self.computed, end)
+        return self._cache.segments.plan(self.id, self.computed, end)
 
     def segments_of(self, plan: Plan) -> tuple[StoredSegment, ...]:
         stored = self._cache.segments.find(self._key)

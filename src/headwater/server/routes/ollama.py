@@ -211,7 +211,7 @@ def listed_model(service: Service) -> ListedModel:
         name=engine.model_name,
         model=engine.model_name,
         modified_at=datetime.fromtimestamp(changed, UTC),
-        size=spec.parameter_bytes,
+        size=spec.weight_bytes,
         digest=hashlib.sha256("\0".join(parts).encode()).hexdigest(),
         details=Details(
             family=spec.model_type,

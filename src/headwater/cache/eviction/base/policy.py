@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum, auto
 
-from headwater.cache.index import Observer
-from headwater.cache.node import Node
+from headwater.cache.node import Node, Observer
 from headwater.plan import Draft
 
 
