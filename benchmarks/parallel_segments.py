@@ -25,7 +25,7 @@ from benchmarks.segment_processes import COMPUTE, over_processes
 from headwater.cli.common import prepare_outputs
 from headwater.cluster.cost import Candidate, Prompt
 from headwater.cluster.segment_dispatch import DISPATCH, Lane, Segment, dispatch, longest_first
-from headwater.schedule.limits import BUILT_TOGETHER
+from headwater.schedule.limits import MAX_BUILD_TOKENS
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.tier_load import ReadSpeed
 from headwater.table import Table
@@ -98,7 +98,7 @@ def groups(order: Sequence[int], tokens: Sequence[int]) -> list[list[int]]:
     """Return the segments of one worker as it computes them: long ones one by one, short ones together."""
     found: list[list[int]] = []
     for i in order:
-        if found and sum(tokens[j] for j in (*found[-1], i)) <= BUILT_TOGETHER:
+        if found and sum(tokens[j] for j in (*found[-1], i)) <= MAX_BUILD_TOKENS:
             found[-1].append(i)
         else:
             found.append([i])

@@ -398,5 +398,5 @@ def test_orders_cancelled_while_they_are_pulled_leave_nothing(model) -> None:
         prepare(segment_of(tuple(words(200, "last"))).encoded, (), lambda stored: ended.set())
         assert ended.wait(60)
         until(lambda: scheduler.idle)
-        assert not scheduler._awaited.outcomes
-        assert not scheduler._awaited.loaded
+        assert not scheduler.background.awaited.outcomes
+        assert not scheduler.background.awaited.loaded

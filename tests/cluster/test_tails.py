@@ -320,8 +320,8 @@ def test_a_preempted_request_computes_its_prompt(make, same_bits_as_without_a_ca
             with engine._changed:
                 for seq in tuple(engine.scheduler.running.values()):
                     if isinstance(seq, Request) and seq.n_output == 3 and not seq.preemptions:
-                        engine.scheduler._preempt(seq)
-                        engine.scheduler._crowded = False
+                        engine.scheduler.preemption.preempt(seq)
+                        engine.scheduler.workload.gate.is_crowded = False
 
         engine._run = preempting
         rest = whole(first, handed_over(a, b))

@@ -118,7 +118,7 @@ def test_a_fault_in_taking_the_page_of_a_token_fails_that_request_alone(make, mo
         scheduler, commit = rig.engine.scheduler, rig.engine.scheduler.cache.commit
 
         def broken(plan):
-            if not scheduler._legs:  # no leg's: the page that an answer grows into
+            if not scheduler.workload.legs:  # no leg's: the page that an answer grows into
                 raise Fault("no page")
             commit(plan)
 

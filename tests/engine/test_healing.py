@@ -15,7 +15,6 @@ from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model
 from headwater.request import Fidelity, Healing, Span
-from headwater.schedule.kinds.healing import HEALERS
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.step import Step
 from tests.checkpoints import checkpoint
@@ -143,7 +142,7 @@ def test_what_others_share_of_it_stays(make: Make) -> None:
         rig.ask(other, segments=spans, **FAST)
         rig.settle()
         assert marked_ends(rig) == [768, 832, 832, 896, 960]
-        rig.engine.scheduler.healer = HEALERS[Healing.IDLE](rig.engine.scheduler.cache)
+        rig.engine.scheduler.healer.healing = Healing.IDLE
         first_turn(rig)
         rig.settle()
         assert rig.engine.stats().healed == 1

@@ -155,8 +155,8 @@ def test_a_request_that_is_preempted_amid_drafts_changes_no_bit(load) -> None:
         def plan(whole=rig.engine.scheduler.plan_step):
             for seq in list(rig.engine.scheduler.running.values()):
                 if getattr(seq, "accepted", 0) and seq.n_output > 20 and seq.preemptions == 0:
-                    rig.engine.scheduler._preempt(seq)
-                    rig.engine.scheduler._crowded = False
+                    rig.engine.scheduler.preemption.preempt(seq)
+                    rig.engine.scheduler.workload.gate.is_crowded = False
                     preempted.append(seq)
             return whole()
 

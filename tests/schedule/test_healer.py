@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headwater.errors import OutOfPages
 from headwater.request import Generation, Healing, SamplingParams
-from headwater.schedule.kinds.healing import QUEUED
+from headwater.schedule.kinds.healing import MAX_QUEUED
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.sequence import Phase, Purpose, key_of
 from tests.schedule.ledger import Lab, Ledger, words
@@ -150,15 +150,15 @@ def test_what_is_parked_goes_on_where_its_last_leg_ended_and_leaves_no_checkpoin
 def test_the_queue_is_bounded() -> None:
     it = HealingLab(n_pages=8000)
     companion = it.submit(words(8, 0), 4000)
-    for number in range(QUEUED + 3):
+    for number in range(MAX_QUEUED + 3):
         seq = it.compose(words(20, number + 1))
         while seq.phase is not Phase.DONE:
             it.step()
-    assert len(it.scheduler.healer.queue) == QUEUED
+    assert len(it.scheduler.healer.queue) == MAX_QUEUED
     assert it.scheduler.healer.given_up == 3
     it.scheduler.cancel(companion)
     it.run()
-    assert it.scheduler.healer.healed == QUEUED
+    assert it.scheduler.healer.healed == MAX_QUEUED
 
 
 def test_healing_gives_way_where_a_running_request_needs_its_memory() -> None:
@@ -195,7 +195,7 @@ def test_who_needs_a_page_takes_it_from_what_is_healed_and_that_goes_on_later() 
     companion = it.submit(words(8, 3), 60)
     it.compose(words(60, 1))
     it.step_until_it_heals()
-    assert it.scheduler._make_room_for(companion, OutOfPages(1, 0, 0))
+    assert it.scheduler.preemption.make_room_for(companion, OutOfPages(1, 0, 0))
     healer = it.scheduler.healer
     assert (healer.seq, len(healer.queue), healer.given_up) == (None, 1, 0)
     it.run()
@@ -206,10 +206,10 @@ def test_healing_is_charged_to_nobody() -> None:
     it = HealingLab()
     it.compose(words(50, 1), 2, namespace="a")
     it.step_until_it_heals()
-    served = dict(it.scheduler.shares._served)
+    served = dict(it.scheduler.workload.shares._served)
     it.run()
     assert it.scheduler.computed[Purpose.HEALING] > 0
-    assert dict(it.scheduler.shares._served) == served
+    assert dict(it.scheduler.workload.shares._served) == served
 
 
 POOLS = {
@@ -303,13 +303,13 @@ def test_what_is_healed_counts_among_those_that_wait() -> None:
     it.compose(words(200, 1))
     it.step_until_it_heals()
     healer = it.scheduler.healer
-    for number in range(QUEUED + 2):
+    for number in range(MAX_QUEUED + 2):
         generation = Generation(tuple(words(20, "other", number)), SamplingParams())
         healer.remember(Request(it.scheduler.new_id(), generation, marked_from=8))
-    assert (len(healer.queue), healer.given_up) == (QUEUED - 1, 3)
+    assert (len(healer.queue), healer.given_up) == (MAX_QUEUED - 1, 3)
     it.submit(words(9, "visitor"))
     it.step()
-    assert (healer.seq, len(healer.queue)) == (None, QUEUED)
+    assert (healer.seq, len(healer.queue)) == (None, MAX_QUEUED)
 
 
 def test_who_stops_counts_what_it_gives_up() -> None:
@@ -321,7 +321,7 @@ def test_who_stops_counts_what_it_gives_up() -> None:
             it.step()
     it.scheduler.cancel(companion)
     it.step_until_it_heals()
-    it.scheduler.stop_healing()
+    it.scheduler.healer.stop()
     it.run()
     assert (it.scheduler.healer.healed, it.scheduler.healer.given_up) == (0, 3)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.account import Reason
 from headwater.request import Generation, SamplingParams
-from headwater.schedule.limits import SCORED_LEG
+from headwater.schedule.limits import SCORED_LEG_TOKENS
 from headwater.schedule.sequence import Purpose
 from tests.schedule.ledger import Lab, words
 
@@ -47,7 +47,7 @@ def test_its_legs_are_short():
     lab = Lab(tokens_per_step=2048, n_pages=600)
     seq = scored(lab, words(600, 1))
     step = lab.scheduler.plan_step()
-    assert [(leg.plan.end, leg.n_scored) for leg in step.legs] == [(SCORED_LEG, SCORED_LEG)]
+    assert [(leg.plan.end, leg.n_scored) for leg in step.legs] == [(SCORED_LEG_TOKENS, SCORED_LEG_TOKENS)]
     lab.scheduler.abandon_step(step)
     assert seq.slot is None
 

@@ -235,7 +235,7 @@ def test_a_preempted_answer_is_replayed_many_rows_a_step(decode_reuse):
     seq = it.submit(words(200, 1), max_tokens=150)
     while seq.n_output < 100:
         it.step()
-    it.scheduler._start_over(seq, OutOfPages(1, 0, 0))
+    it.scheduler.preemption.start_over(seq, OutOfPages(1, 0, 0))
     while seq.phase is not Phase.DECODE:
         it.step()
     ends = []
@@ -268,7 +268,7 @@ def test_a_placement_learns_once_from_a_request_that_is_preempted():
     it.step()
     it.step()
     assert 0 < seq.computed < 1000
-    it.scheduler._start_over(seq, OutOfPages(1, 0, 0))
+    it.scheduler.preemption.start_over(seq, OutOfPages(1, 0, 0))
     it.run()
     assert seq.preemptions == 1
     assert taught.lengths == [1000]
@@ -280,7 +280,7 @@ def all_started_over(it, n):
     while any(seq.n_output < 80 for seq in seqs):
         it.step()
     for seq in seqs:
-        it.scheduler._start_over(seq, OutOfPages(1, 0, 0))
+        it.scheduler.preemption.start_over(seq, OutOfPages(1, 0, 0))
     it.rows.clear()
 
 
@@ -311,7 +311,7 @@ def test_rows_that_are_replayed_leave_pages_to_the_next_row_of_others(free):
         other = it.submit(words(before, 2), max_tokens=500)
         while other.phase is not Phase.DECODE:
             it.step()
-        it.scheduler._start_over(seq, OutOfPages(1, 0, 0))
+        it.scheduler.preemption.start_over(seq, OutOfPages(1, 0, 0))
         while seq.phase is not Phase.DECODE:
             it.step()
         if other.computed % 4 == 0 and seq.computed == 61:

@@ -81,7 +81,7 @@ def test_a_request_that_is_preempted_with_accepted_drafts_says_the_same() -> Non
     seq = it.submit(words(60, 1), max_tokens=120)
     while not seq.accepted:
         it.step()
-    it.scheduler._start_over(seq, OutOfPages(1, 0, 0))
+    it.scheduler.preemption.start_over(seq, OutOfPages(1, 0, 0))
     assert seq.accepted == 0
     it.run()
     assert seq.tokens == wanted

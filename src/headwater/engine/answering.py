@@ -67,7 +67,8 @@ class Answering:
 
     def _report_failures(self) -> None:
         with self._changed:
-            failures, self.scheduler.failures = self.scheduler.failures, []
+            failures = self.scheduler.failures[:]
+            self.scheduler.failures.clear()
         for seq, error in failures:
             if not isinstance(error, OutOfPages | QueueFull | DeadlineExceeded):
                 log.error("request %d failed", seq.id, exc_info=error)

@@ -28,7 +28,7 @@ from headwater.memory.slots import StateMemory
 from headwater.models.load import LoadedModel
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.kinds.request import Request
-from headwater.schedule.limits import REPLAYED, Budget
+from headwater.schedule.limits import MAX_REPLAYED_ROWS, Budget
 from headwater.schedule.planner import Planner
 from headwater.schedule.sequence import Phase
 from headwater.schedule.sequence import Sequence as AnySequence
@@ -148,8 +148,8 @@ class DraftModel:
             self.planner.extend(own, len(own.tokens) + most)
         except OutOfPages:
             return None, budget
-        while own.uncomputed > REPLAYED:  # after drafts of another drafter, or a pause
-            self._decode([own], REPLAYED)
+        while own.uncomputed > MAX_REPLAYED_ROWS:  # after drafts of another drafter, or a pause
+            self._decode([own], MAX_REPLAYED_ROWS)
         return own, budget
 
     def _begin(self, seq: AnySequence) -> Shadow | None:
@@ -200,11 +200,11 @@ class DraftModel:
 
 
 def _together(seqs: list[Request], most: int | None) -> list[list[Decode]]:
-    """Return rows of sequences in steps of at most REPLAYED rows."""
-    steps, rows = list[list[Decode]](), REPLAYED
+    """Return rows of sequences in steps of at most MAX_REPLAYED_ROWS rows."""
+    steps, rows = list[list[Decode]](), MAX_REPLAYED_ROWS
     for seq in seqs:
-        count = min(seq.uncomputed, most or REPLAYED)
-        if rows + count > REPLAYED:
+        count = min(seq.uncomputed, most or MAX_REPLAYED_ROWS)
+        if rows + count > MAX_REPLAYED_ROWS:
             steps.append([])
             rows = 0
         steps[-1].append(Decode(seq, count))

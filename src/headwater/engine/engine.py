@@ -262,7 +262,7 @@ class Engine(Answering):
         """Refuse requests from now on with EngineStopped; earlier ones run to their ends, and nothing is healed."""
         with self._changed:
             self._refusing = True
-            self.scheduler.stop_healing()
+            self.scheduler.healer.stop()
 
     def submit(
         self,

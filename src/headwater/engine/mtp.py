@@ -29,13 +29,13 @@ from headwater.models.decode_graphs import filled_up_rows
 from headwater.models.mtp import MtpModule
 from headwater.models.mtp_graphs import MtpGraphs
 from headwater.schedule.kinds.request import Request
-from headwater.schedule.limits import REPLAYED
+from headwater.schedule.limits import MAX_REPLAYED_ROWS
 from headwater.schedule.sequence import Phase
 from headwater.schedule.sequence import Sequence as AnySequence
 from headwater.schedule.step import Decode, Leg, Step
 
 MOST_WAITING = 32  # entries of a sequence that wait until it drafts
-ROWS_PER_SLOT = MOST_WAITING + REPLAYED
+ROWS_PER_SLOT = MOST_WAITING + MAX_REPLAYED_ROWS
 LATEST = 10.0  # seconds: entries that are late are written within a step
 FORGETS = 0.9  # weight of earlier passes with each new one
 

@@ -16,7 +16,7 @@ from headwater.mixers.gpu import has_kernels
 from headwater.models.decode_graphs import DecodeGraphs, filled_up_rows
 from headwater.models.hybrid import HybridModel
 from headwater.plan import Copied, Run
-from headwater.schedule.limits import REPLAYED
+from headwater.schedule.limits import MAX_REPLAYED_ROWS
 from headwater.schedule.sequence import Sequence as AnySequence
 from headwater.schedule.step import Decode, Leg, Step
 from headwater.schedule.tail import Tail
@@ -84,7 +84,7 @@ class Runner:
         self.slots = slots
         self.page_size = arena.page_size
         self.device = arena.pages.device
-        most = filled_up_rows(slots + REPLAYED)  # more rows than any step decodes
+        most = filled_up_rows(slots + MAX_REPLAYED_ROWS)  # more rows than any step decodes
         self._all_rows = torch.arange(most, device=self.device)
         self._hidden_BC = None if mtp is None else mtp.hidden(most)
         self.graphs = DecodeGraphs.over(model, arena, states, self._hidden_BC)

@@ -1,4 +1,4 @@
-"""Limits of what runs at once, what waits, and what a step may hold."""
+"""Limits of running and waiting sequences, and of a step."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from headwater.errors import RequestTooLarge
 from headwater.plan import CacheLayout
 
-ANSWERS_AT_ONCE = 4  # finished answers that are prefilled side by side; each has a slot of its own
-RESERVED = 1  # slots beyond `max_running`, for a namespace that has nothing running while others fill all slots
-BUILDS_AT_ONCE = 4  # segments that are built side by side; each has a slot of its own
-BUILT_TOGETHER = 1024  # tokens of segments that no request waits for which are built side by side; a longer one alone
-EXTRA_SLOTS = ANSWERS_AT_ONCE + RESERVED + BUILDS_AT_ONCE
-LOOKED_AT = 256  # waiting requests of a namespace that may be begun in one step
-OTHERS = 64  # waiting requests that are compared with one that begins: where they leave it, it takes a checkpoint
-SCORED_LEG = 256  # tokens of a leg whose rows all have logits: 150 MB of them for a vocabulary of 150,000
-PREFETCHED = 2  # waiting requests without a slot whose prefixes are loaded from tiers
-REPLAYED = 32  # rows of an answer that is replayed, in a step: as many as decode's products take in one pass
-SHARED_STEP = 256  # tokens of a step on which more than one request waits: a long one would delay all of them
+MAX_ANSWER_PREFILLS = 4  # running prefills of finished answers, each of which has a slot of its own
+MAX_BUILDS = 4  # running builds of segments, each of which has a slot of its own
+MAX_BUILD_TOKENS = 1024  # of builds that run together for no request; a longer segment is built with no other
+RESERVED_SLOTS = 1  # beyond `max_running`, for a namespace without a running request while others fill all slots
+EXTRA_SLOTS = MAX_ANSWER_PREFILLS + RESERVED_SLOTS + MAX_BUILDS
+MAX_CANDIDATES = 256  # waiting requests of a namespace that may begin in one step
+MAX_BRANCHING = 64  # waiting requests that are compared with one that begins, whose prefill saves where they leave it
+MAX_PREFETCHED = 2  # waiting requests without a slot whose prefixes are loaded from tiers
+MAX_REPLAYED_ROWS = 32  # of a step: as many as decode's products compute in one pass
+SCORED_LEG_TOKENS = 256  # all rows of such a leg have logits: 150 MB of them for a vocabulary of 150,000
+SHARED_STEP_TOKENS = 256  # of a step for which more than one request waits: a long one would delay all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Limits:
     saves_per_step: int
     max_model_len: int
     max_waiting: int = 256
-    shared_step: int = SHARED_STEP
+    shared_step: int = SHARED_STEP_TOKENS
 
     def check_fits(self, tokens: int, layout: CacheLayout) -> None:
         """Raise RequestTooLarge if a prompt and its output, `tokens` together, could never be served."""

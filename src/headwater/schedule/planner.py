@@ -15,7 +15,7 @@ from headwater.cache.placement.base import Placement, PlacementQuery
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.errors import OutOfPages, PlanClosed
 from headwater.plan import CacheLayout, Draft, Match, Plan
-from headwater.schedule.limits import SCORED_LEG, Budget
+from headwater.schedule.limits import SCORED_LEG_TOKENS, Budget
 from headwater.schedule.sequence import Sequence
 
 DecodeReuse = Literal["canonical", "raw", "none"]
@@ -265,7 +265,7 @@ class Planner:
 
     def _leg_end(self, seq: Sequence, start: int, budget: Budget) -> int:
         """Return how far tokens and saves reach: the prompt's end or a multiple of the grid."""
-        end = start + (min(budget.tokens, SCORED_LEG) if seq.scores_prompt else budget.tokens)
+        end = start + (min(budget.tokens, SCORED_LEG_TOKENS) if seq.scores_prompt else budget.tokens)
         if end >= seq.n_prompt:
             end = seq.n_prompt
         else:

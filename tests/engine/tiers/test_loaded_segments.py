@@ -204,7 +204,7 @@ def test_warmed_segments_are_loaded_and_built_if_that_fails(make: Make, store, f
         assert (built(rig), outcomes(rig)["read"]) == (0, 3)
         assert rig.engine.warm_segments(texts, "") == ["held"] * 3
         assert not rig.engine.scheduler.wanted
-        assert not rig.engine.scheduler._awaited.outcomes
+        assert not rig.engine.scheduler.background.awaited.outcomes
     store.fails.add("get")
     with server(make, [store]) as rig:
         assert rig.engine.warm_segments(texts, "") == ["stored"] * 3

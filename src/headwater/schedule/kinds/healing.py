@@ -6,7 +6,6 @@ key. Then the approximate prefix, which no other session can use, is given up.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from headwater.schedule.kinds.request import Request
 from headwater.schedule.limits import Budget
 from headwater.schedule.sequence import Legs, Phase, Purpose, Sequence, key_of
 
-QUEUED = 64  # prefixes that are healed or wait for it; beyond these the one that has waited longest is given up
+MAX_QUEUED = 64  # prefixes that are healed or wait for it; the one that has waited longest is given up for another
 
 
 @dataclass(slots=True, eq=False)
@@ -104,58 +103,73 @@ class Recomputation(Sequence):
         self.healer.ended(self)
 
 
-class Healer(ABC):
+class Healer:
     """Prefixes to heal, in the order of their requests' ends. One at a time is recomputed."""
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: PrefixCache, healing: Healing) -> None:
+        self.healing = healing
         self.queue: deque[Approximate] = deque()
         self.seq: Recomputation | None = None  # the one that is being healed
         self.healed = 0  # prefixes that are cached exactly now
-        self.superseded = 0  # prefixes of sessions that went on: the longer prefix is healed
-        self.given_up = 0  # for want of memory, or because the approximate prefix was evicted
+        self.superseded = 0  # prefixes of sessions that continued: the longer prefix is healed
+        self.given_up = 0  # for want of memory, because healing stopped, or the approximate prefix was evicted
         self._cache = cache
 
-    @abstractmethod
+    @property
+    def is_idle(self) -> bool:
+        """True if there is nothing to heal."""
+        return self.seq is None and not self.queue
+
     def may_run(self, computing: int, requests: int) -> bool:
         """Return whether to heal beside `computing` other sequences, of which `requests` are requests."""
+        if self.healing is Healing.ALWAYS:
+            return computing == requests
+        return self.healing is Healing.IDLE and not computing
+
+    def stop(self) -> None:
+        """Heal no more prefixes: those in the queue are given up, as is the current one once it is parked."""
+        self.healing = Healing.OFF
+        self.given_up += len(self.queue)
+        self.queue.clear()
 
     def remember(self, ended: Request) -> None:
         """Queue an answered request's prefix, if it is cached under marks."""
         unit = self._cache.layout.unit_tokens
         end = ended.known_tokens // unit * unit
-        if ended.marked_from is None or end <= ended.marked_from:
+        if self.healing is Healing.OFF or ended.marked_from is None or end <= ended.marked_from:
             return
         marked = ended.key_until(end)
         for other in tuple(self.queue):
             if other.namespace == ended.namespace and marked.startswith(other.marked):
                 self.queue.remove(other)
                 self.superseded += 1
-        if self.queue and len(self.queue) + (self.seq is not None) >= QUEUED:
+        if self.queue and len(self.queue) + (self.seq is not None) >= MAX_QUEUED:
             self.queue.popleft()
             self.given_up += 1
         self.queue.append(Approximate(ended.namespace, key_of(ended.tokens[:end]), marked, ended.marked_from))
 
     def current(self, new_id: Callable[[], int]) -> Recomputation | None:
-        """Return what is being healed, or the next in the queue; None if nothing is left. Reads no cache."""
+        """Return the prefix that is being healed, or the next in the queue; None if there is none. Reads no cache."""
         if self.seq is None and self.queue:
             self.seq = Recomputation(new_id(), self.queue.popleft(), self, self._cache)
         return self.seq
 
     def completed(self, seq: Recomputation) -> None:
-        """The prefix is cached exactly: give up its approximate copy."""
+        """Give up the approximate copy of a prefix that is cached exactly now."""
         prefix = self._settle(seq)
         self._cache.branches.drop(prefix.marked, prefix.marked_from, prefix.namespace)
         self.healed += 1
 
     def park(self) -> Recomputation | None:
-        """Put what is being healed back at the head of the queue, and return it."""
+        """Return the prefix that is being healed, which is the first of the queue again, or given up."""
         seq = self.seq
         if seq is not None:
-            self._put_back(self._settle(seq))
+            prefix = self._settle(seq)
+            if self.healing is Healing.OFF:
+                self.given_up += 1
+            else:
+                self.queue.appendleft(prefix)
         return seq
-
-    def _put_back(self, prefix: Approximate) -> None:
-        self.queue.appendleft(prefix)
 
     def ended(self, seq: Recomputation) -> None:
         """Note that `seq` left. Unless it was healed or parked, its prefix is given up."""
@@ -166,45 +180,3 @@ class Healer(ABC):
     def _settle(self, seq: Recomputation) -> Approximate:
         seq.settled, self.seq = True, None
         return seq.prefix
-
-    def stopped(self) -> NoHealer:
-        """Return a healer that is off, with the counts of this one. All that is queued is given up."""
-        off = NoHealer(self._cache)
-        off.healed, off.superseded, off.given_up = self.healed, self.superseded, self.given_up + len(self.queue)
-        if self.seq is not None:
-            off.seq, self.seq.healer = self.seq, off
-        return off
-
-
-class NoHealer(Healer):
-    """Healing that is off: composed sessions stay approximate."""
-
-    def may_run(self, computing: int, requests: int) -> bool:
-        return False
-
-    def remember(self, ended: Request) -> None:
-        """Nothing is queued."""
-
-    def _put_back(self, prefix: Approximate) -> None:
-        self.given_up += 1
-
-
-class IdleHealer(Healer):
-    """Heals while nothing else runs."""
-
-    def may_run(self, computing: int, requests: int) -> bool:
-        return not computing
-
-
-class BackgroundHealer(Healer):
-    """Heals behind running requests, too, in what they leave of a step."""
-
-    def may_run(self, computing: int, requests: int) -> bool:
-        return computing == requests
-
-
-HEALERS: dict[Healing, type[Healer]] = {
-    Healing.OFF: NoHealer,
-    Healing.IDLE: IdleHealer,
-    Healing.ALWAYS: BackgroundHealer,
-}
