@@ -419,7 +419,7 @@ def test_an_upgrade_to_another_model_loses_no_request(tmp_path: Path, more: tupl
             assert "which is no folder with a config.json" in wrong.stderr
             (new / "model.safetensors").rename(tmp_path / "kept")
             broken = running.cluster("upgrade", str(new))
-            assert re.search("worker w2 could not start: .*the upgrade was given up", broken.stderr), broken
+            assert re.search("worker w2 could not start: .*the upgrade was aborted", broken.stderr), broken
             assert {one["fingerprint"] for one in running.workers().values()} == before
             (tmp_path / "kept").rename(new / "model.safetensors")
             began = time.monotonic()

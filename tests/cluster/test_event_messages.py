@@ -146,7 +146,7 @@ def test_events_of_unknown_types_are_passed_over(event: Any) -> None:
      [0.5, [{"type": "BlockRemoved", "block_hashes": ["x"]}]], [0.5, [3]], {"ts": 0.5}],
 )  # fmt: skip
 def test_malformed_batch_is_one_error(batch: Any) -> None:
-    with pytest.raises(MessageError, match="no batch of events"):
+    with pytest.raises(MessageError, match="not a batch of events"):
         decode(batch if isinstance(batch, bytes) else msgspec.msgpack.encode(batch))
 
 

@@ -182,7 +182,7 @@ def test_a_part_changed_on_the_way_is_computed(make, caplog, same_bits_as_withou
         assert not b.pulling._memory._channels[a.incarnation].usable
     assert (again.account.cached_tokens, again.account.tier_outcome) == (0, TierOutcome.CORRUPT)
     assert all(same_bits_as_without_a_cache(make, [first, again]))
-    assert "is not what it should be" in caplog.text
+    assert "sent a damaged part" in caplog.text
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["the router says so", "it is silent"])

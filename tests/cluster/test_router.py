@@ -23,7 +23,7 @@ from headwater.cluster.wire import (
     for_worker,
     from_worker,
 )
-from headwater.cluster.worker import ROUTER_TIMEOUT
+from headwater.cluster.worker import ROUTER_TIMEOUT_SECONDS
 from headwater.errors import (
     ConstraintError,
     DeadlineExceeded,
@@ -270,7 +270,7 @@ def test_draining_worker_is_idle_once_known_and_no_request_needs_it() -> None:
 
 
 def test_a_silent_router_has_its_requests_cancelled() -> None:
-    worker = FakeWorker(FormulaEngine(SLOW), router_timeout=ROUTER_TIMEOUT)
+    worker = FakeWorker(FormulaEngine(SLOW), router_timeout=ROUTER_TIMEOUT_SECONDS)
     with cluster(a=worker) as router:
         submit(router, asking([1], 100_000)).wait_for(2)
         router._ping = lambda now: None
@@ -280,7 +280,7 @@ def test_a_silent_router_has_its_requests_cancelled() -> None:
 
 def test_a_router_that_was_away_has_its_requests_answered_all_the_same() -> None:
     """Its worker has cancelled them meanwhile, and is given them again."""
-    worker = FakeWorker(FormulaEngine(SLOW), router_timeout=ROUTER_TIMEOUT)
+    worker = FakeWorker(FormulaEngine(SLOW), router_timeout=ROUTER_TIMEOUT_SECONDS)
     with cluster(a=worker) as router:
         received = submit(router, asking([1], 300))
         received.wait_for(5)

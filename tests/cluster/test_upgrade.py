@@ -274,7 +274,7 @@ def test_worker_that_does_not_start_ends_the_upgrade_and_others_serve(cluster: C
 def test_a_worker_that_never_joins_ends_the_upgrade(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_workers, "JOIN_SECONDS", 0.2)
     upgrade = cluster.upgrade(placement="dumb")
-    assert "worker w2 does not serve after 0 s: is there room for one more?" in upgrade.error
+    assert "worker w2 does not serve after 0 s: is there memory for one more?" in upgrade.error
     assert cluster.serving() == ["headwater", "headwater"]
 
 
@@ -296,7 +296,7 @@ def test_an_error_gives_an_upgrade_up_and_workers_are_looked_after(cluster: Clus
 
     start, cluster.ray._start = cluster.ray._start, fail
     upgrade = cluster.upgrade(placement="none")
-    assert upgrade.error.startswith("workers could not be looked after: no more processes")
+    assert upgrade.error.startswith("workers could not be checked: no more processes")
     cluster.ray._start = start
     cluster.workers.drain("w0")
     until(lambda: "w0" not in cluster.workers._started and len(cluster.serving()) == 2)
@@ -304,7 +304,7 @@ def test_an_error_gives_an_upgrade_up_and_workers_are_looked_after(cluster: Clus
 
 def test_another_upgrade_meanwhile_and_the_only_worker_drained_first_are_refused(cluster: Cluster) -> None:
     cluster.upgrade(ends=lambda: True, placement="dumb")
-    with pytest.raises(ConfigError, match="being done already"):
+    with pytest.raises(ConfigError, match="already in progress"):
         cluster.workers.begin(Upgrade("2", OLD))
     cluster.workers.upgrade = None
     cluster.workers.scale(1, Role.BOTH)

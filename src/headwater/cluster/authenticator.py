@@ -1,8 +1,7 @@
 """Authenticator of a process: accepts peers of its CURVE sockets by their public keys, and logs those that it refuses.
 
 ZeroMQ asks it about each new connection (ZAP, https://rfc.zeromq.org/spec/27), after the peer has proved that it has
-the secret key. It does not ask about peers that fail before, without CURVE or with another server's key: sockets report
-those as events.
+the secret key. Peers that fail earlier, without CURVE or with another server's key, are events of their sockets.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from headwater.cluster.sockets import Waker, opened
 
-ADDRESS = "inproc://zeromq.zap.01"  # where ZeroMQ asks, in each context
+ADDRESS = "inproc://zeromq.zap.01"  # of ZeroMQ's questions, in each context
 VERSION = b"1.0"
 ACCEPTED, REFUSED = (b"200", b"OK"), (b"400", b"this key is not accepted")
 REASONS: dict[int, str] = {
@@ -45,7 +44,7 @@ class Authenticator:
         threading.Thread(target=self._run, name="headwater-authenticator", daemon=True).start()
 
     def accept(self, server: bytes, clients: Iterable[bytes]) -> None:
-        """Accept clients with these public keys, and no others, at sockets whose domain is the server's public key."""
+        """Accept only clients with these public keys at sockets whose domain is the server's public key."""
         self._accepted[server] = frozenset(z85.decode(client) for client in clients)
 
     def watch(self, socket: zmq.Socket[bytes]) -> None:

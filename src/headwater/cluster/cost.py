@@ -1,4 +1,4 @@
-"""Choice of the worker that a request goes to.
+"""Choice of a request's worker by cost.
 
 `LeastCost` is Headwater's; turns and the fewest requests are the simplest others. `lab/cluster/rivals.py` has those
 of other projects, and the table of all.
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from headwater.schedule.tier_load import ReadSpeed
 
 UNMEASURED_SPEED = PrefillSpeed(0.0, 1e-3)  # until a worker has measured its speed
-TIE_SHARE = 0.1  # of the least cost, within which other things decide
-UNLIKE_SPEED_RATIO = 2.0  # ratio of measured seconds a token from which workers are taken to differ
-NEEDED_AGAIN_SHARE = 0.5  # share of what is evicted that is taken to be computed again
-WIDESPREAD_SHARE = 0.25  # share of the workers that have a prefix which each of them is going to need
-MIN_WIDESPREAD_WORKERS = 4  # of these workers
-MAX_HOLDERS = 2  # workers that another one is told of
-MAX_MEMORY_HELD = 0.95  # share of the memory that requests are counted with at most
+TIE_SHARE = 0.1  # of the least cost: candidates within it are equal
+UNLIKE_SPEED_RATIO = 2.0  # measured seconds a token; from this ratio on workers are assumed to differ
+RECOMPUTED_SHARE = 0.5  # of evicted tokens, assumed to be computed again
+WIDESPREAD_SHARE = 0.25  # of the workers: if they have a prefix, each worker is going to need it
+MIN_WIDESPREAD_WORKERS = 4
+MAX_HOLDERS = 2  # workers that a message names to pull from
+MAX_MEMORY_HELD = 0.95  # share of the memory that requests are counted with
 
 
 class Role(StrEnum):
@@ -43,7 +43,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """A request's prompt, as a choice sees it."""
+    """Prompt of a request, for the choice of a worker."""
 
     tokens: int
     blocks: Sequence[int] = ()  # digests of its full blocks, each of which covers the ones before it
@@ -79,8 +79,8 @@ class Found(NamedTuple):
     """Leading tokens of a prompt in a cache."""
 
     cached: int  # whose exact KV is there
-    resumable: int  # those before the deepest position with all states
-    unsent: int = 0  # of those, the ones of a composed prefix alone, which is sent to no other worker
+    resumable: int  # up to the deepest position with all states
+    unsent: int = 0  # part of `resumable` that only a composed prefix has; no other worker can pull it
     stored: Sequence[Stored] = ()  # in stores that have more
 
 
@@ -89,7 +89,7 @@ NOTHING = Found(0, 0)
 
 @dataclass(slots=True)
 class Candidate:
-    """A worker, as a choice sees it, made for one route. `price_reads` adds what it would read."""
+    """Worker that one request may go to. `price_reads` adds the tokens that it would read."""
 
     running: int  # requests that compute
     waiting: int
@@ -108,7 +108,7 @@ class Candidate:
     pull: ReadSpeed | None = None  # from workers of its pool; None: it pulls nothing
     stored: Sequence[Stored] = ()  # leading tokens that its own stores have
     loads: Mapping[str, ReadSpeed] = field(default_factory=dict)  # from these stores, by medium
-    read: int = 0  # leading tokens that it is going to pull or to load, as far as it lacks them
+    read: int = 0  # leading tokens, including those that it is going to pull or to load
     read_seconds: float = 0.0  # until it has them
     is_loaded: bool = False  # from its own store
     composed: int = 0  # tokens of segments that it does not compute with the prompt
@@ -116,7 +116,7 @@ class Candidate:
 
     @property
     def load(self) -> int:
-        """Number of requests that it has."""
+        """Number of its requests."""
         return self.running + self.waiting
 
     @property
@@ -130,28 +130,28 @@ class Candidate:
         return max(self.reusable, self.underway)
 
     def uncached(self, prompt: Prompt) -> int:
-        """Return the tokens of a prompt that it has to compute."""
+        """Return the tokens of a prompt that the worker has to compute."""
         return prompt.tokens - max(self.reusable, self.underway, self.read) - self.composed
 
     def compose(self, prompt: Prompt, interiors: int) -> None:
-        """Note that it has, or is going to have, that many tokens of a prompt's segments."""
+        """Note that the worker has, or will have, `interiors` tokens of a prompt's segments."""
         self.composed = min(interiors, prompt.tokens - max(self.own, self.read))
 
 
 @dataclass(slots=True, eq=False)
 class Outstanding:
-    """A request that a router has sent to a worker, until its end."""
+    """Open request that a router has sent to a worker."""
 
     prompt: Prompt
-    uncached: int  # tokens that its worker is thought to compute
+    uncached: int  # tokens that its worker is expected to compute
     has_begun: bool = False  # the first token has come
 
 
 class OpenRequests:
-    """Requests that a router has sent to one worker: their sums, and the blocks that they compute.
+    """Open requests that a router has sent to one worker: their sums, and the blocks that they compute.
 
-    A route reads running sums: its time does not depend on the number of requests. Blocks and uncached tokens are
-    those of requests without a first token.
+    Sums are kept up to date, so that a route takes the same time with any number of requests. Blocks and uncached
+    tokens are those of requests without a first token.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class OpenRequests:
                 blocks[block] = others
 
     def remove(self, one: Outstanding) -> None:
-        """Count a request no more."""
+        """Remove a request from the sums."""
         self.begin(one)
         self.number -= 1
         self.prompt_tokens -= one.prompt.tokens
@@ -188,7 +188,7 @@ class OpenRequests:
 
 @dataclass(slots=True)
 class Known:
-    """A worker, as a router knows it: by its last report, and by what this router has sent since."""
+    """State of a worker in a router: its last report, and the requests that were sent to it since."""
 
     name: str
     max_running: int
@@ -198,9 +198,9 @@ class Known:
     role: Role = Role.BOTH
 
     def candidate(self, prompt: Prompt, found: Found) -> Candidate:
-        """Return the worker as a choice for a prompt sees it, of which it has `found`.
+        """Return the worker as a candidate for a prompt, of which it has `found`.
 
-        Prompts of this router's own requests are known better here: what others sent is the rest.
+        The report counts all routers' requests, this router's own sums are newer: the larger number counts.
         """
         backlog, number = self.backlog, self.open.number
         held = max(backlog.held_tokens, self.open.prompt_tokens)
@@ -226,9 +226,10 @@ class Known:
 
 
 def price_reads(candidates: Sequence[Candidate]) -> None:
-    """Note in each worker what it would read of a prompt, if that is faster than computing.
+    """Note in each candidate the leading tokens that it would read, if that is faster than computing them.
 
-    It loads what a store of its own has, or pulls all that its pool has in memory, whichever saves more seconds.
+    A worker loads the prefix in one of its own stores, or pulls the longest one in its pool's memory, whichever saves
+    more seconds.
     """
     if all(one.pull is None and not one.stored for one in candidates):
         return
@@ -250,7 +251,7 @@ def price_reads(candidates: Sequence[Candidate]) -> None:
 
 
 def note_widespread(candidates: Sequence[Candidate]) -> None:
-    """Note in each worker the leading tokens of a prompt that many have: a quarter of all, and at least four."""
+    """Note in each candidate the leading tokens that many workers have: a quarter of all, and at least four."""
     many = max(MIN_WIDESPREAD_WORKERS, math.ceil(WIDESPREAD_SHARE * len(candidates)))
     if many < len(candidates):
         tokens = sorted((one.reusable for one in candidates), reverse=True)[many - 1]
@@ -259,7 +260,7 @@ def note_widespread(candidates: Sequence[Candidate]) -> None:
 
 
 def holders(chosen: int, candidates: Sequence[Candidate], most: int = MAX_HOLDERS) -> list[int]:
-    """Return the workers from which the chosen one is to pull, the deepest first, at most `most`; none if it is not."""
+    """Return at most `most` workers from which the chosen one pulls, the deepest first; none if it does not pull."""
     one = candidates[chosen]
     if not one.read or one.is_loaded:
         return []
@@ -289,17 +290,17 @@ class Choice(ABC):
         """Note that a worker has ended a request, or lost it."""
 
     def left(self, name: str) -> None:  # noqa: B027
-        """Note that a worker has left; all of its requests have ended before."""
+        """Note that a worker has left, after the ends of all of its requests."""
 
 
 class Turns:
-    """Picks one of several that are equally good: each in turn."""
+    """Round-robin choice among equally good workers."""
 
     def __init__(self) -> None:
         self._turn = count()
 
     def least(self, costs: Sequence[float]) -> int:
-        """Return the index of a least cost."""
+        """Return the index of one of the least costs."""
         least = min(costs)
         return self.of([at for at, cost in enumerate(costs) if cost == least])
 
@@ -309,24 +310,24 @@ class Turns:
 
 
 class LeastCost(Choice):
-    """The worker where the request's first token comes soonest, in seconds, and least is lost for later ones.
+    """Least cost in seconds: the time to the first token, and the later recomputation of evicted tokens.
 
     A cost is the sum of
 
     - the mean time until a slot is free, if all are taken;
-    - what is queued there, and the part of the prompt that it has to compute, at its measured speed. What an earlier
-      request is computing there is not computed again. What it would load or pull sooner is not computed: that time
+    - the tokens queued there, and the uncached tokens of the prompt, at the worker's measured speed. Tokens that an
+      earlier request is computing there are not computed again. If a load or a pull is faster than computing, its time
       counts instead;
-    - half of what admission evicts there: as many tokens as get new pages, over the share of the memory that requests
-      leave to the cache, since a small cache loses what is needed sooner. KV that is there needs no pages, even if its
-      state is gone and all of it is computed again.
+    - half of the tokens that admission evicts there, at that speed: as many as get new pages, divided by the share of
+      the memory that requests leave to the cache, since a small cache evicts tokens that are needed sooner. Cached KV
+      needs no new pages, even if its state is evicted and all of it is recomputed.
 
-    A prefix that many workers have, like a system prompt, is counted nowhere. Later requests need it at each worker,
-    so one that lacks it computes it once for all of them. Otherwise it would never get a request.
+    A prefix that many workers have, like a system prompt, counts at no worker. Later requests need it at each of them,
+    so that a worker without it computes it once for all; otherwise that worker would never get a request.
 
-    Among workers within 10% of the least cost, a prefix that no worker has cached goes to the worker that its hash
-    selects, so that it comes back to the cache that has seen it before; prompts without a full block go to the fewest
-    requests, then in turns.
+    Among workers within 10% of the least cost, a prefix that no worker has cached is sent to the worker that its hash
+    selects, so that its next request reaches the same cache. Prompts without a full block are sent to the worker with
+    the fewest requests, then in turns.
     """
 
     def __init__(self) -> None:
@@ -347,21 +348,21 @@ class LeastCost(Choice):
 
 
 def expected_seconds(prompt: Prompt, one: Candidate, speed: PrefillSpeed) -> float:
-    """Return the expected seconds until the first token, and those of computing again what is evicted."""
+    """Return the expected seconds until the first token, and those of recomputing evicted tokens."""
     too_many = one.running + one.waiting + 1 - one.max_running
     waiting = too_many * one.request_seconds / max(1, one.max_running) if too_many > 0 else 0.0
     new = prompt.tokens - max(one.cached, one.reusable, one.underway, one.widespread)
     evicted = new / (1 - min(MAX_MEMORY_HELD, one.memory_held))
     done = prompt.tokens - one.uncached(prompt)
     computing = speed.seconds(done, prompt.tokens) - speed.between(done, max(done, one.widespread))
-    return waiting + one.read_seconds + computing + (one.queued_tokens + NEEDED_AGAIN_SHARE * evicted) * speed.token
+    return waiting + one.read_seconds + computing + (one.queued_tokens + RECOMPUTED_SHARE * evicted) * speed.token
 
 
 def prefill_speeds(candidates: Sequence[Candidate]) -> list[PrefillSpeed]:
     """Return each worker's speed: the lower median, or its own if seconds a token differ by `UNLIKE_SPEED_RATIO`.
 
-    The time of a token depends on the steps that were measured: equal workers differ by more than routes should. One
-    that has measured nothing is taken to be like the others; else it would never get a request.
+    The time of a token depends on the measured steps, so that equal workers measure different speeds. A worker without
+    a measurement is assumed to be like the others; otherwise it would never get a request.
     """
     measured = [one.prefill for one in candidates if one.prefill is not None]
     if not measured:

@@ -1,7 +1,7 @@
-"""Prefill apart from decode: the rule by which one worker prefills a prompt that another one decodes.
+"""Disaggregation: the rule by which one worker prefills a prompt for another one that decodes its answer.
 
-The worker that prefills samples the first token, too. The other one goes on after it as after a worker that was lost,
-and pulls the prefix from the first one's memory.
+The worker that prefills also samples the first token. The other one continues after it, as after a lost worker, and
+pulls the prefix from the first one's memory.
 """
 
 from __future__ import annotations
@@ -41,36 +41,35 @@ class Prefilled:
 def may_be_apart(generation: Generation) -> bool:
     """Return whether a worker can prefill a request's prompt for another one.
 
-    A scored prompt is computed whole by the worker that ends the answer; of a composed one no segments are pulled.
+    A scored prompt is computed whole by the worker that ends the answer; segments of a composed one are not pulled.
     """
     params = generation.params
     return params.max_tokens > 1 and params.prompt_logprobs is None and not generation.segments
 
 
 def prefill_of(generation: Generation) -> Generation:
-    """Return the request for the worker that prefills: for the first token, of which it caches nothing."""
+    """Return the request for the worker that prefills: for one token, which it does not cache."""
     return replace(generation, params=replace(generation.params, max_tokens=1), keep_output=False, ended=False)
 
 
 def decode_of(generation: Generation) -> Generation:
-    """Return a request that is handed over, for the worker that decodes: the router says where its answer is cached."""
+    """Return a handed-over request for the worker that decodes: the router chooses where its answer is cached."""
     return replace(generation, keep_output=False)
 
 
 def decoders(candidates: Sequence[Candidate]) -> list[int]:
-    """Return the workers that take whole requests, and go on with answers: all, if none of another role is there."""
+    """Return the workers that accept whole requests and continue answers; all workers if each only prefills."""
     prefills = Role.PREFILL
     return [i for i, one in enumerate(candidates) if one.role is not prefills] or [*range(len(candidates))]
 
 
 def prefiller(prompt: Prompt, candidates: Sequence[Candidate]) -> int | None:
-    """Return the worker that is to prefill a prompt for another one; None: it is prefilled where it is decoded.
+    """Return the worker to prefill a prompt for another one; None: its decoder prefills it.
 
-    Both ways are counted in seconds, as `LeastCost` does:
+    Both are compared in seconds, as in `LeastCost`:
 
-    - where it is decoded: the cost there, and its computing once more for each request that runs there, which waits
-      meanwhile;
-    - apart: the cost at a worker that only prefills, and then, where it is decoded, that of a pull and of the rest.
+    - at the decoder: the cost there, and the seconds of its computing for each running request, which waits meanwhile;
+    - apart: the cost at a worker that only prefills, and the costs of the pull and of the rest at the decoder.
 
     `candidates`: workers whose reads are priced.
     """
@@ -95,7 +94,7 @@ def prefiller(prompt: Prompt, candidates: Sequence[Candidate]) -> int | None:
 
 
 def decoder_after(prompt: Prompt, prefilling: Candidate, candidates: Sequence[Candidate]) -> int:
-    """Return the worker that is to go on after a prefill apart, of which it reads what is computed meanwhile."""
+    """Return the worker to continue after a prefill apart, which it reads while it is computed."""
     speeds = prefill_speeds(candidates)
     costs = {
         i: _with_delays(prompt, handed_over(prompt, candidates[i]), speeds[i])
@@ -108,7 +107,7 @@ def decoder_after(prompt: Prompt, prefilling: Candidate, candidates: Sequence[Ca
 def kept(prompt: Prompt, tokens: int) -> Prompt | None:
     """Return the part of a prompt and its answer, `tokens` together, that is prefilled after the answer's end.
 
-    None: the answer fills no block more than the prompt does, whose end is cached where it was prefilled.
+    None: the answer fills no block beyond those of the prompt, which are cached where it was prefilled.
     """
     end = tokens // prompt.block_tokens * prompt.block_tokens
     if end <= prompt.tokens // prompt.block_tokens * prompt.block_tokens:
@@ -117,13 +116,12 @@ def kept(prompt: Prompt, tokens: int) -> Prompt | None:
 
 
 def keeper(answer: Prompt, candidates: Sequence[Candidate], decoded: str) -> int | None:
-    """Return the worker that is to prefill a finished answer (decision 002); None: there is none.
+    """Return the worker to prefill a finished answer (decision 002); None if there is no candidate.
 
-    The cost is that of a prompt, in seconds, with what its computing costs the requests that run there. The worker
-    that has `decoded` it, which still counts its request, reads what another one computes before it goes on with the
-    next turn.
+    The cost is that of a prompt, in seconds, with the delay of the requests that run there. The worker that has
+    `decoded` it still counts its request, and reads what another one computes before the next turn.
 
-    `candidates`: the workers that have prefilled and decoded it, as far as they take requests.
+    `candidates`: the workers that have prefilled and decoded it and accept requests.
     """
     reading = 0.0
     for one in candidates:
@@ -138,7 +136,7 @@ def keeper(answer: Prompt, candidates: Sequence[Candidate], decoded: str) -> int
 
 
 def note_prefilled(prompt: Prompt, name: str, candidates: Sequence[Candidate]) -> None:
-    """Note that a worker has all of a prompt, of which its events may not have come yet."""
+    """Note that a worker has all of a prompt, whose events may not have come yet."""
     for one in candidates:
         if one.name == name:
             one.reusable = max(one.reusable, resumable(prompt))
@@ -151,7 +149,7 @@ def resumable(prompt: Prompt) -> int:
 
 
 def handed_over(prompt: Prompt, one: Candidate) -> Candidate:
-    """Return a worker as it is once another one has prefilled the prompt: it pulls what it lacks."""
+    """Return a worker as a candidate after another one has prefilled the prompt: it pulls the tokens it lacks."""
     end = resumable(prompt)
     if one.pull is None or end <= one.own:
         return one
@@ -159,6 +157,6 @@ def handed_over(prompt: Prompt, one: Candidate) -> Candidate:
 
 
 def _with_delays(prompt: Prompt, one: Candidate, speed: PrefillSpeed) -> float:
-    """Return a worker's cost, and what its computing of the prompt costs the requests that run there."""
+    """Return a worker's cost, with the delay of the requests that run there."""
     delay = speed.between(prompt.tokens - one.uncached(prompt), prompt.tokens)
     return expected_seconds(prompt, one, speed) + one.running * delay

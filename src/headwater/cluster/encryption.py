@@ -39,7 +39,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class WorkerKeys:
-    """Keys that workers are given: they go through Ray."""
+    """Keys that workers get through Ray."""
 
     digests: bytes = field(repr=False)  # secret key of the block hashes in KV events
     router: bytes  # public
@@ -63,7 +63,7 @@ class RouterKeys:
 
 
 class CurveServer:
-    """Security of a worker's sockets: they accept clients with known keys alone."""
+    """Security of a worker's sockets: they accept only clients with known keys."""
 
     def __init__(self, pair: KeyPair, clients: Iterable[bytes]) -> None:
         """`clients`: public keys."""
@@ -71,7 +71,7 @@ class CurveServer:
         self.accept(clients)
 
     def accept(self, clients: Iterable[bytes]) -> None:
-        """Accept clients with these public keys from now on, and no others."""
+        """Accept only clients with these public keys from now on."""
         authenticator().accept(self._pair.public, clients)
 
     @property
@@ -92,7 +92,7 @@ class CurveServer:
 
 
 class CurveClient:
-    """Security of a router's sockets: they talk to a server that has the secret key of a known public one."""
+    """Security of a router's sockets: they connect to a server with the secret key of a known public one."""
 
     def __init__(self, pair: KeyPair) -> None:
         self._pair = pair

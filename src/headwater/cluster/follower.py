@@ -1,6 +1,6 @@
-"""Follower of one worker: subscribes to its messages, and keeps a picture of its cache whole.
+"""Follower of one worker: subscribes to its messages, and keeps a complete picture of its cache.
 
-After a gap it asks for a replay; if that does not close the gap, or the worker was restarted, for a snapshot.
+After a gap it requests a replay; if that does not close the gap, or the worker was restarted, a snapshot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headwater.cluster.messages import END, NUMBER_BYTES, SNAPSHOT, Message, Mes
 from headwater.cluster.picture import Picture
 from headwater.cluster.sockets import Connect, connect_plain, opened, queued
 
-ANSWER_TIME = 5.0  # seconds for an answer of the worker to go on
+ANSWER_SECONDS = 5.0  # until the next message of a worker's answer
 
 
 class Follower:
@@ -26,7 +26,7 @@ class Follower:
         live: str,
         replay: str,
         topic: str = "",
-        answer_time: float = ANSWER_TIME,
+        answer_time: float = ANSWER_SECONDS,
         connect: Connect = connect_plain,
     ) -> None:
         """Connect to a worker's addresses."""

@@ -1,4 +1,4 @@
-"""Ledger of what a worker's cache holds, by page: from changes to events, and from all of it to a compacted snapshot.
+"""Ledger of a worker's cache, by page, from which events of changes and compacted snapshots are made.
 
 Columns with a row for each page of the arena, 21 bytes each. A unit, a checkpoint or a segment is in the row of its
 first page.

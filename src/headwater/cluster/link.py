@@ -1,4 +1,4 @@
-"""Link of a router to one worker: its socket, heartbeats, the picture of its cache, and its open requests."""
+"""Link of a router to one worker: socket, heartbeats, picture of the cache, and open requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger("headwater.cluster")
 
 
 class Link:
-    """One worker, as a router knows it. All methods are for the router's thread."""
+    """Link to one worker. All methods are for the router's thread."""
 
     def __init__(self, name: str, contact: Contact, identity: bytes, client: Client) -> None:
         self.name, self.contact = name, contact
@@ -54,26 +54,26 @@ class Link:
         self.open: dict[int, Routed] = {}
         self.outstanding = OpenRequests()  # of them, as they were routed
         self.draining = False
-        self.members: tuple[Peer, ...] = ()  # of its pool, as it was told
+        self.members: tuple[Peer, ...] = ()  # of its pool, as last sent
         self._follower: Follower | None = None
         self._following = threading.Event()
 
     # -- messages
 
     def send(self, message: ToWorker) -> None:
-        """Send a message; without a connection it is dropped, and the worker is lost once it was silent too long."""
+        """Send a message; without a connection it is dropped, and the worker is lost after its timeout."""
         queued(self.socket, encode(message))
 
     def receive(self) -> list[OfRequests]:
-        """Return the messages that are there, without those of another incarnation than the one that is known.
+        """Return the received messages of the known incarnation.
 
-        When a connection breaks, ZeroMQ makes another one, and messages between are lost. So the worker is asked to
-        cancel what it has of this router, and its info, in answer, is the first message that counts.
+        When a connection breaks, ZeroMQ makes another one, and messages in between are lost. So the worker is asked
+        to cancel this router's requests; messages count again from its answer, its info, on.
         """
         payloads: list[bytes] = []
         while has_message(self.socket):
             payloads.append(self.socket.recv(zmq.NOBLOCK))
-        if has_message(self._breaks):  # asked after they were read: a break before any of them is seen
+        if has_message(self._breaks):  # checked after the reads, so that no break before a message is missed
             while has_message(self._breaks):
                 self._breaks.recv_multipart(zmq.NOBLOCK)
             payloads.clear()
@@ -84,7 +84,7 @@ class Link:
             try:
                 found += self._of(from_worker(payload))
             except WireError as error:
-                log.warning("a message of worker %s is left out: %s", self.name, error)
+                log.warning("a message of worker %s is ignored: %s", self.name, error)
         return found
 
     def _of(self, sent: Batch) -> list[OfRequests]:
@@ -107,14 +107,14 @@ class Link:
                 given = message.max_running, self.backlog, self.outstanding, message.fingerprint, message.role
                 self._known = Known(self.name, *given)
                 self._follow(message)
-            elif not self._is_broken:  # a second info, too: it says that the worker has forgotten this router
+            elif not self._is_broken:  # also a second info: the worker has forgotten this router
                 others.append(message)
         return others
 
     # -- its cache
 
     def _follow(self, info: WorkerInfo) -> None:
-        """Keep a picture of its cache, on a thread: a snapshot may take long."""
+        """Start a thread that keeps a picture of the worker's cache: a snapshot may take long."""
         if self._follower is None and info.live:
             self._follower = Follower(info.live, info.replay, connect=self._connect)
             threading.Thread(target=self._run, args=(self._follower,), name="headwater-follower", daemon=True).start()
@@ -125,26 +125,26 @@ class Link:
                 follower.follow(FOLLOWED)
 
     def find(self, prompt: Prompt) -> Found:
-        """Return how many leading tokens of a prompt this worker has, as far as its picture says."""
+        """Return the leading tokens of a prompt in this worker's picture."""
         return NOTHING if self._follower is None else self._follower.picture.look_up(prompt)
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of the index key's unit, which a digest stands for."""
+        """Bytes of the unit of the index key that a digest covers."""
         return 0 if self.info is None else self.info.unit_bytes
 
     def has_segment(self, digest: int) -> bool:
-        """Return whether a segment is stored here, as far as this worker's picture says."""
+        """Return whether this worker's picture has a segment in memory."""
         return self._follower is not None and self._follower.picture.has_segment(digest)
 
     def stores_of(self, digest: int) -> list[str]:
-        """Return the media of this worker's own stores that have a segment, likewise."""
+        """Return the media of this worker's own stores that have a segment in its picture."""
         return [] if self._follower is None else self._follower.picture.stores_of(digest)
 
-    # -- what it has to do
+    # -- its work
 
     def candidate(self, prompt: Prompt) -> Candidate:
-        """Return the worker as a choice for a prompt sees it."""
+        """Return the worker as a candidate for a prompt."""
         assert self._known is not None
         return self._known.candidate(prompt, self.find(prompt))
 
@@ -152,13 +152,13 @@ class Link:
 
     @property
     def as_peer(self) -> Peer | None:
-        """The worker, as others of its pool see it; None: they cannot read its memory."""
+        """The worker as a peer of its pool; None if others cannot read its memory."""
         if self.info is None or self.incarnation is None or not self.info.parts.address:
             return None
         return Peer(self.incarnation, self.info.parts)
 
     def tell(self, members: tuple[Peer, ...]) -> None:
-        """Tell the worker who its pool is, if it was told otherwise."""
+        """Send the worker the members of its pool, if they have changed."""
         if members != self.members:
             self.members = members
             self.send(Members(members))

@@ -1,4 +1,4 @@
-"""Links of a router to all its workers: who is there, who was silent too long, and what they report together."""
+"""Links of a router to all its workers: membership, heartbeats, and the sums of their reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headwater.engine.meter import EngineStats
 from headwater.schedule.tier_load import TierStats
 from headwater.tiers.store import PEER
 
-JOINING = 5.0  # seconds until a new worker must have answered
+JOIN_SECONDS = 5.0  # in which a new worker must have answered
 
 
 class Links(Mapping[str, Link]):
@@ -44,14 +44,14 @@ class Links(Mapping[str, Link]):
     # -- membership
 
     def add(self, name: str, contact: Contact) -> None:
-        """Take a worker in; it is asked for its info."""
+        """Add a worker, and ask it for its info."""
         self._links[name] = link = Link(name, contact, self._identity, self._client)
         self._by_socket[link.socket] = link
         self._poller.register(link.socket, zmq.POLLIN)
         link.send(Ping(is_first=True))
 
     def remove(self, name: str) -> Link | None:
-        """Take a worker out, and close its socket; return its link, or None if there is none."""
+        """Remove a worker, and close its socket; return its link, or None if it is unknown."""
         link = self._links.pop(name, None)
         if link is not None:
             del self._by_socket[link.socket]
@@ -60,23 +60,23 @@ class Links(Mapping[str, Link]):
         return link
 
     def drain(self, name: str) -> None:
-        """Give a worker no more requests."""
+        """Exclude a worker from new requests."""
         if name in self._links:
             self._links[name].draining = True
 
     def ping(self, now: float) -> list[tuple[Link, float]]:
-        """Send heartbeats; return the workers that have been silent too long, with the seconds, and send them none."""
+        """Send heartbeats; return the workers that were silent too long, with the seconds, and send them none."""
         silent = []
         for link in self._links.values():
             silence = now - link.heard
-            if silence > (self.heartbeat_timeout if link.info else JOINING):
+            if silence > (self.heartbeat_timeout if link.info else JOIN_SECONDS):
                 silent.append((link, silence))
             else:
                 link.send(Ping())
         return silent
 
     def tell_members(self) -> None:
-        """Tell workers of which others they may pull, where that has changed."""
+        """Send workers the members of their pools that have changed."""
         pools: defaultdict[str, list[Peer]] = defaultdict(list)
         for link in self._links.values():
             if link.info is not None and (peer := link.as_peer) is not None:
@@ -86,7 +86,7 @@ class Links(Mapping[str, Link]):
                 link.tell(tuple(pools[link.info.fingerprint]))
 
     def taking(self, fingerprint: str | None) -> list[Link]:
-        """Return the workers that can take a request: draining ones only if no other one has the fingerprint needed."""
+        """Return the workers that accept a request: draining ones only if no other has the needed fingerprint."""
         known = [
             link
             for link in self._links.values()
@@ -97,7 +97,7 @@ class Links(Mapping[str, Link]):
     # -- messages
 
     def poll(self, milliseconds: int) -> list[Link]:
-        """Wait for messages or the waker; return the workers that have sent something."""
+        """Wait for messages or the waker; return the workers that have sent messages."""
         found = [self._by_socket[socket] for socket, _ in self._poller.poll(milliseconds) if socket in self._by_socket]
         self._waker.clear()
         return found
@@ -151,7 +151,7 @@ Summed = TypeVar("Summed")
 
 
 def summed(found: Sequence[Summed]) -> Summed:
-    """Return the sum of dataclasses of one type, number by number; tuples are left out."""
+    """Return the sum of dataclasses of one type, number by number; tuples are omitted."""
     first = found[0]
     sums: dict[str, Any] = {}
     for one in fields(first):  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def summed(found: Sequence[Summed]) -> Summed:
 def pulls_of(found: Iterable[EngineStats]) -> tuple[TierStats, ...]:
     """Return the sums of workers' pulls, as one tier; none without any.
 
-    Other tiers are left out: workers may share them.
+    Other tiers are omitted: workers may share them.
     """
     peers = [tier for stats in found for tier in stats.tiers if tier.kind == PEER]
     if not peers:
@@ -175,7 +175,7 @@ def pulls_of(found: Iterable[EngineStats]) -> tuple[TierStats, ...]:
 
 
 def pulled_bytes(stats: EngineStats | None) -> dict[str, int]:
-    """Return the bytes that a worker has pulled, by the way that they came; none if it pulls nothing."""
+    """Return the bytes that a worker has pulled, by transport; none if it pulls nothing."""
     ways = (tier.pulled_by_way() for tier in (stats.tiers if stats is not None else ()))
     return next(filter(None, ways), {})
 

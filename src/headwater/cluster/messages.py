@@ -22,14 +22,14 @@ MEDIUM = "GPU"  # vLLM's name for the memory that requests resume from without l
 # others are those of stores, which are loaded first: "CPU" the host's memory below a card's, "STORAGE" a folder
 NUMBER_BYTES = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)  # number of the message that ends an answer
-SNAPSHOT = b"snapshot"  # a request to the replay socket, in place of a number
+SNAPSHOT = b"snapshot"  # a request to the replay socket, instead of a number
 HASH = (1 << 64) - 1
 
 Hash = int | bytes
 
 
 class MessageError(HeadwaterError):
-    """A message is no batch of events."""
+    """A message is not a batch of events."""
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
@@ -106,7 +106,7 @@ _array_tags = msgspec.msgpack.Decoder(_TaggedArray)
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One batch, as bytes, and its number. In a snapshot, the number is that of the live message to go on with."""
+    """One batch, as bytes, and its number. In a snapshot, the number is that of the next live message."""
 
     number: int
     payload: bytes
@@ -124,7 +124,7 @@ def decode(payload: bytes) -> list[Event]:
         events = (_event(memoryview(raw)) for raw in raws)
         return [event for event in events if event is not None]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MessageError(f"a message of {len(payload):,} bytes is no batch of events: {error}") from error
+        raise MessageError(f"a message of {len(payload):,} bytes is not a batch of events: {error}") from error
 
 
 def _event(raw: memoryview) -> Event | None:

@@ -22,7 +22,7 @@ class AboutPrefix(msgspec.Struct, array_like=True):
 
 
 class Find(AboutPrefix, tag=True):
-    """Question for the deepest prefix of a prompt of so many tokens. `key`: of the index."""
+    """Question for the deepest prefix of a prompt. `key`: of the index. `tokens`: of the prompt."""
 
     namespace: str
     key: bytes
@@ -65,7 +65,7 @@ class GetTail(AboutPrefix, tag=True):
     """Question for the tail of a prompt that was prefilled for the worker that asks."""
 
     id: bytes
-    entries: int  # bytes of the head's entries beside a page: 0 without them
+    entries: int  # bytes of the head's entries of a page: 0 without them
     into: BufferPlace | None = None
 
 

@@ -1,4 +1,4 @@
-"""Channel to one peer of a worker: questions on sockets of their own, and a break after a failure."""
+"""Channel to one peer of a worker: a socket for each open question, and a pause after a failure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from headwater.cluster.sockets import Client, opened, queued
 from headwater.cluster.wire import Peer, WireError
 from headwater.tiers.part import Buffer
 
-POLL_MILLISECONDS = 50  # milliseconds between looks at whether a peer is still there
-BREAK_SECONDS = 10.0  # seconds for which a peer that failed is left alone
+POLL_MILLISECONDS = 50  # between checks whether the peer is still a member
+PAUSE_SECONDS = 10.0  # without questions to a peer that failed
 
 log = logging.getLogger("headwater.cluster")
 
 
 class PeerFailed(Exception):
-    """A peer did not answer in time, not as it should, or has left."""
+    """A peer did not answer in time, answered wrongly, or has left."""
 
 
 class Channel:
-    """Sockets to one peer: a thread takes one, or opens another, and puts it back after its answer."""
+    """Sockets to one peer: a thread uses an idle one, or opens another, and returns it after the answer."""
 
     def __init__(self, peer: Peer, client: Client) -> None:
         self.peer = peer
@@ -34,14 +34,14 @@ class Channel:
         self._idle: list[zmq.Socket[bytes]] = []
         self._closed = False
         self.failed_until = 0.0
-        self.shares = bool(this_host())  # it is thought to be able to write to this worker's buffers
+        self.shares = bool(this_host())  # it is assumed to be able to write to this worker's buffers
 
     @property
     def usable(self) -> bool:
         return not self._closed and time.monotonic() >= self.failed_until
 
     def ask(self, message: Question, seconds: float) -> tuple[Answer, list[Buffer]]:
-        """Return an answer, and the payload that follows it. Raises PeerFailed."""
+        """Send a question; return its answer and the payload after it. Raises PeerFailed."""
         with self._socket() as socket:
             if not queued(socket, encode(message)):
                 raise PeerFailed("has no connection")
@@ -57,7 +57,7 @@ class Channel:
         try:
             return answer(frames[0].bytes), [frame.buffer for frame in frames[1:]]
         except WireError as error:
-            raise PeerFailed(f"does not answer as it should: {error}") from error
+            raise PeerFailed(f"answers wrongly: {error}") from error
 
     @contextmanager
     def _socket(self) -> Iterator[zmq.Socket[bytes]]:
@@ -76,22 +76,24 @@ class Channel:
         if self._closed:
             self.close()
 
-    def note_way(self, sent: Sent) -> None:
-        """Name the peer no more buffers if it cannot write to them."""
+    def note_transport(self, sent: Sent) -> None:
+        """Stop naming buffers to a peer that cannot write to them."""
         if self.shares and sent.why_not:
             self.shares = False
             where = self.peer.contact.address
             log.info(
-                "parts of the worker at %s come over the network: it says of this worker that %s", where, sent.why_not
+                "parts of the worker at %s come over the network: it cannot write to the buffer here, since %s",
+                where,
+                sent.why_not,
             )
 
     def fail(self, why: object) -> None:
-        """Leave the peer alone for a while."""
+        """Ask the peer nothing for PAUSE_SECONDS."""
         if self.usable:
             log.warning(
-                "worker at %s %s; nothing is pulled from it for %g s", self.peer.contact.address, why, BREAK_SECONDS
+                "worker at %s %s; nothing is pulled from it for %g s", self.peer.contact.address, why, PAUSE_SECONDS
             )
-        self.failed_until = time.monotonic() + BREAK_SECONDS
+        self.failed_until = time.monotonic() + PAUSE_SECONDS
 
     def close(self) -> None:
         """Close idle sockets now, and others after their answers."""

@@ -1,6 +1,6 @@
-"""Memory of other workers as a store that is only read: prefixes that they said they have when they were asked.
+"""Memory of other workers as a read-only store of prefixes, segments and tails.
 
-A peer that fails, or does not answer in time, is left alone for a while; the others are not.
+A peer that fails, or does not answer in time, is asked nothing for a while; the others are.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from headwater.tiers.catalog import Catalog
 from headwater.tiers.part import Buffer, key_bytes_of
 from headwater.tiers.store import PEER, Usage, spread
 
-FIND_SECONDS = 0.5  # seconds for the answer to a question
-PART_SECONDS = 5.0  # seconds for a part
-MAX_PROMPTS = 256  # whose parts are known, of those that were found and of those that are followed
-MAX_SEGMENTS = 1024  # that are known; the engine expects as many
-MAX_TAILS = 16  # likewise; each is read once
-MAX_RESENDS = 4  # times that a prompt is sent again for a part: others' prompts may push it out meanwhile
+FIND_SECONDS = 0.5  # for the answer to a question
+PART_SECONDS = 5.0  # for a part
+MAX_PROMPTS = 256  # with known parts: as many found, and as many followed
+MAX_SEGMENTS = 1024  # known ones; the engine expects as many
+MAX_TAILS = 16  # known ones; each is read once
+MAX_RESENDS = 4  # of a prompt for a part: other prompts may displace it at the peer
 
 log = logging.getLogger("headwater.cluster")
 
@@ -75,16 +75,18 @@ class FollowedPrefix:
     _find: Callable[[Channel, Find | Follow], Offered | None]
 
     def progress(self) -> tuple[int, int] | None:
-        """Return how many tokens have KV there, and the length if the state is there, else 0; None if it fails.
+        """Return the tokens with KV at the peer, and the length if the state is there, else 0; None if it fails.
 
-        The question waits behind parts that the peer is sending: an answer that is late says nothing of the peer.
+        The question waits behind parts that the peer is sending, so that a late answer is not a failed peer.
         """
         for _ in range(1 + MAX_RESENDS):
             one = self._offered
             try:
                 found, _ = one.channel.ask(Ready(one.asked.incarnation, one.ticket), PART_SECONDS)
             except PeerFailed as error:
-                log.info("worker at %s %s; a prefill is followed no more", one.channel.peer.contact.address, error)
+                log.info(
+                    "worker at %s %s; its prefill is not followed any more", one.channel.peer.contact.address, error
+                )
                 return None
             if isinstance(found, Progress):
                 return found.kv_tokens, found.state_at
@@ -96,8 +98,8 @@ class FollowedPrefix:
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedAlone:
-    """Segment, or tail of a prompt, that a peer has, as a router says."""
+class OfferedPart:
+    """Segment, or tail of a prompt, that a router has named a peer for."""
 
     channel: Channel
     asked: GetSegment | GetTail
@@ -115,27 +117,27 @@ class OfferedAlone:
 
 
 class KnownParts:
-    """Parts that peers are said to have, by their names; those of the oldest prompts are forgotten."""
+    """Parts of peers, by name; the parts of the oldest prompts are forgotten."""
 
     def __init__(self, most: int) -> None:
         """`most`: prompts, or segments."""
         self._most = most
-        self._offered: dict[str, Offered | OfferedAlone] = {}
+        self._offered: dict[str, Offered | OfferedPart] = {}
         self._prompts: dict[tuple[str, bytes], list[str]] = {}  # names, by namespace and key, the oldest first
 
     def __len__(self) -> int:
         return len(self._offered)
 
-    def note(self, offered: Offered | OfferedAlone) -> None:
-        """Note parts in place of those of their prompt that were known."""
+    def note(self, offered: Offered | OfferedPart) -> None:
+        """Replace the known parts of a prompt."""
         self._forget_prompt(offered.prompt)
         self._prompts[offered.prompt] = list(offered.parts)
         self._offered |= dict.fromkeys(offered.parts, offered)
         while len(self._prompts) > self._most:
             self._forget_prompt(next(iter(self._prompts)))
 
-    def find(self, name: str) -> Offered | OfferedAlone | None:
-        """Return who has a part; None if it is not known, or the peer is left alone now."""
+    def find(self, name: str) -> Offered | OfferedPart | None:
+        """Return the offer of a part; None if it is unknown, or its peer is paused."""
         one = self._offered.get(name)
         return one if one is not None and one.channel.usable else None
 
@@ -168,7 +170,7 @@ class PeerMemory:
         self._lock = threading.Lock()  # of all of these
 
     def know(self, peers: Iterable[Peer]) -> None:
-        """Take these workers for the pool; others have left. Once closed, there are none."""
+        """Set the workers of the pool; others have left. Does nothing once closed."""
         wanted = {peer.incarnation: peer for peer in peers if peer.incarnation != self._own}
         with self._lock:
             if not self._closed:
@@ -194,7 +196,7 @@ class PeerMemory:
             return any(channel.usable for channel in self._channels.values())
 
     def ask(self, peers: Sequence[bytes], namespace: str, key: bytes, tokens: int) -> None:
-        """Ask peers, the one that has most first, until one has a part of the prompt."""
+        """Ask peers in the given order, the one with most tokens first, until one has a part of the prompt."""
         for incarnation in peers:
             channel = self._channels.get(incarnation)
             if channel is None or not channel.usable:
@@ -211,12 +213,12 @@ class PeerMemory:
         return None if offered is None else FollowedPrefix(offered, self._find)
 
     def _find(self, channel: Channel, asked: Find | Follow) -> Offered | None:
-        """Return what a peer has of a prompt, and note it; None if it has nothing, or fails."""
+        """Return a peer's offer for a prompt, and note it; None if the peer has nothing, or fails."""
         is_found = isinstance(asked, Find)
         try:
             found, _ = channel.ask(asked, FIND_SECONDS if is_found else PART_SECONDS)
             if not isinstance(found, Found):
-                raise PeerFailed("does not answer as it should")
+                raise PeerFailed("answers wrongly")
         except PeerFailed as error:
             channel.fail(error)
             return None
@@ -229,23 +231,23 @@ class PeerMemory:
         return offered
 
     def expect(self, peers: Sequence[bytes], key: bytes, name: str) -> None:
-        """Note who has a segment, without a question: a router said so."""
+        """Note the first usable peer as the holder of a segment; a router has named it."""
         channels = (self._channels.get(incarnation) for incarnation in peers)
         channel = next((one for one in channels if one is not None and one.usable), None)
         if channel is not None:
             with self._lock:
-                self._segments.note(OfferedAlone(channel, GetSegment(channel.peer.incarnation, key), key, [name]))
+                self._segments.note(OfferedPart(channel, GetSegment(channel.peer.incarnation, key), key, [name]))
 
     def expect_tail(self, peer: bytes, id: bytes, entries: int, key: bytes, name: str) -> None:
         channel = self._channels.get(peer)
         if channel is not None and channel.usable:
             with self._lock:
-                self._tails.note(OfferedAlone(channel, GetTail(peer, id, entries), key, [name]))
+                self._tails.note(OfferedPart(channel, GetTail(peer, id, entries), key, [name]))
 
     def has(self, names: Sequence[str]) -> list[bool]:
         return [(self._found.find(name) or self._segments.find(name)) is not None for name in names]
 
-    def _of(self, name: str) -> Offered | OfferedAlone | None:
+    def _of(self, name: str) -> Offered | OfferedPart | None:
         found = self._found.find(name) or self._segments.find(name)
         return found or self._followed.find(name) or self._tails.find(name)
 
@@ -259,9 +261,9 @@ class PeerMemory:
 
     @contextmanager
     def _read(self, name: str, size: int | None) -> Iterator[list[Buffer] | None]:
-        """Yield the bytes of a part; None if the peer does not have it any more, or fails.
+        """Yield the bytes of a part; None if the peer has lost it, or fails.
 
-        `size`: of a shared buffer that the part fits into; None: it is to come over the network.
+        `size`: of a shared buffer that the part fits into; None: it comes over the network.
         """
         one = self._of(name)
         if one is None:
@@ -282,8 +284,8 @@ class PeerMemory:
             elif buffer is not None:
                 buffer.close()  # the peer may write to it later
 
-    def _pieces(self, one: Offered | OfferedAlone, name: str, buffer: SharedBuffer | None) -> list[Buffer] | None:
-        """Return the bytes of a part, or None if it is not there; a peer that forgot the prompt is asked again.
+    def _pieces(self, one: Offered | OfferedPart, name: str, buffer: SharedBuffer | None) -> list[Buffer] | None:
+        """Return the bytes of a part, or None if the peer has lost it; a forgotten prompt is sent again.
 
         Raises PeerFailed.
         """
@@ -298,7 +300,7 @@ class PeerMemory:
         if not isinstance(found, Sent):
             self._forget([name])
             return None
-        one.channel.note_way(found)
+        one.channel.note_transport(found)
         if found.shared is not None and buffer is not None:
             payload = [buffer.read(found.shared)]
         size = sum(map(len, payload))
@@ -313,17 +315,17 @@ class PeerMemory:
                     known.forget(name)
 
     def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:
-        """Do nothing: what a peer has is what it computed or pulled itself."""
+        """Do nothing: a peer holds only parts that it has computed or pulled itself."""
 
     def touch(self, names: Sequence[str]) -> None:
         """Do nothing: a pull does not count as a use of the holder's copy. Uses of the puller's copy count there."""
 
     def delete(self, names: Sequence[str]) -> None:
-        """Leave the peers alone that sent these parts: they are not what they should be."""
+        """Pause the peers that sent these parts, which are damaged."""
         for name in names:
             one = self._of(name)
             if one is not None:
-                one.channel.fail("sent a part that is not what it should be")
+                one.channel.fail("sent a damaged part")
         self._forget(names)
 
     def usage(self) -> Usage:

@@ -1,6 +1,6 @@
-"""Picture of a worker's cache and stores: what a reader of its messages knows, and what a prompt could resume there.
+"""Picture of a worker's cache and stores from its messages, and the tokens of a prompt that could resume there.
 
-A picture is whole or empty. A message whose number is not the next one, or of another lifetime, empties it.
+A picture is complete or empty. A message whose number is not the next one, or of another lifetime, empties it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Picture:
     # -- messages
 
     def apply(self, message: Message) -> bool:
-        """Take a live message. False: the picture is empty now, and needs a snapshot. Raises MessageError.
+        """Apply a live message. False: the picture is empty now, and needs a snapshot. Raises MessageError.
 
         A message that was applied before changes nothing. Message 0 needs no snapshot before it.
         """
@@ -114,7 +114,7 @@ class Picture:
                 self.block_size = event.block_size or self.block_size
 
     def _take_stored(self, medium: str, event: BlockStored | BlockRemoved) -> None:
-        """Take what a store has, or has no more: it changes nothing of what memory needs to resume."""
+        """Apply a change of a store, which changes nothing in memory."""
         held = self.stored.setdefault(medium, defaultdict(set))[event.group_idx or KV]
         blocks = numbers_of(event.block_hashes)
         if isinstance(event, BlockStored):
@@ -122,10 +122,10 @@ class Picture:
         else:
             held.difference_update(blocks)
 
-    # -- what a prompt finds
+    # -- matches of a prompt
 
     def find(self, blocks: Sequence[int], tokens: int) -> Found:
-        """Return how many leading tokens of a prompt are cached here, and how many of them need not be computed.
+        """Return the leading tokens of a prompt that are cached, and those that need not be computed.
 
         blocks: digests of the prompt's full blocks; tokens: its length. Work can resume at the deepest position at
         which every group of states has one, and up to which each group of KV has all blocks. At least one token is
@@ -151,9 +151,9 @@ class Picture:
         return Found(end * block_size, next(deepest, 0) * block_size)
 
     def find_stored(self, blocks: Sequence[int], tokens: int, found: Found) -> tuple[Stored, ...]:
-        """Return how many leading tokens a prompt would have after a load from each store that has more than memory.
+        """Return the leading tokens of a prompt after a load from each store that has more than memory.
 
-        A load needs a state in the store, and the KV before it that memory lacks, which has what was `found`.
+        A load needs a state in the store, and the KV before it that memory lacks. `found`: in memory.
         """
         size = self.block_size
         if not self.is_whole or not size:
@@ -170,7 +170,7 @@ class Picture:
         return tuple(stores)
 
     def look_up(self, prompt: Prompt) -> Found:
-        """Return what a prompt finds: its exact prefix, or one composed of its segments if that is deeper."""
+        """Return the match of a prompt: its exact prefix, or one composed of its segments if that is deeper."""
         exact = self.find(prompt.blocks, prompt.tokens)
         if self.stored:
             exact = exact._replace(stored=self.find_stored(prompt.blocks, prompt.tokens, exact))
@@ -182,7 +182,7 @@ class Picture:
         return Found(exact.cached, composed.resumable, composed.resumable - exact.resumable, exact.stored)
 
     def resumable(self, blocks: Sequence[int], tokens: int) -> int:
-        """Return how many leading tokens of a prompt need not be computed here, as `find` does."""
+        """Return the leading tokens of a prompt that need not be computed, as in `find`."""
         return self.find(blocks, tokens).resumable
 
     def has_segment(self, digest: int) -> bool:

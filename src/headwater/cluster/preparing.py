@@ -1,7 +1,7 @@
-"""Segments that a router has prepared before a request is composed of them: computed by several workers, and pulled.
+"""Preparation of a request's segments by several workers, before one of them composes the prompt.
 
-A request waits here until the worker that combines has all of its segments, or cannot get one: it computes that itself,
-as it does all segments that it lacks. So no worker that is lost meanwhile loses a request.
+A request waits here until the worker that combines has all of its segments. That worker computes those that it cannot
+get itself, so that a lost worker loses no request.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from headwater.cluster.routed import Holder, Routed
 from headwater.cluster.segment_dispatch import Dispatch, Segment, dispatch
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage
 
-WAIT_FACTOR = 4.0  # times the expected seconds, and WAIT_SECONDS, for which a request waits for its segments
+# a request waits for its segments for WAIT_FACTOR times the expected seconds, and WAIT_SECONDS
+WAIT_FACTOR = 4.0
 WAIT_SECONDS = 2.0
-MAX_SEGMENTS = 256  # of a request, which other workers compute: each is a message, and work for the router's thread
-MAX_OPEN_ORDERS = 1024  # that are open in all
+MAX_SEGMENTS = 256  # of a request at other workers: each is a message, and work for the router's thread
+MAX_OPEN_ORDERS = 1024  # of all requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Needed:
 
 
 def needed_by(request: Routed, digests: Digests, conv_taps: int) -> list[Needed]:
-    """Return the segments that a prompt is composed of, each once, as its worker chooses them without a prefix."""
+    """Return the segments that a prompt without a cached prefix is composed of, each once."""
     generation = request.generation
     widths = METHODS[generation.fidelity].widths(conv_taps)
     whole = whole_segments(request.key, generation.segments, generation.fidelity)
@@ -76,7 +77,7 @@ class Assignment:
 
 @dataclass(eq=False, slots=True)
 class Order:
-    """A segment that a worker is to have in memory, and who waits for it."""
+    """Order to a worker to have a segment in memory, and the requests that wait for it."""
 
     link: Holder
     needed: Needed
@@ -115,10 +116,10 @@ class Preparing:
         candidates: Sequence[Candidate],
         combiners: Sequence[int],
     ) -> int | None:
-        """Return the cheapest of some workers to combine a prompt's segments, if the request can go there now.
+        """Return the cheapest of some workers to combine a prompt's segments, if the request can be sent there now.
 
-        None: its segments are prepared, and `ready` follows. Beyond `MAX_SEGMENTS` and `MAX_OPEN_ORDERS` one worker
-        computes all that it lacks.
+        None: its segments are prepared first, and `ready` is called later. Beyond `MAX_SEGMENTS` and `MAX_OPEN_ORDERS`
+        one worker computes all segments that it lacks.
         """
         may_pull = len(needed) <= MAX_SEGMENTS and len(self._orders) + len(needed) <= MAX_OPEN_ORDERS
         priced = candidates if may_pull else [replace(one, pull=None) for one in candidates]
@@ -160,7 +161,7 @@ class Preparing:
             self._have(one, assigned.needed[i], assigned.links[at])
 
     def _have(self, one: Preparation, needed: Needed, link: Holder) -> None:
-        """Have a worker build a segment, or take it that it has it, and then the one that combines pull it."""
+        """Have a worker build a segment unless it has it, and then the combining worker pull it."""
         if link is one.combiner:
             self._order(one, needed, link, (), lambda _: self._is_there(one, needed))
         else:
@@ -202,17 +203,17 @@ class Preparing:
         self._by_segment[link.name, needed.digest] = number
         link.send(Prepare(number, 0, needed.key.encoded, peers))
 
-    # -- what becomes of them
+    # -- ends of orders
 
     def prepared(self, message: PreparedMessage) -> None:
-        """Take a worker's word that it has a segment, or cannot have it."""
+        """Handle a worker's report that it has a segment, or cannot have it."""
         order = self._take(message.request)
         if order is not None:
             for then in order.waiting.values():
                 then(message.stored)
 
     def _take(self, number: int) -> Order | None:
-        """Return an open order, which is open no more."""
+        """Close an open order and return it; None if it is closed."""
         order = self._orders.pop(number, None)
         if order is not None:
             del self._by_segment[order.link.name, order.needed.digest]
@@ -220,7 +221,7 @@ class Preparing:
         return order
 
     def lost(self, link: Holder) -> None:
-        """Let requests go on without a worker: another one combines, or the one that does builds what it lacks."""
+        """Continue requests without a lost worker: another one combines, or the combining one builds the segments."""
         taken = (self._take(n) for n in [n for n, order in self._orders.items() if order.link is link])
         lost = [order for order in taken if order is not None]
         for one in [one for one in self._preparations.values() if one.combiner is link]:
@@ -231,7 +232,7 @@ class Preparing:
                 then(False)
 
     def cancel(self, request: Routed) -> None:
-        """Give up a request, and the segments that no other one waits for."""
+        """Cancel a request, and the orders that no other request waits for."""
         one = self._preparations.get(request.id)
         if one is None:
             return
@@ -243,7 +244,7 @@ class Preparing:
                 order.link.send(Cancel(number, 0))
 
     def take_late(self, now: float) -> None:
-        """Let requests go on that have waited too long, or whose time is over."""
+        """Continue requests that have waited too long, or are past their deadlines."""
         for one in list(self._preparations.values()):
             deadline = one.request.generation.deadline
             if now > one.until or (deadline is not None and now > one.request.began + deadline):

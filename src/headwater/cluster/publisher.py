@@ -26,7 +26,7 @@ from headwater.tiers.changes import StoreLog
 
 HEARTBEAT = 1.0  # seconds without a message
 QUEUED = 10_000  # steps whose changes wait for the thread
-STOPPING = 2.0  # seconds for the thread to send what is queued
+STOP_SECONDS = 2.0  # for the thread to send queued messages
 
 log = logging.getLogger("headwater.events")
 
@@ -50,7 +50,7 @@ class Publisher:
         self._cache, self._log = cache, cache.changes
         self._stream, self._sockets, self._topic = stream, sockets, topic.encode()
         self._queue: deque[tuple[list[Change], bool]] = deque()  # changes, and whether they are all that there is
-        self._behind = True  # the queue was full, or nothing was sent yet: all that is cached is sent next
+        self._behind = True  # the queue was full, or nothing was sent yet: the whole content is sent next
         self._closing = False
         self._stores, self._waker = stores, Waker()
         for changes, _ in stores:
@@ -58,15 +58,15 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="headwater-events", daemon=True)
 
     def start(self) -> None:
-        """Send what is cached, and begin."""
+        """Send the content of the cache, and begin."""
         self.stepped()
         self._thread.start()
 
     def close(self) -> None:
-        """Send what is queued, within two seconds, and close the sockets."""
+        """Send queued messages, within two seconds, and close the sockets."""
         self._closing = True
         self._waker.wake()
-        self._thread.join(STOPPING)
+        self._thread.join(STOP_SECONDS)
 
     # -- on the engine's thread
 
@@ -126,7 +126,7 @@ class Publisher:
         return sent
 
     def _send_stored(self) -> bool:
-        """Send what has changed in stores; return whether anything has."""
+        """Send the changes of stores; return whether there were any."""
         messages = [self._stream.stored(ledger, changes.take()) for changes, ledger in self._stores]
         for message in filter(None, messages):
             self._send(message)

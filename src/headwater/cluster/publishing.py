@@ -39,9 +39,9 @@ class Publishing:
         self._watches: list[StoreWatch] = []
 
     def start(self, cache: PrefixCache, tiers: Mapping[str, PublishedTier] = NO_TIERS) -> Callable[[], None]:
-        """Publish what a cache holds, and then its changes: at each call of the function that is returned.
+        """Publish the content of a cache, and then its changes at each call of the returned function.
 
-        `tiers`: those that may be this server's alone, by medium. While they are, they are published, too.
+        `tiers`: by medium; each is published, too, while no other server has it.
         """
         config, layout = self._config, cache.layout
         for address in self._server.exposed(self.addresses):
@@ -59,7 +59,7 @@ class Publishing:
         return self._publisher.stepped
 
     def close(self) -> None:
-        """Send what is queued, and close the sockets."""
+        """Send queued messages, and close the sockets."""
         for watch in self._watches:
             watch.close()
         if self._publisher is not None:

@@ -40,7 +40,7 @@ from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.part import Buffer, Prefix
 from headwater.tiers.store import PeerStore
 
-MAX_PREFIXES = 32  # for which tickets are valid
+MAX_PREFIXES = 32  # with valid tickets
 TICKET_BYTES = 16
 
 log = logging.getLogger("headwater.cluster")
@@ -53,26 +53,26 @@ class Parts(Protocol):
         """Return the deepest prefix of a prompt that is cached, with its parts; None if there is none."""
 
     def follow(self, namespace: str, key: bytes, at: int) -> Prefix | None:
-        """Return the prefix that ends at `at`, which may be computed later; None if it has no parts."""
+        """Return the prefix that ends at `at`, which may not be computed yet; None if it has no parts."""
 
     def progress(self, prefix: Prefix) -> tuple[int, int]:
-        """Return how many tokens of a prefix have KV, and its length if its state is cached, else 0."""
+        """Return the tokens of a prefix with KV, and its length if its state is cached, else 0."""
 
     def sealed(self, prefix: Prefix, part: int) -> AbstractContextManager[Sequence[Buffer] | None]:
-        """Yield the bytes of a part, as `Sealer.seal` returns them, which stay as they are meanwhile.
+        """Yield the bytes of a part, as `Sealer.seal` returns them, which do not change meanwhile.
 
-        None: it is not there.
+        None: the part is not there.
         """
 
     def sealed_segment(self, key: bytes) -> AbstractContextManager[Sequence[Buffer] | None]:
         """Yield the bytes of the segment with this encoded key in the same way."""
 
     def sealed_tail(self, id: bytes, entries: int) -> AbstractContextManager[Sequence[Buffer] | None]:
-        """Yield the bytes of a tail in the same way, with entries of the head of so many bytes beside a page."""
+        """Yield the bytes of a tail in the same way, with `entries` bytes of the head's entries for a page."""
 
 
 class PartServer:
-    """Answers questions for one incarnation of a worker; it has nothing for those that ask another one."""
+    """Server of one incarnation's parts; questions to another incarnation find nothing."""
 
     def __init__(self, parts: Parts, incarnation: bytes, address: str, server: Server) -> None:
         """Bind to an address such as tcp://127.0.0.1:*. `server`: security of the socket. Raises zmq.ZMQError."""
@@ -114,14 +114,14 @@ class PartServer:
             peer, payload = self._socket.recv_multipart(zmq.NOBLOCK)
         except (zmq.ZMQError, ValueError) as error:
             if not isinstance(error, zmq.Again):
-                log.warning("a question of another worker cannot be read: %s", error)
+                log.warning("a question of another worker is unreadable: %s", error)
             return
         try:
             frames = self._frames(question(payload))
         except Exception as error:  # the worker that asked computes, and others are answered
             log.warning("a question of another worker is not answered: %r", error)
             frames = [FAILED]
-        with suppress(zmq.ZMQError):  # it has left
+        with suppress(zmq.ZMQError):  # the peer has left
             self._socket.send_multipart((peer, *frames), copy=False)
 
     def _frames(self, asked: Question) -> list[bytes]:
@@ -151,7 +151,7 @@ class PartServer:
         return self._parts.sealed_tail(asked.id, asked.entries)
 
     def _found(self, prefix: Prefix | None) -> bytes:
-        """Return the answer with a prefix and a ticket for it; with none, if there is none."""
+        """Return the answer with a prefix and its ticket; an empty answer without a prefix."""
         if prefix is None:
             return encode(Found(0, []))
         ticket = secrets.token_bytes(TICKET_BYTES)
@@ -162,7 +162,7 @@ class PartServer:
 
 
 def _part(pieces: Sequence[Buffer] | None, into: BufferPlace | None) -> list[bytes]:
-    """Return the answer with a part, whose payload goes to the buffer that was named, if that can be written."""
+    """Return the answer with a part; its payload is written to the named buffer, if that is possible."""
     if pieces is None:
         return [encode(Missing())]
     header, _, *payload, seal = pieces
@@ -183,7 +183,7 @@ class PullingEngine(Protocol):
 
 
 def own_security() -> tuple[CurveServer, CurveClient]:
-    """Return the security of both ends of one worker's pulls: a pair of its own, and nobody is accepted yet.
+    """Return the security of both ends of one worker's pulls: a new key pair, and no accepted clients.
 
     Routers' sockets have other keys: a worker cannot send requests to another one.
     """
@@ -192,7 +192,7 @@ def own_security() -> tuple[CurveServer, CurveClient]:
 
 
 class Pulling:
-    """Both ends of one worker's pulls. A worker is let in once a router says that it is of the pool."""
+    """Both ends of one worker's pulls. A worker is accepted once a router has named it as a member of the pool."""
 
     def __init__(
         self,
@@ -223,10 +223,10 @@ class Pulling:
         self._sending.start()
 
     def know(self, peers: Collection[Peer]) -> None:
-        """Let these workers pull, and no others, and pull from them."""
+        """Let only these workers pull, and pull only from them."""
         self._server.accept(peer.contact.key for peer in peers)
         self._memory.know(peers)
 
     def close(self) -> None:
-        """Send nothing more. The engine's end ends its own pulls."""
+        """Stop sending. The engine's end ends its own pulls."""
         self._sending.close()

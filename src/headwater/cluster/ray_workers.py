@@ -1,6 +1,6 @@
-"""Workers as Ray actors: Ray places, isolates and ends them; this starts them again and tells the router.
+"""Workers as Ray actors: Ray places, isolates and ends them; `RayWorkers` restarts them and informs the router.
 
-Nothing of a request goes through Ray: routers and workers talk over ZeroMQ.
+Requests do not pass through Ray: routers and workers communicate over ZeroMQ.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.setting import show_bytes
 
-REPEATED_LOSS_SECONDS = 60.0  # seconds in which a worker is lost twice
-SAME_LOSS_SECONDS = 2.0  # seconds in which several routers lose a worker for the same reason
-END_SECONDS = 2.0  # seconds for a worker to end after what it may take to drain
-IDLE_SECONDS = 1.0  # seconds without a request after which a draining worker is stopped: one may be on its way to it
-JOIN_SECONDS = 600.0  # seconds for a worker to load and to serve
-POLL_SECONDS = 0.1  # seconds between looks at the workers
-RESTART_SECONDS = 2.0  # seconds after which a worker that could not start is started again; doubled each time
+REPEATED_LOSS_SECONDS = 60.0  # a worker that is lost twice within them is killed
+SAME_LOSS_SECONDS = 2.0  # losses of a worker by several routers within them are one loss
+END_SECONDS = 2.0  # for a worker to end after its time to drain
+IDLE_SECONDS = 1.0  # without requests, until a draining worker is stopped: a request may be on its way to it
+JOIN_SECONDS = 600.0  # for a worker to load and to serve
+POLL_SECONDS = 0.1  # between checks of the workers
+RESTART_SECONDS = 2.0  # until the next attempt to start a worker; doubled each time
 MAX_RESTART_SECONDS = 60.0
 
 log = logging.getLogger("headwater.cluster")
 
 
 class Membership(Protocol):
-    """Router, as far as workers need it."""
+    """Router as workers use it."""
 
     def join(self, name: str, contact: Contact) -> None: ...
 
@@ -65,9 +65,9 @@ class Started:
     config: ServeConfig  # of its whole host
     actor: Any
     contact: Any  # of its socket, once it is there
-    ended: Any = None  # a result that is there when it has stopped
+    ended: Any = None  # a result that is ready when it has stopped
     draining: bool = False
-    idle: float | None = None  # since when it has no requests, while it drains
+    idle: float | None = None  # since then it has had no requests while it drains
     stopping: Any = None
     lost: float | None = None  # when the router lost it
     served: bool = False  # requests were given to it
@@ -75,12 +75,12 @@ class Started:
 
 
 def last_line(error: RayError) -> str:
-    """Return the last line of an error, which says why a worker's process failed; a traceback is before it."""
+    """Return the last line of an error, the reason of a failed process, without the traceback before it."""
     return str(error).strip().rpartition("\n")[2]
 
 
 class RayWorkers:
-    """As many workers as are wanted: those that end are started again."""
+    """Keeper of the wanted number of workers, which restarts those that end."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class RayWorkers:
     ) -> None:
         """`config`: of a whole host, whose memory its workers share. `address`: of Ray; None: its own.
 
-        `hosts`: cores of each, now. `share_weights`: workers of one host hold the model's weights once.
+        `hosts`: cores of each host now. `share_weights`: workers of one host hold the model's weights once.
         """
         self.wanted, self._share_weights = dict(wanted), share_weights
         self.config = config
@@ -124,7 +124,7 @@ class RayWorkers:
         return worker_config(config, self._of_host, self._threads)
 
     def start(self) -> None:
-        """Start the workers, and keep as many."""
+        """Start the workers, and keep their number."""
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
@@ -139,7 +139,7 @@ class RayWorkers:
         return False
 
     def scale(self, wanted: int, role: Role) -> None:
-        """Change the number of a role's workers; those that are too many are drained, after an upgrade.
+        """Change the number of a role's workers; surplus ones are drained, after an upgrade.
 
         Memory is divided as at the start.
         """
@@ -147,25 +147,25 @@ class RayWorkers:
             self.wanted[role] = wanted
 
     def drain(self, name: str) -> None:
-        """Let a worker end its requests and stop; another one is started in its place. Unknown names are ignored."""
+        """Let a worker end its requests and stop, and start another one. Unknown names are ignored."""
         with self._lock:
             if name in self._started:
                 self._drain(self._started[name])
 
     def begin(self, upgrade: Upgrade) -> None:
-        """Replace all workers, one after the other. Raises ConfigError if that is being done already, or cannot be."""
+        """Replace all workers, one after another. Raises ConfigError during an upgrade, or if it is impossible."""
         with self._lock:
             if self.upgrade is not None and not self.upgrade.ended:
-                raise ConfigError("an upgrade is being done already")
+                raise ConfigError("an upgrade is already in progress")
             if upgrade.drain_first and sum(self.wanted.values()) == 1:
                 raise ConfigError("the only worker cannot be drained before another one serves")
             self._next_share = self._share_of(upgrade.config)
             self.upgrade = upgrade
 
     def lost(self, name: str) -> None:
-        """Note that the router takes a worker for lost. Never waits.
+        """Note that the router has lost a worker. Never waits.
 
-        It may come back, if its machine was busy; if it is lost again soon, it is killed, and another is started.
+        A worker on a busy machine may return. If it is lost again soon, it is killed, and another one is started.
         """
         self._lost.append(name)
 
@@ -175,7 +175,7 @@ class RayWorkers:
         if self._thread.is_alive():
             self._thread.join()
         stopping = [one.actor.stop.remote(self.config.drain) for one in self._started.values() if one.ended is not None]
-        if stopping:  # tiers take what is cached
+        if stopping:  # tiers store the cache
             ray.wait(stopping, num_returns=len(stopping), timeout=self.config.drain + END_SECONDS)
         for one in self._started.values():
             ray.kill(one.actor, no_restart=True)
@@ -191,18 +191,18 @@ class RayWorkers:
                     for one in tuple(self._started.values()):
                         self._look(one)
                     if self.upgrade is not None and not self.upgrade.ended:
-                        self._go_on(self.upgrade)
+                        self._continue(self.upgrade)
                     else:
                         self._keep_number()
             except RayError:
                 log.exception("Ray does not answer")
             except Exception as error:
-                log.exception("workers could not be looked after")
+                log.exception("workers could not be checked")
                 if self.upgrade is not None and not self.upgrade.ended:
-                    self.upgrade.abort(f"workers could not be looked after: {error}")
+                    self.upgrade.abort(f"workers could not be checked: {error}")
 
     def _keep_number(self) -> None:
-        """Drain the workers that are too many, and start those that are missing."""
+        """Drain surplus workers, and start missing ones."""
         for role, wanted in self.wanted.items():
             staying = [one for one in self._started.values() if one.role == role and not one.draining]
             for one in staying[wanted:]:
@@ -211,12 +211,12 @@ class RayWorkers:
                 for _ in range(wanted - len(staying)):
                     self._start(role, self.config)
 
-    def _go_on(self, upgrade: Upgrade) -> None:
-        """Take the next step of an upgrade. Kill a worker that never serves; if it is new, give the upgrade up."""
+    def _continue(self, upgrade: Upgrade) -> None:
+        """Take the next step of an upgrade. Kill a worker that never serves; if it is new, abort the upgrade."""
         for one in self._started.values():
             if not one.served and time.monotonic() - one.began > JOIN_SECONDS:
                 ray.kill(one.actor, no_restart=True)
-                self._gone(one, f"does not serve after {JOIN_SECONDS:.0f} s: is there room for one more?")
+                self._gone(one, f"does not serve after {JOIN_SECONDS:.0f} s: is there memory for one more?")
                 return
         members = [
             Member(one.name, one.role, one.config is upgrade.config, one.draining, self._router.serves(one.name))
@@ -233,7 +233,7 @@ class RayWorkers:
                 self.upgraded(self.config)
 
     def _gone(self, one: Started, why: str) -> None:
-        """Forget a worker. If it is a new one of an upgrade that has not served, the upgrade is given up."""
+        """Forget a worker. If it is a new one of an upgrade that has not served, abort the upgrade."""
         del self._started[one.name]
         self._router.leave(one.name)
         upgrade = self.upgrade
@@ -245,7 +245,7 @@ class RayWorkers:
             log.error("%s", upgrade.error)
 
     def _look_for(self, name: str) -> None:
-        """Try once more to reach a worker that was lost, or kill it."""
+        """Try again to reach a lost worker, or kill it."""
         one = self._started.get(name)
         if one is None:
             return
@@ -281,13 +281,13 @@ class RayWorkers:
         return name
 
     def _look(self, one: Started) -> None:
-        """Note what became of a worker since the last look."""
+        """Note changes of a worker since the last check."""
         if not one.served and self._router.serves(one.name):
             one.served = True
             if self.upgrade is not None and not self.upgrade.ended and one.config is self.upgrade.config:
                 self.upgrade.said.append(f"{one.name} serves")
         if one.ended is None:
-            self._look_whether_it_loaded(one)
+            self._check_load(one)
         elif ray.wait([one.ended], timeout=0)[0]:
             self._gone(one, "has ended before it served")
             if not one.draining:
@@ -301,7 +301,7 @@ class RayWorkers:
         if one.idle is not None and now - one.idle >= IDLE_SECONDS:
             one.stopping = one.actor.stop.remote(self.config.drain)
 
-    def _look_whether_it_loaded(self, one: Started) -> None:
+    def _check_load(self, one: Started) -> None:
         if not ray.wait([one.contact], timeout=0)[0]:
             return
         try:
@@ -311,7 +311,7 @@ class RayWorkers:
             self._failures += 1
             wait = min(MAX_RESTART_SECONDS, RESTART_SECONDS * 2 ** (self._failures - 1))
             self._again = time.monotonic() + wait
-            log.error("worker %s could not start, again in %.0f s: %s", one.name, wait, error)
+            log.error("worker %s could not start, next attempt in %.0f s: %s", one.name, wait, error)
             return
         self._failures = 0
         one.ended = one.actor.wait.remote()

@@ -1,4 +1,4 @@
-"""A request on its way through a router: its worker, and what its client has got so far."""
+"""A request in a router: its worker, and the events that its client has received."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from headwater.schedule.sequence import key_of
 from headwater.schedule.tail import TailPlace
 from headwater.tiers.store import PEER
 
-TAIL_BYTES = 16  # of a tail's number, which nobody can guess
+TAIL_BYTES = 16  # of a tail's number, which cannot be guessed
 
 
 class Holder(Protocol):
-    """Worker, as preparations of segments and other requests see it: real or simulated."""
+    """Worker that prepares segments and holds requests, real or simulated."""
 
     @property
     def name(self) -> str: ...
@@ -37,13 +37,13 @@ class Holder(Protocol):
     def outstanding(self) -> OpenRequests: ...
 
     def has_segment(self, digest: int) -> bool:
-        """Return whether it has a segment in memory."""
+        """Return whether the worker has a segment in memory."""
 
     def stores_of(self, digest: int) -> Sequence[str]:
-        """Return the media of its own stores that have a segment."""
+        """Return the media of the worker's own stores that have a segment."""
 
     def send(self, message: Prepare | Cancel) -> None:
-        """Give an order, or take it back; `Preparing.prepared` is called later with its end."""
+        """Send an order, or cancel it; `Preparing.prepared` is called later with its end."""
 
 
 class Answering(Holder, Protocol):
@@ -75,23 +75,23 @@ class Routed:
     attempt: int = 0
     sent: list[TokenEvent] = field(default_factory=list)
     scored: bool = False  # the prompt's log probabilities were sent
-    again: TokenEvent | None = None  # the last token that was sent, which a new worker says again first
+    again: TokenEvent | None = None  # the last sent token, which a new worker sends again first
     link: Answering | None = None  # the worker that answers
     outstanding: Outstanding | None = None  # as that worker was chosen for it
     peers: tuple[bytes, ...] = ()  # incarnations of workers that have more of its prompt than that worker
-    predicted: int = 0  # leading tokens that it was thought to have
+    predicted: int = 0  # leading tokens that it was expected to have
     loads: bool = False  # it is expected to load more of them from a store of its own
     unassigned_since: float | None = None  # since when no worker takes it
-    fingerprint: str | None = None  # of workers that can go on with it; None: any
+    fingerprint: str | None = None  # of workers that can continue it; None: any
     prefills: bool = False  # its worker only prefills, for another one
     prefilled: Prefilled | None = None  # by a worker that only did that
     tail: TailPlace | None = None  # of its prompt, at the worker that prefilled
-    follower: Holder | None = None  # the worker that reads what that one computes, and is to go on
+    follower: Holder | None = None  # the worker that reads what that one computes, and continues
     combiner: object = None  # the link of the worker that has its segments, once they are prepared
     composed: int = 0  # tokens of these segments
     loads_segments: bool = False  # its worker is expected to load some of them from a store of its own
     built: dict[int, int] = field(default_factory=dict)  # segments that were built ahead for it: digest, interior
-    built_apart: set[int] = field(default_factory=set)  # of them, those that others than the combining worker built
+    built_apart: set[int] = field(default_factory=set)  # those that not the combining worker built
 
     def prompt(self, key: bytes, unit_bytes: int, model: Convolving) -> Prompt:
         """Return its prompt with digests of units under a secret key, which are computed once; 0: of none.
@@ -110,7 +110,7 @@ class Routed:
         return Prompt(len(generation.prompt), self.blocks, unit_bytes // TOKEN_BYTES, composed=self.composed_blocks)
 
     def submission(self, now: float) -> Submit:
-        """Return the message for the worker that goes on with it at `now`, with what is left of its deadline."""
+        """Return the message for the worker that continues the request at `now`, with the rest of its deadline."""
         output = tuple(event.token for event in self.sent[:-1])
         generation = prefill_of(self.generation) if self.prefills else self.generation
         if self.prefilled is not None:
@@ -124,9 +124,9 @@ class Routed:
         return Submit(self.id, self.attempt, bare, self.key, output, self.peers, tail, bool(self.sent))
 
     def kept(self, prompt: Prompt, end: FinishedEvent) -> tuple[Prompt, KeepAnswer] | None:
-        """Return the part of its prompt and its answer that is to be cached, and the order to do so; None: nothing is.
+        """Return the part of prompt and answer to cache, and the order to do so; None if there is none.
 
-        A token that ends an answer is in its last event alone.
+        A token that ends an answer is only in its last event.
         """
         tokens = [event.token for event in self.sent]
         if isinstance(end.stop, int) and end.output_tokens > len(tokens):
@@ -138,23 +138,23 @@ class Routed:
         return answer, KeepAnswer(self.id, self.attempt, replace(self.generation, prompt=()), key)
 
     def difference(self, event: TokenEvent, again: TokenEvent) -> HeadwaterError | None:
-        """Return the error of a worker that has said `event` in place of the token `again`, which was sent; or None."""
+        """Return the error if a worker has sent `event` instead of `again`, the token that was sent before."""
         if (event.token, event.logprob, event.top) == (again.token, again.logprob, again.top):
             return None
         return HeadwaterError(
-            f"another worker went on with the answer and said token {event.token} in place of {again.token} at "
+            f"another worker continued the answer with token {event.token} instead of {again.token} at "
             f"{len(self.sent):,}: their bits differ, although their fingerprints are equal"
         )
 
     def count_reads(self, account: CacheAccount, counts: Counter[str]) -> None:
-        """Count what its worker has pulled and loaded, and a load that was expected and has not come."""
+        """Count pulls and loads of its worker, and an expected load that did not happen."""
         read = set(filter(None, (account.loaded_from or "").split(",")))
         counts["pulled"] += PEER in read
         counts["loaded"] += bool(read - {PEER})
         counts["missed_loads"] += self.loads and not read - {PEER}
 
     def count_prediction(self, end: FinishedEvent, counts: Counter[str]) -> None:
-        """Count whether its worker had as much of the prompt as its picture said, and what changed until it began."""
+        """Count whether its worker had as many tokens as predicted, and changes until the request began."""
         reused, had = in_memory(end.account), end.cached_on_arrival
         if had is None:
             had = reused
@@ -164,7 +164,7 @@ class Routed:
         counts[f"cached_{found}"] += 1
 
     def account_of(self, account: CacheAccount) -> CacheAccount:
-        """Return the account of its answer: what was built for it before it was sent was not cached."""
+        """Return the account of its answer, in which segments that were built for it are not cached."""
         if not self.built or not account.segments:
             return account
         cold = min(sum(self.built.values()), account.composed_tokens - account.cold_tokens)
@@ -177,5 +177,5 @@ class Routed:
 
 
 def in_memory(account: CacheAccount) -> int:
-    """Return the leading tokens at which a request resumed, without those that were read for it."""
+    """Return the position at which a request resumed, without the tokens that were read for it."""
     return account.resumed_at - (0 if account.loaded_segments else account.loaded_tokens)

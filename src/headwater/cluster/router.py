@@ -1,10 +1,10 @@
-"""Router: an engine for the server that has others compute. It chooses a worker for each request by what it has cached.
+"""Router: an engine for the server that sends each request to a worker, which it chooses by its cache.
 
-A worker that is silent is lost. After its first token a request is resumed, not begun again: another worker of the same
-fingerprint gets the prompt, the seed and the tokens that were sent, and goes on to the bit. It says the last of these
-tokens once more, which is compared, and not sent again.
+A silent worker is lost. A request that has sent tokens is resumed and not begun again: another worker of the same
+fingerprint gets the prompt, the seed and these tokens, and continues bit by bit. It computes the last of these tokens
+again, which the router compares, and does not send a second time.
 
-A router holds nothing that it cannot rebuild from its workers: several may run.
+A router holds no state that it cannot rebuild from its workers, so that several may run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ log = logging.getLogger("headwater.cluster")
 
 @dataclass(frozen=True)
 class RoutedModel:
-    """Parts of a model that a router needs: its texts, and its shapes."""
+    """Parts of a model that a router needs: tokenizer, template and shapes."""
 
     name: str
     tokenizer: Tokenizer
@@ -79,11 +79,11 @@ class Router:
     ) -> None:
         """`key`: secret key of the block hashes in KV events. `client`: security of its sockets.
 
-        The others are in seconds, see MAX_WAIT_SECONDS and HEARTBEAT_TIMEOUT_SECONDS.
+        `patience` and `heartbeat_timeout` are in seconds, see MAX_WAIT_SECONDS and HEARTBEAT_TIMEOUT_SECONDS.
         """
         self.model_name, self.tokenizer, self.chat_template = model.name, model.tokenizer, model.chat_template
         self.special_tokens, self.generation_defaults, self.spec = model.special_tokens, model.generation, model.spec
-        self.counts: Counter[str] = Counter()  # requests by what became of them
+        self.counts: Counter[str] = Counter()  # requests, by outcome
         self._actions = Actions()
         self._links = Links(uuid.uuid4().bytes, client, heartbeat_timeout, self._actions.waker)
         self._requests: dict[int, Routed] = {}  # open ones
@@ -110,20 +110,20 @@ class Router:
         self._actions.waker.close()
 
     def refuse_new(self) -> None:
-        """Refuse requests from now on with EngineStopped; earlier ones run to their ends."""
+        """Refuse new requests with EngineStopped; open ones run to their ends."""
         self._refusing = True
 
     def join(self, name: str, contact: Contact) -> None:
-        """Take a worker in; it gets requests once it has shown its info."""
+        """Add a worker; it gets requests once it has sent its info."""
         self._do(lambda: self._join(name, contact))
 
     def drain(self, name: str) -> None:
-        """Give a worker no more requests; those that it has run to their ends."""
+        """Send a worker no more requests; its open ones run to their ends."""
         self._do(lambda: self._links.drain(name))
 
     def leave(self, name: str) -> None:
-        """Let a worker go; its open requests are resumed on others."""
-        self._do(lambda: self._remove(name, "was taken out"))
+        """Remove a worker; its open requests are resumed on others."""
+        self._do(lambda: self._remove(name, "was removed"))
 
     def wait_for(self, workers: int, seconds: float) -> bool:
         """Wait until at least `workers` workers are known; False if they are not within `seconds`."""
@@ -144,7 +144,7 @@ class Router:
     def submit(self, generation: Generation, on_event: Callable[[Event], None]) -> int:
         """Route a request; returns its id. Raises EngineStopped. Errors of workers are events.
 
-        Without a seed the router draws one, so that another worker can go on with the answer.
+        Without a seed the router draws one, so that another worker can continue the answer.
         """
         if self._refusing or self._stopping:
             raise EngineStopped("the router is stopping and takes no more requests")
@@ -156,12 +156,12 @@ class Router:
         return request.id
 
     def cancel(self, request_id: int) -> None:
-        """Give up a request. Unknown and finished ids are ignored."""
+        """Cancel a request. Unknown and finished ids are ignored."""
         self._do(lambda: self._cancel(request_id))
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and answer: what every worker takes."""
+        """Tokens of prompt and answer that every worker accepts."""
         return min((info.max_model_len for info in self._links.infos), default=self.spec.max_length)
 
     @property
@@ -184,7 +184,7 @@ class Router:
         return {**shared, "status": status, "model": self.model_name, "router": os.getpid(), **busy, **state}
 
     def state(self) -> dict[str, Any]:
-        """Return the workers, and what became of requests."""
+        """Return the workers, and the outcomes of requests."""
         workers = [one | {"drained": self.is_idle(one["name"])} for one in self._links.state()]
         return {"workers": workers, "requests": dict(self.counts)}
 
@@ -209,7 +209,7 @@ class Router:
                 heard = self._links.poll(0 if self._actions else milliseconds)
                 self._actions.run()
                 now = time.monotonic()
-                if now >= due:  # what came meanwhile, too: if this thread did not run, no worker was silent
+                if now >= due:  # all links: messages may have come while this thread did not run
                     heard = list(self._links.values())
                 for link in heard:
                     for message in link.receive() if self._links.get(link.name) is link else ():
@@ -239,12 +239,12 @@ class Router:
 
     def _ping(self, now: float) -> None:
         for link, silence in self._links.ping(now):
-            self._remove(link.name, f"said nothing for {silence:.1f} s")
+            self._remove(link.name, f"was silent for {silence:.1f} s")
         self._links.tell_members()
         self._assigning.preparing.take_late(now)
 
     def _remove(self, name: str, why: str) -> None:
-        """Take a worker out, and give its requests to others."""
+        """Remove a worker, and assign its requests to others."""
         link = self._links.remove(name)
         if link is None:
             return
@@ -280,9 +280,9 @@ class Router:
             request.link.send(Cancel(request_id, request.attempt))
 
     def _take(self, link: Link, message: OfRequests) -> None:
-        """Take what a worker says of a request, unless another one has it by now."""
+        """Handle a worker's message about a request, unless another worker has the request now."""
         if isinstance(message, WorkerInfo):
-            link.members = ()  # it has forgotten them, too
+            link.members = ()  # the worker has forgotten them
             self._reassign_all(link)
             return
         if isinstance(message, PreparedMessage):
@@ -292,7 +292,7 @@ class Router:
         if request is None or request.attempt != message.attempt:
             return
         if isinstance(message, TokenMessage):
-            self._said(request, message)
+            self._token(request, message)
         elif isinstance(message, PromptMessage):
             if not request.scored:
                 request.scored = True
@@ -300,12 +300,12 @@ class Router:
         elif isinstance(message, FinishedMessage):
             self._finished(request, link, message.event)
         elif message.kind == EngineStopped.__name__:
-            self._remove(link.name, "answers no more")
+            self._remove(link.name, "does not answer any more")
         else:
             self.counts["failed"] += 1
             self._end(request, message.event)
 
-    def _said(self, request: Routed, message: TokenMessage) -> None:
+    def _token(self, request: Routed, message: TokenMessage) -> None:
         event, again = message.event, request.again
         self._assigning.selection.begun(request)
         if again is None:
@@ -321,7 +321,7 @@ class Router:
             self._deliver(request, FailedEvent(error))
 
     def _finished(self, request: Routed, link: Link, event: FinishedEvent) -> None:
-        """End a request, or hand it over if its worker has only prefilled, and the first token was not its end."""
+        """End a request; hand it over if its worker only prefills, unless the first token was the end."""
         account = event.account
         request.count_reads(account, self.counts)
         if request.prefilled is None:  # a prediction is counted once a request, by its prefill
@@ -339,7 +339,7 @@ class Router:
         self._end(request, event if account is event.account else replace(event, account=account))
 
     def _hand_over(self, request: Routed, link: Link, event: FinishedEvent) -> None:
-        """Let another worker go on after the first token; it pulls the prefix from the one that prefilled."""
+        """Continue a request on another worker after the first token, which pulls the prefix from this one."""
         assert link.info is not None
         link.open.pop(request.id)
         self._assigning.selection.forget(request)

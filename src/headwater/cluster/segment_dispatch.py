@@ -1,7 +1,7 @@
 """Dispatch of a prompt's cold segments to several workers, each of which computes its own (HYPIC, section 4.4).
 
-One worker combines: it computes the rest of the prompt, and the answer. It pulls what the others have computed, segment
-by segment. Pure functions of what a router knows.
+One worker combines: it computes the rest of the prompt, and the answer, and pulls the others' segments one by one. All
+functions are pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headwater.cluster.cost import Candidate, Prompt, expected_seconds, prefill_
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.tier_load import ReadSpeed
 
-MAX_COMBINERS = 4  # workers for which a dispatch is computed: those that combine alone at the least cost
+MAX_COMBINERS = 4  # with a dispatch each: the workers that cost least without others
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class Lane:
     hand_over: ReadSpeed | None = None  # to the worker that combines; None: it is that worker
 
     def seconds_of_pull(self, tokens: int) -> float:
-        """Return the seconds to pull a segment of so many tokens."""
+        """Return the seconds to pull a segment of `tokens` tokens."""
         return 0.0 if self.hand_over is None else seconds_to_read(tokens, self.hand_over)
 
 
 def seconds_to_read(tokens: int, reading: ReadSpeed) -> float:
-    """Return the seconds to read a segment of so many tokens: its KV, its state, and a transition of that size."""
+    """Return the seconds to read a segment: KV of `tokens` tokens, a state, and a transition of that size."""
     return reading.seconds(tokens) + reading.state
 
 
@@ -49,7 +49,7 @@ def smallest_count(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
     """Assign segments as HYPIC prints it (section 4.4, equation 9): LPT by token counts.
 
     "Traverse C in descending order of |C_i| and assign each segment to the worker with the smallest accumulated token
-    count": the first one of several. Queues, speeds and transfers are not looked at.
+    count": the first one of several. Queues, speeds and transfers do not count.
     """
     counts, found = [0] * len(lanes), [0] * len(tokens)
     for i in longest_first(tokens):
@@ -61,8 +61,8 @@ def smallest_count(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
 def soonest(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
     """Assign segments, the longest first, each to the worker from which it comes soonest to the one that combines.
 
-    Equation 9 in seconds: what is accumulated begins with the worker's queue, and a segment has its transfer after it.
-    Of workers that differ in their queues alone, the one that ends first is looked at.
+    Equation 9 in seconds: a sum begins with the worker's queue, and a segment ends with its transfer. Of workers that
+    differ only in their queues, the one that ends first is compared.
     """
     found = [0] * len(tokens)
     alike: defaultdict[tuple[float, ReadSpeed | None], list[tuple[float, int]]] = defaultdict(list)  # heaps of ends
@@ -80,7 +80,7 @@ def soonest(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
 
 
 def in_turns(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
-    """Assign segments round robin, in the order of the prompt: what LPT is compared with."""
+    """Assign segments round robin, in the order of the prompt: the baseline of LPT."""
     return [i % len(lanes) for i in range(len(tokens))]
 
 
@@ -108,7 +108,7 @@ def ready_at(tokens: Sequence[int], lanes: Sequence[Lane], assigned: Sequence[in
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment of a prompt, as a dispatch sees it. Tokens."""
+    """Segment of a prompt to dispatch. Tokens."""
 
     start: int  # in the prompt
     tokens: int  # to compute, if it is built
@@ -117,7 +117,7 @@ class Segment:
     stores: Mapping[int, Sequence[str]] = field(default_factory=dict)  # own stores that have it: media, by worker
 
     def load_seconds(self, at: int, one: Candidate) -> float:
-        """Return the seconds in which a worker loads it from a store of its own; infinite if none has it."""
+        """Return the seconds in which a worker loads it from its own store; infinite if no store has it."""
         speeds = (one.loads[medium] for medium in self.stores.get(at, ()) if medium in one.loads)
         return min((seconds_to_read(self.tokens, speed) for speed in speeds), default=math.inf)
 
@@ -127,15 +127,15 @@ class Dispatch:
     """Workers of a prompt, by index."""
 
     combiner: int
-    builders: dict[int, int]  # of each segment that is to be built, by its index; the longest first
-    pulled: dict[int, int]  # workers that have a segment which the combining one is to pull
-    loaded: Sequence[int]  # segments that it is to load from a store of its own, when the request begins
+    builders: dict[int, int]  # of each segment to build, by its index; the longest first
+    pulled: dict[int, int]  # workers from which the combining one pulls, by segment
+    loaded: Sequence[int]  # segments that it loads from its own store when the request begins
     interiors: int  # tokens of all segments, which the combining worker does not compute itself
-    seconds: float  # the cost: until the first token, and of what is evicted
+    seconds: float  # the cost: until the first token, and of evicted tokens
 
     @property
     def is_alone(self) -> bool:
-        """True if the combining worker has, loads or computes all segments: nothing is to be prepared."""
+        """True if the combining worker has, loads or computes all segments, so that nothing is prepared."""
         return not self.pulled and all(worker == self.combiner for worker in self.builders.values())
 
 
@@ -146,11 +146,11 @@ def dispatch(
     combiners: Sequence[int],
     rule: Rule = soonest,
 ) -> Dispatch:
-    """Return the least cost in seconds over the workers that may combine: alone, or with others of its pool.
+    """Return the dispatch of least cost over the workers that may combine, by themselves or with others of their pools.
 
-    Others compute segments only if that is sooner, their transfer included. `candidates`: workers whose reads are
-    priced. Of equal costs the worker with the fewest requests has it. Of more than `MAX_COMBINERS` workers those are
-    compared that combine alone at the least cost.
+    Others compute segments only if that is faster, transfers included. `candidates`: workers whose reads are priced.
+    The fewest requests decide between equal costs. If there are more than `MAX_COMBINERS` workers, those that cost
+    least by themselves are compared.
     """
     speeds = prefill_speeds(candidates)
     if len(combiners) > MAX_COMBINERS:
@@ -178,7 +178,7 @@ def _combined_at(
     speeds: Sequence[PrefillSpeed],
     rule: Rule,
 ) -> Dispatch:
-    """Return the cheaper way of combining a prompt at one worker."""
+    """Return the cheaper dispatch with this combining worker: with others or without."""
     one = candidates[at]
     needed = [i for i, segment in enumerate(segments) if segment.start >= max(one.own, one.read)]
     cold, loaded, loading, pulled, pulling = list[int](), list[int](), 0.0, dict[int, int](), 0.0

@@ -1,4 +1,4 @@
-"""Selection of the worker that a request goes to, from what a router knows of its workers."""
+"""Selection of a request's worker, from the router's knowledge of its workers."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ from headwater.cluster.routed import Convolving, Holder, Routed
 
 
 class Selectable(Holder, Protocol):
-    """Worker, as a selection sees it."""
+    """Worker that a selection chooses from."""
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of the index key's unit, which a digest stands for."""
+        """Bytes of the unit of the index key that a digest covers."""
 
     def candidate(self, prompt: Prompt) -> Candidate:
-        """Return the worker as a choice for a prompt sees it."""
+        """Return the worker as a candidate for a prompt."""
 
 
 Worker = TypeVar("Worker", bound=Selectable)
 
 
 class Selected(NamedTuple, Generic[Worker]):
-    """The worker that a request goes to now, and others that take part. Tokens."""
+    """Worker of a request, and other workers that take part. Tokens."""
 
     link: Worker
     outstanding: Outstanding
-    predicted: int  # leading tokens that the worker is thought to have
-    holders: tuple[Worker, ...]  # from which it is to pull
-    is_loaded: bool  # whether it is to load a part of the prompt, or segments, from a store of its own
-    decoder: Worker | None  # that is to go on after it, if it only prefills
+    predicted: int  # leading tokens that the worker is expected to have
+    holders: tuple[Worker, ...]  # from which it pulls
+    is_loaded: bool  # whether it loads a part of the prompt, or segments, from its own store
+    decoder: Worker | None  # that continues, if the worker only prefills
 
 
 class Selection:
-    """A rule, and what it needs beside the workers. All methods are for the router's thread."""
+    """Selection of workers by a rule. All methods are for the router's thread."""
 
     def __init__(
         self, key: bytes, choice: Choice, model: Convolving, preparing: Preparing, counts: Counter[str]
     ) -> None:
-        """`key`: secret key of digests. `counts`: of requests, by what became of them."""
+        """`key`: secret key of digests. `counts`: of requests, by outcome."""
         self.choice = choice
         self._key, self._model, self._preparing, self._counts = key, model, preparing, counts
 
     def select(self, request: Routed, prompt: Prompt, links: Sequence[Worker]) -> Selected[Worker] | None:
-        """Return the worker that a request goes to now; None: workers prepare its segments, and it waits for them."""
+        """Return the worker for a request; None: the request waits for its segments, which workers prepare."""
         candidates = [link.candidate(prompt) for link in links]
-        if request.prefilled is not None and len(request.sent) == 1:  # it is being handed over
+        if request.prefilled is not None and len(request.sent) == 1:  # it is handed over now
             note_prefilled(prompt, request.prefilled.name, candidates)
         price_reads(candidates)
         note_widespread(candidates)
@@ -77,7 +77,7 @@ class Selection:
     def _with_segments(
         self, request: Routed, prompt: Prompt, links: Sequence[Worker], candidates: Sequence[Candidate]
     ) -> int | None:
-        """Return the worker that a request goes to now; None: workers prepare its segments, and it waits for them."""
+        """Return the worker for a request; None: the request waits for its segments, which workers prepare."""
         if request.combiner in links:
             at = next(at for at, link in enumerate(links) if link is request.combiner)
             candidates[at].compose(prompt, request.composed)
@@ -94,12 +94,12 @@ class Selection:
         return self._preparing.combine(request, needed, prompt, links, candidates, combiners)
 
     def _chosen(self, request: Routed, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
-        """Return the worker that a request goes to now, and note in it whether that one prefills for another."""
+        """Return the worker for a request, and note in the request whether that worker only prefills."""
         if request.prefilled is not None and request.follower is not None:
             names = [one.name for one in candidates]
             if request.follower.name in names:
                 request.prefills = False
-                return names.index(request.follower.name)  # it has read what was prefilled
+                return names.index(request.follower.name)  # it has read the prefix
         alone = None if request.sent or not may_be_apart(request.generation) else prefiller(prompt, candidates)
         request.prefills = alone is not None
         if alone is not None:
@@ -109,7 +109,7 @@ class Selection:
         return serving[self.choice.choose(prompt, [candidates[i] for i in serving])]
 
     def keeper(self, request: Routed, answer: Prompt, decoded: str, links: Sequence[Worker]) -> Worker | None:
-        """Return the worker that is to prefill a finished answer that was handed over; None: neither takes requests.
+        """Return the worker to prefill a finished answer that was handed over; None: neither accepts requests.
 
         `decoded`: the name of the worker that has decoded it.
         """
@@ -121,7 +121,7 @@ class Selection:
         self._counts["answers_apart"] += both[at].name != decoded
         return both[at]
 
-    # -- what the rule is told of a request
+    # -- notes to the rule
 
     def begun(self, request: Routed) -> None:
         """Note that a request's worker has sent its first token."""
@@ -131,7 +131,7 @@ class Selection:
                 self.choice.begun(request.outstanding.prompt, request.link.name)
 
     def forget(self, request: Routed) -> None:
-        """Note that a request's worker has it no more."""
+        """Note that a request has left its worker."""
         if request.link is not None and request.outstanding is not None:
             request.link.outstanding.remove(request.outstanding)
             if not request.prefills:

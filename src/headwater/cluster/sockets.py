@@ -43,7 +43,7 @@ class Server(Protocol):
         """Bind a socket. Raises zmq.ZMQError."""
 
     def accept(self, clients: Iterable[bytes]) -> None:
-        """Accept clients with these public keys, and no others."""
+        """Accept only clients with these public keys."""
 
     def exposed(self, addresses: Iterable[str]) -> list[str]:
         """Return the addresses at which anyone on the network can read."""
@@ -65,7 +65,7 @@ class Plain:
         socket.bind(address)
 
     def accept(self, clients: Iterable[bytes]) -> None:
-        """Do nothing: everyone is accepted."""
+        """Do nothing: every client is accepted."""
 
     def exposed(self, addresses: Iterable[str]) -> list[str]:
         return [address for address in addresses if not address.startswith(LOCAL)]
@@ -83,7 +83,7 @@ def connect_plain(socket: zmq.Socket[bytes], address: str) -> None:
 
 
 def opened(kind: int, sends: int = 0, receives: int = 0) -> zmq.Socket[bytes]:
-    """Return a socket whose queues hold that many messages (0: no limit). Closing it drops what they hold."""
+    """Return a socket whose queues hold at most that many messages (0: no limit), which are dropped at its close."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     for option, value in ((zmq.SNDHWM, sends), (zmq.RCVHWM, receives), (zmq.LINGER, 0)):
         socket.setsockopt(option, value)
@@ -93,7 +93,7 @@ def opened(kind: int, sends: int = 0, receives: int = 0) -> zmq.Socket[bytes]:
 def queued(socket: zmq.Socket[bytes], *frames: bytes) -> bool:
     """Queue a message; False if the socket has no connection to queue it for, for which ZeroMQ's `send` waits.
 
-    It would wait for ever: ZeroMQ may give a connection up if one end encrypts and the other does not.
+    `send` could wait for ever: ZeroMQ may give a connection up if only one end encrypts.
     """
     try:
         socket.send_multipart(frames, zmq.NOBLOCK)
@@ -122,7 +122,7 @@ def bound(server: Server, address: str) -> tuple[zmq.Socket[bytes], Contact]:
 class Waker:
     """Pair of sockets by which other threads wake one that polls. `fileno` is for the poller.
 
-    The thread calls `clear` after each poll, and then looks at all that others have queued before they called `wake`.
+    The thread calls `clear` after each poll, and then reads everything that others have queued before `wake`.
     """
 
     def __init__(self) -> None:

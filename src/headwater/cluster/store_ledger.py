@@ -61,7 +61,7 @@ class StoreLedger:
             elif isinstance(change, PartsRemoved):
                 yield from self._remove(change.names)
             else:
-                assert isinstance(change, AllForgotten), f"{change} is no change"
+                assert isinstance(change, AllForgotten), f"{change} is not a change"
                 yield from self._remove(list(self._parts))
 
     def contents(self) -> Iterator[BlockStored]:

@@ -1,7 +1,6 @@
-"""Watch over one store of a server: it is published while it is this server's alone, with what earlier ones left there.
+"""Watch over one store of a server: it is published while no other server has it, with earlier servers' parts.
 
-A store that several servers have is the same for all of them, and is not published: none of them knows what the others
-evict, and each would publish each part.
+A store of several servers is not published: none of them knows the others' evictions, and each would publish each part.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from headwater.tiers.names import RUN, SEGMENT, STATE, Names, is_name, tag_of
 from headwater.tiers.part import HEADER, key_bytes_of
 from headwater.tiers.store import OwnStore, StoreError
 
-LOOK = 1.0  # seconds between looks at whether others have the store
+LOOK_SECONDS = 1.0  # between checks whether others have the store
 NO_NAMESPACE = ""
 
 log = logging.getLogger("headwater.events")
@@ -41,7 +40,7 @@ class PublishedTier(Protocol):
 
 
 class StoreWatch:
-    """Opens a store's log while the store is this server's alone, and puts into it what it held before."""
+    """Opens a store's log while only this server has the store, and adds the parts that it held before."""
 
     def __init__(self, tier: PublishedTier, digests: Digests, layout: CacheLayout) -> None:
         self.log = StoreLog()
@@ -58,19 +57,19 @@ class StoreWatch:
         """Look no more."""
         self._ends.set()
         if self._thread.is_alive():
-            self._thread.join(LOOK)
+            self._thread.join(LOOK_SECONDS)
 
     def _run(self) -> None:
         try:
             self.look()
-            while not self._ends.wait(LOOK):
+            while not self._ends.wait(LOOK_SECONDS):
                 self.look()
         except Exception:
             log.exception("a store is not published any more")
             self.log.close()
 
     def look(self) -> None:
-        """Begin to publish the store if it is this server's alone now, or end that if others have it."""
+        """Begin to publish the store if only this server has it, or stop if others have it."""
         store, is_private = self._tier.own_store, self._tier.own_store.is_private()
         if is_private and not self.log.is_open:
             self.log.open()
@@ -85,7 +84,7 @@ class StoreWatch:
         self.log.put(change)
         return change.name
 
-    # -- what earlier servers left there
+    # -- parts of earlier servers
 
     def _found(self) -> Iterator[BlocksStored]:
         """Yield the parts that this server could load: segments, and prefixes without a namespace.
@@ -104,7 +103,7 @@ class StoreWatch:
         if not self._layout.kv_pages_per_unit:
             yield from self._whole(states.values())
             return
-        above = defaultdict[str, list[str]](list)  # runs by the end of the one that they go on from
+        above = defaultdict[str, list[str]](list)  # runs by the end of the one that they continue
         for name, entry in entries.items():
             if name.startswith(RUN) and is_name(name) and "-" in name:
                 above[entry.below].append(name)
@@ -124,7 +123,7 @@ class StoreWatch:
                 ends.append((at, end, digests[-1]))
 
     def _digests_of(self, run: str, start: int, parent: int | None) -> list[int]:
-        """Return the digests of a run's blocks, for which its tokens alone are read; none if it is gone."""
+        """Return the digests of a run's blocks, for which only its tokens are read; none if it is gone."""
         width, units = self._layout.unit_bytes, units_of(run)
         edge = self._tier.own_store.piece(run, HEADER.size + start * width, units * width)
         before = self._digests.root(NO_NAMESPACE) if parent is None else parent
@@ -146,6 +145,6 @@ class StoreWatch:
                 yield BlocksStored(name, key.tokens, None, [self._digests.segment(key.as_change)])
 
     def _key_of(self, name: str) -> bytes:
-        """Return the key that a part says to have; empty if it is gone, or is no part."""
+        """Return the key in a part's header; empty if it is gone, or is not a part."""
         header = self._tier.own_store.piece(name, 0, HEADER.size)
         return self._tier.own_store.piece(name, HEADER.size, key_bytes_of(header))

@@ -1,4 +1,4 @@
-"""Stream of a worker's messages: numbers, the last ones for replay, and snapshots. No sockets and no threads."""
+"""Stream of a worker's messages: numbered, the last ones kept for replay, and snapshots. No sockets, no threads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EventStream:
     # -- live messages, in order
 
     def begin(self, contents: Sequence[Change]) -> Message:
-        """Return a message that replaces all that readers know: `contents` are those of the cache now."""
+        """Return a message that replaces readers' pictures: `contents` are those of the cache now."""
         self._ledger.clear()
         held = chain(self._ledger.events(contents), self._stored())
         return self._message([self._ledger.cleared(self._lifetime), *held])
@@ -77,12 +77,12 @@ class EventStream:
     # -- answers to readers
 
     def replay(self, number: int) -> Iterator[Message]:
-        """Yield the messages from `number` on, as far as they are kept: a first one with a later number is a gap."""
+        """Yield the kept messages from `number` on: a first one with a later number is a gap."""
         first = self.next - len(self._kept)
         yield from islice(tuple(self._kept), max(0, number - first), None)
 
     def snapshot(self) -> Iterator[Message]:
-        """Yield batches that give an empty reader all that is held now; each has the next live message's number."""
+        """Yield batches of the whole content for an empty reader; each has the next live message's number."""
         events: list[Event] = [self._ledger.cleared(self._lifetime)]
         blocks = 0
         for stored in chain(self._ledger.contents(), self._stored()):

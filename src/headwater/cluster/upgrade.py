@@ -12,7 +12,7 @@ from headwater.config import ServeConfig
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker, as an upgrade sees it."""
+    """State of a worker during an upgrade."""
 
     name: str
     role: Role
@@ -37,21 +37,21 @@ class Drain:
 
 @dataclass(eq=False)
 class Upgrade:
-    """One upgrade: its settings, and how far it is."""
+    """One upgrade: its settings and its progress."""
 
     id: str
     config: ServeConfig  # of the whole host
-    drain_first: bool = False  # each worker is drained before the next one starts, not after that one serves
-    said: list[str] = field(default_factory=list)  # what was done
+    drain_first: bool = False  # drain each worker before its replacement starts, not after that one serves
+    said: list[str] = field(default_factory=list)  # the steps, as text
     error: str = ""  # why it was given up
     ended: bool = False
 
     def step(self, members: Sequence[Member], wanted: Mapping[Role, int]) -> Start | Drain | None:
         """Return the next step; None: wait, or nothing is left to do, and it has ended.
 
-        A new worker serves before an earlier one is drained, and one is drained at a time. So as many serve as are
-        wanted, or one less with `drain_first`, unless one alone is wanted. A worker that is lost meanwhile is replaced
-        by a new one.
+        A new worker serves before an earlier one is drained, and one is drained at a time. So the wanted number serves,
+        or one less with `drain_first` if more than one is wanted. A worker that is lost meanwhile is replaced by a
+        new one.
         """
         there = Counter(one.role for one in members if not one.is_draining)
         draining = any(one.is_draining for one in members)
@@ -73,11 +73,11 @@ class Upgrade:
         return Start(first.role)
 
     def abort(self, why: str) -> None:
-        """Give it up: workers stay as they are."""
-        self.error = f"{why}; the upgrade was given up, and the workers that serve go on"
+        """Abort the upgrade; workers stay as they are."""
+        self.error = f"{why}; the upgrade was aborted, and the serving workers continue"
         self.ended = True  # last: another thread looks
 
     def shown(self) -> dict[str, object]:
-        """Return how far it is, for `headwater cluster upgrade`."""
-        ended = self.ended  # first: what is said before it is then there
+        """Return its progress, for `headwater cluster upgrade`."""
+        ended = self.ended  # first: then all earlier steps are listed
         return {"id": self.id, "said": list(self.said), "error": self.error, "ended": ended}

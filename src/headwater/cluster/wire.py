@@ -1,7 +1,7 @@
 """Messages between routers and workers, in msgpack: requests, their answers, and heartbeats.
 
-A worker's message names its incarnation, and an answer its request and attempt: what a router gave up, or what a worker
-did before it was restarted, is told from what it does now.
+A worker's message names its incarnation, and an answer its request and attempt, so that messages of cancelled attempts
+and of earlier incarnations are recognised and ignored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Ping(msgspec.Struct, array_like=True, tag=True):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A worker, as others of its pool reach its memory."""
+    """Worker whose memory others of its pool can read."""
 
     incarnation: bytes
     contact: Contact
@@ -80,9 +80,9 @@ class WithPrompt(AboutRequest):
 class Submit(WithPrompt, tag=True):
     """A request for a worker.
 
-    `output`: the tokens of its answer that another worker sent, but the last one: that one is said again, and compared.
-    `peers`: incarnations of workers that have more of its prompt cached. `tail`: of its prompt, which this worker is to
-    keep for another one, or to read. `begun`: its client has tokens of the answer, so that it is not to be refused.
+    `output`: the tokens of its answer that another worker sent, except the last one, which is sent again and compared.
+    `peers`: incarnations of workers that have more of its prompt cached. `tail`: of its prompt, which this worker keeps
+    for another one, or reads. `begun`: its client has tokens of the answer, so that it must not be refused.
     """
 
     output: tuple[int, ...] = ()
@@ -99,7 +99,7 @@ class KeepAnswer(WithPrompt, tag=True):
 
 
 class FollowMessage(AboutRequest, tag=True):
-    """A prompt that another worker prefills, and whose answer this one is going to decode."""
+    """Prompt that another worker prefills, and whose answer this worker will decode."""
 
     namespace: str
     prompt: bytes  # its index key
@@ -107,11 +107,11 @@ class FollowMessage(AboutRequest, tag=True):
 
 
 class Cancel(AboutRequest, tag=True):
-    """End of a request, or of its prefill that is followed: its client has gone, or another worker answers."""
+    """End of a request, or of its followed prefill: its client has left, or another worker answers."""
 
 
 class Prepare(AboutRequest, tag=True):
-    """Order to have a segment in memory, pulled or built, which is not a request, but has a number like one.
+    """Order to have a segment in memory, pulled or built, numbered like a request.
 
     `segment`: its encoded key. `peers`: incarnations of workers that have it.
     """
@@ -121,7 +121,7 @@ class Prepare(AboutRequest, tag=True):
 
 
 class WorkerInfo(msgspec.Struct, array_like=True, tag=True):
-    """Facts about a worker, as long as it lives."""
+    """Facts about a worker that do not change."""
 
     fingerprint: str  # equal ones compute equal bits
     process: int  # its number on its host
@@ -199,7 +199,7 @@ class FailedMessage(AboutRequest, tag=True):
 
 Answered = PromptMessage | TokenMessage | FinishedMessage | FailedMessage
 ToWorker = Ping | Members | Submit | KeepAnswer | FollowMessage | Prepare | Cancel
-OfRequests = WorkerInfo | PreparedMessage | Answered  # messages after which a router has to do something
+OfRequests = WorkerInfo | PreparedMessage | Answered  # messages that a router handles
 FromWorker = Heartbeat | StatsMessage | OfRequests
 
 
@@ -216,7 +216,7 @@ _from_worker = msgspec.msgpack.Decoder(Batch)
 
 
 class WireError(HeadwaterError):
-    """A message is none of those that routers and workers send."""
+    """A message is not one of those that routers and workers send."""
 
 
 def encode(message: ToWorker | Batch) -> bytes:

@@ -1,6 +1,6 @@
 """Worker: an engine that answers for routers, over one ROUTER socket, on a thread of its own.
 
-A router whose connection is closed, or that is silent, is gone: its requests are cancelled.
+A router whose connection is closed, or that is silent, has left: its requests are cancelled.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from headwater.schedule.tail import TailPlace
 
 Prepares = Callable[[bytes, Sequence[bytes], Callable[[bool], None]], Callable[[], None]]
 
-HEARTBEAT = 0.1  # seconds between heartbeats
-COUNTED = 1.0  # seconds between statistics
-ROUTER_TIMEOUT = 1.0  # seconds of silence
+HEARTBEAT_SECONDS = 0.1
+STATISTICS_SECONDS = 1.0  # between statistics
+ROUTER_TIMEOUT_SECONDS = 1.0  # of silence
 ENDS = (FinishedMessage, FailedMessage, PreparedMessage)
-COMPILERS = 2  # threads that begin requests with constraints, whose compilation may take long
+COMPILER_THREADS = 2  # for requests with constraints, whose compilation may take long
 
 log = logging.getLogger("headwater.cluster")
 
 
-def nobody(peers: set[Peer]) -> None:
+def ignore_pool(peers: set[Peer]) -> None:
     """Ignore the workers of a pool: nothing is pulled."""
 
 
@@ -69,12 +69,12 @@ def unprepared(segment: bytes, peers: Sequence[bytes], done: Callable[[bool], No
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Calls for other workers of a worker's fingerprint; by default there are none, and nothing is pulled.
+    """Calls about other workers of a worker's fingerprint; the default ignores them, and nothing is pulled.
 
-    `know` is called with all of them whenever others are known, `prepare` to have a segment in memory.
+    `know` is called with all of them after a change, `prepare` to have a segment in memory.
     """
 
-    know: Callable[[set[Peer]], None] = nobody
+    know: Callable[[set[Peer]], None] = ignore_pool
     prepare: Prepares = unprepared
 
 
@@ -109,7 +109,7 @@ class WorkingEngine(Protocol):
 
 
 class Task(NamedTuple):
-    """A request of a router, as the worker knows it."""
+    """Request of a router at this worker."""
 
     router: bytes
     request: int
@@ -125,7 +125,7 @@ class Worker:
         info: WorkerInfo,
         incarnation: bytes,
         address: str,
-        router_timeout: float = ROUTER_TIMEOUT,
+        router_timeout: float = ROUTER_TIMEOUT_SECONDS,
         server: Server = PLAIN,
         pool: Pool = NO_POOL,
     ) -> None:
@@ -136,16 +136,18 @@ class Worker:
         """
         self._engine, self._info, self._incarnation = engine, info, incarnation
         self._router_timeout, self._pool = router_timeout, pool
-        self._members: dict[bytes, tuple[Peer, ...]] = {}  # as each router says
+        self._members: dict[bytes, tuple[Peer, ...]] = {}  # by router
         self._socket, self.contact = bound(server, address)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a router that connects again is the same router
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to one that is not connected is an error
         self._heard: dict[bytes, float] = {}  # routers, and when each was heard last
-        self._tasks: dict[Task, Callable[[], None] | None] = {}  # what cancels each; None: it is being submitted
+        self._tasks: dict[
+            Task, Callable[[], None] | None
+        ] = {}  # calls that cancel them; None: being submitted
         self._lock = threading.Lock()  # of `_tasks`
         self._follows: dict[tuple[bytes, int], int] = {}  # the engine's numbers, by router and request
         self._came: deque[tuple[Task, Answered | PreparedMessage]] = deque()
-        self._starting = ThreadPoolExecutor(COMPILERS, "headwater-worker-start")
+        self._starting = ThreadPoolExecutor(COMPILER_THREADS, "headwater-worker-start")
         self._closing = False
         self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="headwater-worker", daemon=True)
@@ -155,7 +157,7 @@ class Worker:
         self._thread.start()
 
     def close(self) -> None:
-        """Send what has come, and close the socket."""
+        """Send the pending answers, and close the socket."""
         self._closing = True
         self._waker.wake()
         self._thread.join()
@@ -181,27 +183,27 @@ class Worker:
                 self._send_answers()
                 now = time.monotonic()
                 if now >= beat:
-                    beat = now + HEARTBEAT
+                    beat = now + HEARTBEAT_SECONDS
                     self._forget_silent(now)
                     self._tell_all([Heartbeat(self._engine.backlog())])
                 if now >= counted:
-                    counted = now + COUNTED
+                    counted = now + STATISTICS_SECONDS
                     self._tell_all([StatsMessage(self._engine.stats())])
             self._send_answers()
         except Exception:
-            log.exception("the worker answers no router any more")
+            log.exception("the worker does not answer routers any more")
         finally:
             self._socket.close()
             self._waker.close()
 
     def _receive(self) -> None:
-        """Take all messages that are there."""
+        """Handle all received messages."""
         while has_message(self._socket):
             try:
                 router, payload = self._socket.recv_multipart(zmq.NOBLOCK)
                 message = for_worker(payload)
             except (WireError, ValueError) as error:
-                log.warning("a message of a router is left out: %s", error)
+                log.warning("a message of a router is ignored: %s", error)
                 continue
             if router not in self._heard or (isinstance(message, Ping) and message.is_first):
                 self._cancel_all(router)
@@ -225,7 +227,7 @@ class Worker:
                 assert isinstance(message, Ping)
 
     def _keep(self, message: KeepAnswer) -> None:
-        """Let the engine prefill an answer; if that fails, its next turn only has more to compute."""
+        """Let the engine prefill an answer; if that fails, its next turn computes more."""
         try:
             self._engine.keep_answer(message.whole)
         except Exception as error:
@@ -244,12 +246,12 @@ class Worker:
         self._give_up(self._follows.pop((router, request), None))
 
     def _give_up(self, follows: int | None) -> None:
-        """Give up a prefill that is followed; that fails only if the engine has failed."""
+        """Cancel a followed prefill; that fails only if the engine has failed."""
         try:
             if follows is not None:
                 self._engine.unfollow(follows)
         except Exception as error:
-            log.warning("a prefill that is followed is not given up: %r", error)
+            log.warning("a followed prefill is not cancelled: %r", error)
 
     def _begin(self, task: Task, work: Submit) -> None:
         follows = self._follows.pop((task.router, task.request), None)
@@ -261,7 +263,7 @@ class Worker:
             self._starting.submit(self._submit, task, work, follows)
 
     def _submit(self, task: Task, work: Submit, follows: int | None) -> None:
-        """Give a request to the engine; what it raises is the answer."""
+        """Submit a request to the engine; an error is the answer."""
         try:
             number = self._engine.submit(
                 work.whole, self._receiver(task), work.output, work.peers, follows, work.tail, work.begun
@@ -277,7 +279,7 @@ class Worker:
             if task in self._tasks:
                 self._tasks[task] = cancel
                 return
-        cancel()  # cancelled meanwhile, or it has ended: then this is ignored
+        cancel()  # it was cancelled meanwhile, or it has ended, and this call is ignored
 
     def _begin_segment(self, task: Task, work: Prepare) -> None:
         with self._lock:
@@ -318,18 +320,18 @@ class Worker:
             self._forget(router)
 
     def _forget(self, router: bytes) -> None:
-        """Cancel the requests of a router that is gone."""
+        """Cancel the requests of a router that has left."""
         self._heard.pop(router, None)
         if self._members.pop(router, None) is not None:
             self._tell_known()
         self._cancel_all(router)
 
     def _tell_known(self) -> None:
-        """Say which workers the routers name; what is wrong with one of them does not end this thread."""
+        """Report the workers that routers name; an error does not end this thread."""
         try:
             self._pool.know({peer for peers in self._members.values() for peer in peers})
         except Exception:
-            log.exception("workers that a router named cannot be taken for the pool")
+            log.exception("workers that a router named cannot be added to the pool")
 
     def _cancel_all(self, router: bytes) -> None:
         for task in [task for task in self._tasks if task.router == router]:
@@ -338,7 +340,7 @@ class Worker:
             self._unfollow(other, request)
 
     def _send_answers(self) -> None:
-        """Send what has come, one message to each router."""
+        """Send the pending answers, one message to each router."""
         answers: defaultdict[bytes, list[FromWorker]] = defaultdict(list)
         while self._came:
             task, message = self._came.popleft()
