@@ -141,9 +141,7 @@ class Worker:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a router that connects again is the same router
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to one that is not connected is an error
         self._heard: dict[bytes, float] = {}  # routers, and when each was heard last
-        self._tasks: dict[
-            Task, Callable[[], None] | None
-        ] = {}  # calls that cancel them; None: being submitted
+        self._tasks: dict[Task, Callable[[], None] | None] = {}  # its cancel; None: being submitted
         self._lock = threading.Lock()  # of `_tasks`
         self._follows: dict[tuple[bytes, int], int] = {}  # the engine's numbers, by router and request
         self._came: deque[tuple[Task, Answered | PreparedMessage]] = deque()
