@@ -20,11 +20,11 @@ def example() -> str:
     return code
 
 
-def test_a_policy_takes_twenty_lines() -> None:
+def test_example_policy_has_at_most_twenty_lines() -> None:
     assert len([line for line in example().splitlines() if line.strip()]) <= 20
 
 
-def test_the_policy_of_the_example_is_in_the_table(tmp_path: Path) -> None:
+def test_example_policy_appears_in_replay_table(tmp_path: Path) -> None:
     script, trace, out = tmp_path / "deepest.py", tmp_path / "made.jsonl", tmp_path / "out.json"
     script.write_text(example())
     lines = []
@@ -44,6 +44,6 @@ def test_the_policy_of_the_example_is_in_the_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"^headwater (\w+)", PAGE, re.MULTILINE))))
-def test_a_command_of_the_page_is_there(command: str) -> None:
+def test_command_on_lab_page_exists(command: str) -> None:
     names = {one.name or getattr(one.callback, "__name__", "") for one in commands.registered_commands}
     assert command in names

@@ -39,7 +39,7 @@ def links(text: str) -> set[str]:
     return {link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link}
 
 
-def test_the_readme_begins_with_plain_words_a_picture_and_two_commands() -> None:
+def test_readme_begins_with_plain_words_picture_and_two_commands() -> None:
     title, paragraph, picture, commands, *_ = (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")
     assert title == "# Headwater"
     assert re.findall(r"(?i)checkpoint|\bKV\b|prefix|recurren|\bstates?\b|radix|prefill|segment", paragraph) == []
@@ -53,13 +53,13 @@ def test_promises_name_tests() -> None:
 
 
 @pytest.mark.parametrize(("file", "test"), NAMED)
-def test_a_promise_is_kept_by_a_test_that_exists(file: str, test: str) -> None:
+def test_promise_names_existing_test(file: str, test: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
     assert f"def {test}(" in text if test else "def test_" in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_paths_and_links_of_a_page_exist(page: Path) -> None:
+def test_paths_and_links_of_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     bases = (ROOT, ROOT / "src" / "headwater", page.parent)
     missing = {path for path in paths(text) if not any(list(base.glob(path)) for base in bases)}
@@ -76,7 +76,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_anchors_in_links_of_a_page_exist(page: Path) -> None:
+def test_anchors_in_links_of_page_exist(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     linked = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", text)
     targets = [(page.parent / file if file else page, anchor) for file, anchor in linked]
@@ -84,7 +84,7 @@ def test_anchors_in_links_of_a_page_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_paths_from_the_top_and_modules_exist_in_examples_too(page: Path) -> None:
+def test_root_paths_and_modules_in_examples_exist(page: Path) -> None:
     """Paths that begin with a folder of the repository, and `python -m benchmarks.x`, wherever a page has them."""
     text = page.read_text(encoding="utf-8")
     folders = "benchmarks|examples|papers|src/headwater|stress|tests|training"
@@ -100,7 +100,7 @@ def test_paths_from_the_top_and_modules_exist_in_examples_too(page: Path) -> Non
     assert missing == set()
 
 
-def test_paths_in_examples_are_left_out() -> None:
+def test_paths_in_examples_are_ignored() -> None:
     assert paths("`cache/index.py` `lab/` `tests/a.py::test_b`\n```\n`no/such.py`\n```\n`4/5` `a/b`") == {
         "cache/index.py",
         "lab/",
@@ -108,20 +108,20 @@ def test_paths_in_examples_are_left_out() -> None:
     }
 
 
-def test_the_files_of_a_request_s_way_exist() -> None:
+def test_files_of_request_path_exist() -> None:
     drawing = (DOCS / "path.md").read_text(encoding="utf-8").split("```")[1]
     files = re.findall(r"(?:[a-z]\w*/)+(?:\w+\.py)?", drawing)
     assert len(files) > 15
     assert [file for file in files if not (ROOT / "src" / "headwater" / file).exists()] == []
 
 
-def test_the_classes_of_the_glossary_exist() -> None:
+def test_glossary_classes_exist() -> None:
     glossary = (DOCS / "glossary.md").read_text(encoding="utf-8")
     for module, name in re.findall(r"`(\w+)\.([A-Z]\w+)`", glossary):
         assert f"class {name}" in (ROOT / "src" / "headwater" / f"{module}.py").read_text(encoding="utf-8")
 
 
-def test_the_index_has_every_page() -> None:
+def test_index_lists_every_page() -> None:
     indexes = DOCS / "README.md", DOCS / "decisions" / "README.md"
     indexed = {(file.parent / link).resolve() for file in indexes for link in links(file.read_text(encoding="utf-8"))}
     assert set(DOCS.rglob("*.md")) - indexed == {DOCS / "README.md"}

@@ -38,10 +38,10 @@ PAGES = [
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 FIRST_READ = ("README.md", "docs/start.md")  # a new user's pages: their blocks run in `make test`
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-MOST_NOT_RUN = 10
-PATIENCE = 900  # seconds: `make demo` installs all packages
+MAX_SKIPPED_BLOCKS = 10
+TIMEOUT_SECONDS = 900  # `make demo` installs all packages
 # What a test changes in an example: the address, and the length of what would take minutes.
-SHORTER = (
+SHORTER_OPTIONS = (
     (r"--duration \d+", "--duration 1"),
     (r"--warmup \d+", "--warmup 1"),
     (r"\bheadwater eval(?! .*--limit)", "headwater eval --limit 4"),
@@ -150,10 +150,10 @@ def write_inputs(folder: Path) -> None:
 
 
 def shell(block: Block, folder: Path, address: str) -> str:
-    """Run a block as it is printed but for SHORTER, and return what it wrote to standard output."""
+    """Run a block as it is printed but for SHORTER_OPTIONS, and return what it wrote to standard output."""
     text = re.sub(r"(localhost|127\.0\.0\.1):8000", address, block.text)
     text = re.sub(r"\bheadwater (bench serve|chat)\b", rf"headwater \1 --url http://{address}", text)
-    for long, short in SHORTER:
+    for long, short in SHORTER_OPTIONS:
         text = re.sub(long, short, text, flags=re.MULTILINE)
     for python in re.findall(r"^```python\n(.*?)^```$", (ROOT / block.place.split(":")[0]).read_text(), re.M | re.S):
         if named := re.match(r'"""(\w+\.py):', python):
@@ -167,14 +167,14 @@ def shell(block: Block, folder: Path, address: str) -> str:
     environment["PATH"] = f"{folder / '.venv' / 'bin'}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", PRELUDE + text], cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=PATIENCE,
+        text=True, timeout=TIMEOUT_SECONDS,
     )  # fmt: skip
     assert done.returncode == 0, f"{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
 
 @pytest.mark.parametrize("block", [marked(block) for block in QUICK], ids=ids)
-def test_a_shell_block_runs(block: Block, folder: Path, address: str) -> None:
+def test_shell_block_runs(block: Block, folder: Path, address: str) -> None:
     first = shell(block, folder, address)
     if block.info == "sh hits":
         again = shell(block, folder, address)
@@ -211,7 +211,7 @@ def account(printed: str) -> dict[str, object]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("block", FULL, ids=ids)
-def test_a_shell_block_that_takes_long_runs(block: Block, folder: Path, address: str) -> None:
+def test_long_shell_block_runs(block: Block, folder: Path, address: str) -> None:
     if re.search(r"^make ", block.text, re.MULTILINE):
         folder = folder / "clone"
         names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
@@ -221,7 +221,7 @@ def test_a_shell_block_that_takes_long_runs(block: Block, folder: Path, address:
     shell(block, folder, address)
 
 
-def test_every_block_has_a_language_and_a_shell_block_a_known_tag() -> None:
+def test_block_has_language_and_shell_block_known_tag() -> None:
     assert len(QUICK) >= 3
     assert [block.place for block in BLOCKS if not block.info] == []
     tags = {block.place: block.info for block in BLOCKS if block.is_shell and block.reason is None}
@@ -231,11 +231,11 @@ def test_every_block_has_a_language_and_a_shell_block_a_known_tag() -> None:
 
 def test_at_most_ten_shell_blocks_are_skipped_each_with_a_reason() -> None:
     reasons = {block.place: block.reason for block in BLOCKS if block.reason is not None}
-    assert len(reasons) <= MOST_NOT_RUN
+    assert len(reasons) <= MAX_SKIPPED_BLOCKS
     assert all(len(reason) > 10 for reason in reasons.values())
 
 
-def test_no_command_hides_in_a_block_of_another_language() -> None:
+def test_commands_stand_only_in_shell_blocks() -> None:
     """Commands stand in shell blocks; a synopsis, which has optional parts in brackets, is text."""
     command = re.compile(r"^(?:\$ )?(?:make|pip|curl|docker|(?:\.venv/bin/)?(?:headwater|python)) ", re.MULTILINE)
     others = [block for block in BLOCKS if not block.is_shell and not re.search(r"\[[A-Z-]", block.text)]

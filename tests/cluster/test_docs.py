@@ -29,7 +29,7 @@ def printed_reader() -> Any:
     return names["Reader"]
 
 
-def test_the_printed_reader_follows_a_server_through_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_reader_follows_server_through_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishers, "HEARTBEAT", 0.05)
     toy = logged(TIGHT)
     with publishing(toy) as publisher:
@@ -56,7 +56,7 @@ def blake(kind: str, *parts: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("salt", ["", "sålt"])
-def test_digests_are_those_of_the_page(salt: str) -> None:
+def test_digests_follow_printed_formula(salt: str) -> None:
     tokens = words(3, 2 * PAGE + 1)
     ids = [token.to_bytes(4, "little") for token in tokens]
     name = salt.encode()
@@ -71,6 +71,6 @@ def test_digests_are_those_of_the_page(salt: str) -> None:
     assert DIGESTS.segment(stored) == int.from_bytes(blake("part", *sized), "big")
 
 
-def test_the_page_names_each_group() -> None:
+def test_kv_events_page_names_each_group() -> None:
     for kind in KINDS.values():
         assert f"`{kind}`" in PAGE_TEXT
