@@ -39,6 +39,7 @@ from headwater.lab.replay import replay
 from headwater.machine import usable_cores
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import make_trace
+from papers.results import refuse_dirty_tree, write_results
 
 OURS = "headwater", "headwater"
 SMALL_MEMORY = 20 * 10**9
@@ -118,6 +119,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "ablation.json")
     given = parser.parse_args()
     prepare_outputs(given.out)
+    refuse_dirty_tree(given.out, small=given.small)
     known, kept = read_cells(), earlier(measure.RESULTS / "cells.json").get("cells", {})
     if given.small:
         drawn = known.drawn(given.seeds[0], SMALL)
@@ -139,7 +141,8 @@ def main() -> None:
                 journal.add(f"{part}; {name}", rate)
     rates = {part: {cell.name: journal[f"{part}; {cell.name}"] for cell in cells} for part in PARTS}
     print("\n".join(table(rates)))
-    measure.write_results(given.out, {"run": measure.machine(), "rates": rates}, small=given.small)
+    document = {"run": measure.machine(), "rates": rates}
+    write_results(given.out, document, seed=list(given.seeds), small=given.small)
     journal.end()
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from headwater.cli.common import prepare_outputs
 from headwater.machine import cpu
+from papers.results import refuse_dirty_tree, write_results
 
 PAGE = 64  # tokens
 OURS = "headwater"
@@ -213,9 +214,10 @@ def main() -> None:
     parser.add_argument("--note", action="append", default=[], help="a line under the dates: versions and flags")
     given = parser.parse_args()
     prepare_outputs(given.out, given.figures)
+    refuse_dirty_tree(given.figures)
     raw = [json.loads(path.read_text()) for path in given.results]
     runs = {run["name"]: figures(run) for run in sorted(raw, key=lambda r: r["name"] != OURS)}
-    given.figures.write_text(json.dumps(runs, indent=1) + "\n")
+    write_results(given.figures, {"engines": runs}, seed=max(run["meta"]["seed"] for run in runs.values()))
     given.out.write_text(page(runs, machine_name(), given.note))
     for what, shown, reached in goals(runs):
         print(f"{'reached' if reached else 'MISSED ':8} {what:45} {shown}")

@@ -29,6 +29,7 @@ from headwater.cache.index import Index
 from headwater.cache.node import Node, Observer
 from headwater.cli.common import prepare_outputs
 from headwater.plan import CacheLayout, Draft, PrefillFlops
+from papers.results import refuse_dirty_tree, write_results
 
 UNIT, CHAIN, STATE = 4, 4, (0,)  # bytes of a unit; checkpoints of a chain; pages of a checkpoint
 SETTLED = 4  # requests before those that are counted: 1/4 of the checkpoints, at most as many as are counted
@@ -199,11 +200,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "decisions.json")
     given = parser.parse_args()
     prepare_outputs(given.out)
+    refuse_dirty_tree(given.out, small=given.small)
     rows = []
     for number in (200,) if given.small else given.checkpoints:
         rows.append(cost(number, 50 if given.small else given.requests))
         print(*(f"{name} {value:,}" for name, value in rows[-1].items()), sep="; ", flush=True)
-    measure.write_results(given.out, {"run": measure.machine(), "rows": rows}, small=given.small)
+    write_results(given.out, {"run": measure.machine(), "rows": rows}, seed=0, small=given.small)
 
 
 if __name__ == "__main__":

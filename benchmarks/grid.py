@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import FILE, Cell, Cells, Pair, Traffic, read_cells
-from benchmarks.measure import machine, package_digest
+from benchmarks.measure import package_digest
 from benchmarks.policies import write_page
 from benchmarks.verdict import Verdict, summary, table, verdict
-from headwater.cache_folder import write_whole
 from headwater.cli.common import prepare_outputs
 from headwater.journal import Journal
 from headwater.lab.replay import NewArrivals, replay, run_grid
@@ -36,6 +35,7 @@ from headwater.machine import usable_cores
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import make_trace
 from headwater.traces.request import Trace
+from papers.results import commit_of, refuse_dirty_tree, write_results
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE / "results" / "cells.json"
@@ -145,7 +145,8 @@ def page(document: Finished, known: Cells) -> list[str]:
         "Drawn traffic, final seeds": [known.drawn(seed) for seed in known.final],
     }
     commands = ", ".join(f"`{command}`" for command in document["commands"])
-    text = (HERE / "cells.md").read_text(encoding="utf-8").format(commands=commands, **document["run"])
+    text = (HERE / "cells.md").read_text(encoding="utf-8")
+    text = text.format(commands=commands, commit=commit_of(document["run"]), seconds=document["run"]["seconds"])
     lines = [text]
     for title, cells in parts.items():
         lines += section(title, [of[cell.name] for cell in cells if cell.name in of], known)
@@ -194,6 +195,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     prepare_outputs(None if given.small else given.out)
+    refuse_dirty_tree(None if given.small else given.out)
     known = read_cells()
     recorded, drawn = chosen(given, known)
     if not recorded and not drawn:
@@ -211,13 +213,13 @@ def main() -> None:
             print(shown(cell), flush=True)
     seconds = round(sum(cell["seconds"] for cell in found.values()))
     document = {
-        "run": {"code": code_digest(), "commit": machine()["commit"], "seconds": seconds},
+        "run": {"code": code_digest(), "seconds": seconds},
         "commands": list(dict.fromkeys([*kept.get("commands", ()), command_of(sys.argv[1:])])),
         "cells": list(found.values()),
     }
     print("\n".join(page(document, known)))
     if not given.small:
-        write_whole(given.out, [json.dumps(document, indent=1) + "\n"])
+        write_results(given.out, document, seed=list(given.seeds or ()))
         journal.end()
         if given.out == OUT:
             write_page()

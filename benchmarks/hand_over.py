@@ -16,7 +16,6 @@ that sends a part sleeps for its bytes at that speed.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import threading
@@ -44,6 +43,7 @@ from headwater.models.embedded import embedded
 from headwater.request import Generation, SamplingParams
 from headwater.table import Table
 from headwater.tiers.part import Buffer
+from papers.results import refuse_dirty_tree, write_results
 
 OUT = Path(__file__).resolve().parent / "results" / "hand_over.json"
 MEMORY = 400_000_000  # bytes of each worker
@@ -233,6 +233,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     prepare_outputs(given.out)
+    refuse_dirty_tree(given.out)
     config = ServeConfig(model=given.model, memory=MEMORY, log_format="text")
     rows, answers = hand_overs(config, given.tokens)
     plain = Engine.load(ServeConfig(model=given.model, memory=MEMORY, cache=False))
@@ -253,7 +254,7 @@ def main() -> None:
         seconds = timed(config, given.tokens, bandwidth(given.link), given.repeats)
         show_seconds(seconds, given.link)
         found |= {"link": given.link, "seconds": seconds}
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
+    write_results(given.out, found, seed=0)
     if not all(row["same_bits"] for row in rows):
         raise SystemExit("an answer differs from that of one worker")
     if not all(row["apart"] for row in rows):

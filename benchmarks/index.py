@@ -27,10 +27,11 @@ from pathlib import Path
 
 from benchmarks.index_adapter import Headwater, HeadwaterLearned, HeadwaterRequests, HeadwaterSegLen, Key
 from benchmarks.index_workload import VOCABULARY, fresh, np, workload
-from benchmarks.measure import RESULTS, machine, write_results
+from benchmarks.measure import RESULTS, machine
 from headwater.cache import PrefixCache
 from headwater.cli.common import prepare_outputs
 from headwater.plan import CacheLayout, Draft
+from papers.results import refuse_dirty_tree, write_results
 
 HERE = Path(__file__).parent
 PAGE, SEED = 64, 7
@@ -282,14 +283,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "index.json")
     options = parser.parse_args()
     prepare_outputs(options.out)
+    refuse_dirty_tree(options.out, small=options.small)
     rows = measure(options.repeats, SMALL_SEQUENCES if options.small else SEQUENCES)
     if options.peers is not None:
         rows += peers(options.peers, options.peer_python, options.repeats)
     print(f"{'':<44}{'median':>12}{'best':>12}")
     for row in rows:
         print(row)
-    report = {"run": machine() | {"seed": SEED, "repeats": options.repeats}, "rows": [asdict(row) for row in rows]}
-    write_results(options.out, report, small=options.small)
+    report = {"run": machine() | {"repeats": options.repeats}, "rows": [asdict(row) for row in rows]}
+    write_results(options.out, report, seed=SEED, small=options.small)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ import gc
 import hashlib
 import json
 import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -20,12 +18,12 @@ from rich.console import Console
 from rich.text import Text
 
 from headwater.cli.common import prepare_outputs
-from headwater.machine import cpu
 from headwater.mixers.numerics import end_workers, prepare_process
 from headwater.table import Table
+from papers import results
+from papers.results import RESULTS, refuse_dirty_tree, write_results
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/stat
 Figures = dict[str, list[float]]
 
@@ -115,6 +113,7 @@ def prepared(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Read the command line, and prepare the process for torch with `--threads`."""
     given = parser.parse_args()
     prepare_outputs(given.out)
+    refuse_dirty_tree(given.out, small=given.small)
     prepare_process(given.threads)
     given.begun = cpu_seconds()
     return given
@@ -150,35 +149,20 @@ def busy_with_others(begun: tuple[float, float, float]) -> float:
 
 
 def machine() -> dict[str, object]:
-    """Return the machine, versions and commit that a figure depends on."""
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    commit = subprocess.run(describe, cwd=HERE, capture_output=True, text=True).stdout.strip()
-    return {
-        "commit": commit,
-        "cpu": cpu().name,
-        "cores": os.cpu_count(),
-        "features": list(cpu().features),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    """Return the commit, machine and versions that a figure depends on."""
+    versions = {"threads": torch.get_num_threads(), "torch": torch.__version__}
+    return {**results.origin(), **results.machine(), **versions}
 
 
 def report(given: argparse.Namespace, rows: list[Row], **settings: object) -> None:
     """Write the rows with their median and spread, and print them."""
-    run = machine() | {"seed": given.seed, "repeats": given.repeats, "small": given.small}
+    run = machine() | {"repeats": given.repeats, "small": given.small}
     run |= {"cores_busy_with_others": busy_with_others(given.begun)} | settings
     shown = [asdict(row) | {"min": min(row.values), "median": row.median, "max": max(row.values)} for row in rows]
-    write_results(given.out, {"run": run, "rows": shown}, small=given.small)
+    write_results(given.out, {"run": run, "rows": shown}, seed=given.seed, small=given.small)
     table = new_table(f"{given.out.stem}: {run['cores_busy_with_others']} cores were busy with other processes")
     add_rows(table, rows)
     console().print(table)
-
-
-def write_results(path: Path, document: Mapping[str, object], *, small: bool) -> None:
-    """Write them as JSON; those of the smallest run do not replace results of the project."""
-    if not small or path.resolve().parent != RESULTS.resolve():
-        path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def read_rows(path: Path) -> list[Row]:

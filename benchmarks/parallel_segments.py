@@ -12,7 +12,6 @@ took for so many tokens, `real` ones compute, and their answers are compared wit
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import statistics
@@ -29,6 +28,7 @@ from headwater.schedule.limits import MAX_BUILD_TOKENS
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.tier_load import ReadSpeed
 from headwater.table import Table
+from papers.results import refuse_dirty_tree, write_results
 
 OUT = Path(__file__).resolve().parent / "results" / "parallel_segments.json"
 MS = 1000
@@ -294,12 +294,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     prepare_outputs(out := given.out or _out(given.compute if given.processes else None))
+    refuse_dirty_tree(out)
     if given.processes is None:
         found = {"kind": "simulated", **simulated(given)}
     else:
         rows = over_processes(given.processes, given.compute, given.segments, given.tokens)
         found = {"kind": f"processes, compute {given.compute}", "rows": rows}
-    out.write_text(json.dumps({"run": machine(), **found}, indent=1) + "\n")
+    seeds = list(range(given.seeds)) if given.processes is None else None
+    write_results(out, {"run": machine(), **found}, seed=seeds)
 
 
 if __name__ == "__main__":

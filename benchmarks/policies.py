@@ -16,14 +16,14 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from benchmarks.measure import machine, package_digest
+from benchmarks.measure import package_digest
 from headwater.cache.eviction import EVICTION
-from headwater.cache_folder import write_whole
 from headwater.lab.replay import run_grid
 from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import read_trace
+from papers.results import commit_of, origin, refuse_dirty_tree, write_results
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE / "results" / "policies.json"
@@ -53,7 +53,7 @@ def measured(name: str, data: Path, seed: int, small: bool) -> dict[str, object]
     setups = [Setup(profile, int(gb * 1e9), p, e) for gb, (p, e) in product(SIZES[name][: 1 if small else None], pairs)]
     results = dict(run_grid(trace, setups, partial(make_arrivals, seed=seed)))
     rows = [results[number].row.as_dict() for number in range(len(setups))]
-    about = {"trace": name, "requests": len(trace.requests), "notes": trace.notes, "commit": machine()["commit"]}
+    about = {"trace": name, "requests": len(trace.requests), "notes": trace.notes, **origin()}
     return {**about, **run_of(seed), "rows": rows}
 
 
@@ -81,7 +81,7 @@ def write_page() -> None:
     """Write docs/policies.md from what was measured so far: here, over kinds of traffic, by cell, and under a clock."""
     from benchmarks import grid, policy_map, served_cells
 
-    text, results = page(json.loads(OUT.read_text())), HERE / "results"
+    text, results = page(json.loads(OUT.read_text())["traces"]), HERE / "results"
     if (mapped := results / "policy_map.json").exists():
         text += "\n" + "\n".join(policy_map.page(json.loads(mapped.read_text())))
     if (cells := results / "cells.json").exists():
@@ -97,7 +97,7 @@ def _section(document: dict) -> list[str]:
     rates = {(row["placement"], row["eviction"], row["memory"]): row["token_hit_rate"] for row in rows}
     pairs = list(dict.fromkeys((row["placement"], row["eviction"]) for row in rows))
     best = {size: max(rates[(*pair, size)] for pair in pairs if pair[1] != "clairvoyant") for size in sizes}
-    about = "; ".join([f"Commit {document['commit']}", *document["notes"]])
+    about = "; ".join([f"Commit {commit_of(document)}", *document["notes"]])
     lines = [f"## {document['trace']}: {document['requests']:,} requests", "", f"{about}.", ""]
     lines.append("| placement | eviction | " + " | ".join(f"{size / 1e9:g} GB" for size in sizes) + " |")
     lines.append("| --- | --- |" + " ---: |" * len(sizes))
@@ -119,14 +119,15 @@ def main() -> None:
     parser.add_argument("--traces", default=",".join(SIZES))
     parser.add_argument("--small", action="store_true", help="sizes that only show that it runs; keeps no results")
     given = parser.parse_args()
-    known = {document["trace"]: document for document in json.loads(OUT.read_text())} if OUT.exists() else {}
+    refuse_dirty_tree(OUT, small=given.small)
+    known = {document["trace"]: document for document in json.loads(OUT.read_text())["traces"]} if OUT.exists() else {}
     for name in given.traces.split(","):
         if given.small:
             print(f"{name}: {len(measured(name, given.data, given.seed, small=True)['rows'])} rows")
             continue
         if not run_of(given.seed).items() <= known.get(name, {}).items():
             known[name] = measured(name, given.data, given.seed, small=False)
-            write_whole(OUT, [json.dumps([known[trace] for trace in SIZES if trace in known], indent=1) + "\n"])
+            write_results(OUT, {"traces": [known[trace] for trace in SIZES if trace in known]}, seed=given.seed)
             write_page()
         print("\n".join(_section(known[name])), flush=True)
 

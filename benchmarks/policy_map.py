@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -19,9 +18,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import machine, package_digest
+from benchmarks.measure import package_digest
 from benchmarks.policies import write_page
-from headwater.cache_folder import write_whole
 from headwater.cli.common import prepare_outputs
 from headwater.journal import Journal
 from headwater.lab.replay import run_grid
@@ -31,6 +29,7 @@ from headwater.models.profiles import load_profile
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import make_trace
 from headwater.traces.request import Trace
+from papers.results import commit_of, refuse_dirty_tree, write_results
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE / "results" / "policy_map.json"
@@ -172,7 +171,7 @@ def page(document: dict[str, Any]) -> list[str]:
     counts: dict[str, Any] = {"cells": len(cells), "won": sum(one < 0 for one in lost), "lost": max(lost)}
     text = (HERE / "policy_map.md").read_text(encoding="utf-8")
     counts["scan"] = "\n".join(scan(document))
-    return [text.format(table=lines, seconds=seconds, commit=document["commit"], **counts)]
+    return [text.format(table=lines, seconds=seconds, commit=commit_of(document["run"]), **counts)]
 
 
 def draw(document: dict[str, Any], image: Path) -> None:
@@ -214,10 +213,11 @@ def main() -> None:
     parser.add_argument("--image", type=Path, default=IMAGE)
     given = parser.parse_args()
     prepare_outputs(given.out, given.image)
+    refuse_dirty_tree(given.out, small=given.small)
     sizes, sessions = (SIZES[:2], 4) if given.small else (SIZES, SESSIONS)
     measure = partial(measured, data=given.data, sessions=sessions, jobs=given.jobs)
     journal = Journal(given.out, [package_digest(), given.small])
-    document: dict[str, Any] = {"commit": machine()["commit"], "sizes": sizes, "rows": [], "scan": []}
+    document: dict[str, Any] = {"sizes": sizes, "rows": [], "scan": []}
     for axis, rows in AXES.items():
         for traffic in rows[:1] if given.small else rows:
             row = journal.part(f"{axis}: {traffic.value}", partial(measure, traffic, sizes))
@@ -226,7 +226,7 @@ def main() -> None:
     document["scan"] = scanned(journal, measure, 1 if given.small else None)
     print("\n".join(scan(document)))
     draw(document, given.image)
-    write_whole(given.out, [json.dumps(document, indent=1) + "\n"])
+    write_results(given.out, document, seed=0, small=given.small)
     journal.end()
     if given.out == OUT and not given.small:
         write_page()

@@ -11,7 +11,6 @@ bandwidth depends on what else the machine does.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from headwater.cluster.wire import Peer
 from headwater.table import Table
 from headwater.tiers.names import RUN
 from headwater.tiers.part import HEADER, SEAL_BYTES, Buffer, Part, PartPlace, Prefix, Sealer
+from papers.results import refuse_dirty_tree, write_results
 
 OUT = Path(__file__).resolve().parent / "results" / "pull_cost.json"
 PAGE_BYTES, PAGES = 64 * 12_288, 16
@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     prepare_outputs(given.out)
+    refuse_dirty_tree(given.out)
     parts = SyntheticParts(max(1, given.megabytes * 10**6 // (PAGE_BYTES * PAGES)))
     gigabytes = len(parts.places) * PAGE_BYTES * PAGES / 1e9
     ways = ("plain", "CURVE", *([SHARED] if this_host() else []))
@@ -101,7 +102,8 @@ def main() -> None:
         bandwidth = [gigabytes / seconds for seconds, _ in runs]
         shown.add_row(name, spread(processor), spread(bandwidth))
     console().print(shown)
-    given.out.write_text(json.dumps({"run": machine(), "gigabytes": gigabytes, "seconds": found}, indent=1) + "\n")
+    document = {"run": machine() | {"repeats": given.repeats}, "gigabytes": gigabytes, "seconds": found}
+    write_results(given.out, document, seed=None)
 
 
 def spread(values: list[float]) -> str:

@@ -37,7 +37,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import RESULTS, console, machine, write_results
+from benchmarks.measure import RESULTS, console, machine
 from benchmarks.routed_traffic import Processes
 from headwater.cli.common import prepare_outputs
 from headwater.cli.replay_tables import as_predicted
@@ -55,6 +55,7 @@ from headwater.traces.arrivals import Arrivals
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import make_trace
 from headwater.traces.request import Trace
+from papers.results import refuse_dirty_tree, write_results
 
 OUT, OUT_PULLS, OUT_PROCESSES = (RESULTS / f"{name}.json" for name in ("routers", "pulls", "routed_traffic"))
 PROFILE, DEVICE = load_profile("qwen3.5-9b"), load_device("h20")
@@ -348,6 +349,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     prepare_outputs(out := given.out or (OUT_PROCESSES if given.processes else OUT_PULLS if given.pulls else OUT))
+    refuse_dirty_tree(out, small=given.small)
     counts, seeds = given.workers or ([3] if given.processes else [MANY, 4]), given.seeds
     if given.small:
         counts, seeds = [2], 1 if given.processes else 2
@@ -374,11 +376,10 @@ def main() -> None:
                 show(cells[-1])
                 run = machine() | {
                     "computing": cells[-1]["computing"],
-                    "seeds": seeds,
                     "seconds": round(time.process_time()),
                 }
                 document = {"run": run, "grid": {} if given.pulls else GRID, "cells": cells}
-                write_results(out, document, small=given.small)
+                write_results(out, document, seed=list(range(seeds)), small=given.small)
     print(f"{time.process_time():,.0f} seconds of a processor")
 
 

@@ -22,6 +22,7 @@ from headwater.evaluate.items import DEFAULT_TASKS
 from papers import FIGURES
 from papers.hypic.measured import quality
 from papers.lab import Lab, document, write
+from papers.results import refuse_dirty_tree
 
 
 def sampled(every: int) -> str:
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     given = parser.parse_args()
     prepare_outputs(folders=[given.out])
+    refuse_dirty_tree(given.out)
     if given.every < 1:
         parser.error(f"--every is {given.every}, must be at least 1")
     begin = time.perf_counter()

@@ -30,6 +30,7 @@ from papers.figure import Found
 from papers.hypic import measured
 from papers.hypic.measured import DECAYS, LAYER_TOKENS, LENGTHS, SEGMENTS, TRAINED
 from papers.lab import Lab, document, write
+from papers.results import refuse_dirty_tree
 from tests import checkpoints
 from tests.contract.layer_rig import LayerRig, Piece
 from tests.contract.recurrences import MIXERS, RECURRENCES, Case
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     given = parser.parse_args()
     prepare_outputs(folders=[given.out])
+    refuse_dirty_tree(given.out)
     prepare_process(1)
     work: dict[str, Callable[[], Found]] = {
         "hypic-layer0": first_layer,

@@ -29,6 +29,7 @@ from papers import FIGURES
 from papers.figure import Found
 from papers.hypic.measured import HYPIC, PREFIX, RECOMPUTE, Loaded, Ttft, alone, under_load
 from papers.lab import Lab, document, write
+from papers.results import refuse_dirty_tree
 
 LEADING, QUESTION = 64, 32  # tokens
 SIZES, SMALL_SIZES = ((4, 1024), (4, 2048), (4, 4096), (8, 1024), (16, 1024)), ((2, 64), (2, 128), (4, 64))
@@ -146,6 +147,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     given = parser.parse_args()
     prepare_outputs(folders=[given.out])
+    refuse_dirty_tree(given.out, small=given.small)
     prepare_process(given.threads)
     begun = measure.cpu_seconds()
     config = ServeConfig(memory=6 * 10**9)
@@ -167,7 +169,7 @@ def main() -> None:
                 continue
             started = time.perf_counter()
             written = document(FIGURES[name], Lab(seed=given.seed), run(), time.perf_counter() - started)
-            write(written, given.out)
+            write(written, given.out, small=given.small)
             print(name)
             for row in written["rows"]:
                 print(f"  {row['label']}: {row['ours']:.4g} {row['unit']}")

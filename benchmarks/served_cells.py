@@ -22,9 +22,8 @@ from statistics import geometric_mean
 from benchmarks.cells import Cell, Cells, Pair, read_cells
 from benchmarks.grid import OUT as CELLS
 from benchmarks.grid import Finished, Runner, code_digest, name_of
-from benchmarks.measure import console, machine
+from benchmarks.measure import console
 from benchmarks.policies import write_page
-from headwater.cache_folder import write_whole
 from headwater.cli.common import prepare_outputs
 from headwater.journal import Journal
 from headwater.lab.cost import Load, StepCost, load_device
@@ -35,6 +34,7 @@ from headwater.lab.tally import Outcome
 from headwater.table import Table
 from headwater.traces.arrivals import Arrivals
 from headwater.traces.request import Request, Trace
+from papers.results import commit_of, refuse_dirty_tree, write_results
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE / "results" / "served_cells.json"
@@ -206,7 +206,7 @@ def page(document: Finished) -> list[str]:
         f"requests are stretched by one factor until they do not. Rivals are {published}, and the {BEST} that hit the "
         "most in that cell of the table above. The best is chosen in hindsight, for mean and p95 each. A cell is "
         f"*missed* if one of the two is more than {MOST} x the best rival's. {len(cells)} of "
-        f"{len(read_cells().recorded)} cells have been run. Commit {document['run']['commit']}; "
+        f"{len(read_cells().recorded)} cells have been run. Commit {commit_of(document['run'])}; "
         f"{document['run']['seconds']:,} seconds of a processor.",
         "",
         *[f"- {line}" for line in summary(cells) if not line.startswith("Missed: ")],
@@ -231,6 +231,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     prepare_outputs(kept := None if given.small or given.only else given.out)
+    refuse_dirty_tree(kept)
     known, text = read_cells(), CELLS.read_text(encoding="utf-8")
     compared = {cell["cell"]: cell for cell in json.loads(text)["cells"]}
     cells = [cell for cell in known.recorded if cell.name in compared and given.only in cell.name]
@@ -247,9 +248,8 @@ def main() -> None:
     console().print(table(found))
     console().print("\n".join(summary(found)), markup=False)
     if kept is not None:
-        run = {"code": code_digest(), "commit": machine()["commit"]}
-        document = {"run": run | {"seconds": round(sum(cell["seconds"] for cell in found))}, "cells": found}
-        write_whole(kept, [json.dumps(document, indent=1) + "\n"])
+        run = {"code": code_digest(), "seconds": round(sum(cell["seconds"] for cell in found))}
+        write_results(kept, {"run": run, "cells": found}, seed=0)
         journal.end()
         if kept == OUT:
             write_page()

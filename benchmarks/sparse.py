@@ -29,6 +29,7 @@ from headwater.mixers.numerics import prepare_process
 from papers import FIGURES
 from papers.figure import Figure, Found
 from papers.lab import Lab, Used, document, write
+from papers.results import refuse_dirty_tree
 from papers.sparse.overlaps import PROMPTS, QUALITY
 from papers.sparse.placements import PLACEMENTS, Measured, Times, frontier, proportional
 from papers.sparse.savings import resumptions
@@ -166,8 +167,8 @@ def spread(values: list[float]) -> float:
     return (max(values) - min(values)) / statistics.median(values)
 
 
-def report(figure: Figure, lab: Lab, found: Found, begin: float, folder: Path) -> None:
-    write(document(figure, lab, found, time.perf_counter() - begin), folder)
+def report(figure: Figure, lab: Lab, found: Found, begin: float, folder: Path, small: bool) -> None:
+    write(document(figure, lab, found, time.perf_counter() - begin), folder, small=small)
     for line in found.lines:
         print(f"{figure.name}: {line.label}: {measure.shown(line.ours or 0.0)} {line.unit}")
     for shape in found.shapes:
@@ -184,6 +185,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=measure.HERE.parent / "docs" / "results")
     given = parser.parse_args()
     prepare_outputs(folders=[given.out])
+    refuse_dirty_tree(given.out, small=given.small)
     prepare_process(1)
     lab = Lab(given.data, seed=given.seed)
     lengths = LENGTHS[:1] if given.small else LENGTHS
@@ -198,7 +200,7 @@ def main() -> None:
         for name, run in runs.items():
             if not given.figures or name in given.figures:
                 begin = time.perf_counter()
-                report(FIGURES[name], lab, run(), begin, given.out)
+                report(FIGURES[name], lab, run(), begin, given.out, given.small)
         print(f"{measure.busy_with_others(begun)} cores were busy with other processes")
 
 

@@ -37,6 +37,7 @@ from headwater.models.hybrid import HybridModel
 from headwater.models.load import LoadedModel, load_model
 from headwater.models.quantiser import BITS
 from headwater.spec import WEIGHTS
+from papers.results import commit_of
 from tests.gguf.convert import convert
 from tests.support import Bench
 
@@ -193,7 +194,7 @@ def section(rows: Mapping[str, Measured], exact: Mapping[str, Estimate], items: 
         f"| {' | '.join(COLUMNS)} |",
         "| --- " * len(COLUMNS) + "|",
         *(row_of(name, row, exact.get(names.get(name, ""))) for name, row in rows.items()),
-        f"\nMeasured on {datetime.now(UTC):%Y-%m-%d}, {machine['cpu']}, commit {machine['commit']}.",
+        f"\nMeasured on {datetime.now(UTC):%Y-%m-%d}, {machine['cpu']}, commit {commit_of(machine)}.",
     ]
     return "\n".join(lines) + "\n"
 

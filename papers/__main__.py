@@ -17,6 +17,7 @@ from headwater.table import Table
 from papers import FIGURES, Figure, Lab, figures_named, page_of
 from papers.lab import measure, write
 from papers.page import given, number, verdict
+from papers.results import refuse_dirty_tree
 
 commands = typer.Typer(add_completion=False)
 NAMES = f"Figures, or papers for all of theirs (marconi); without one, all. There are {', '.join(FIGURES)}."
@@ -42,6 +43,7 @@ def figures(
     if page is not None:
         page.write_text(page_of(list(FIGURES.values()), _documents(out)), encoding="utf-8")
         return
+    refuse_dirty_tree(out)
     lab = Lab(data, peers, limit, jobs, seed)
     for figure in chosen:
         if figure.run is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -18,10 +17,11 @@ from headwater.lab.row import Result, Row
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
-from headwater.traces.arrivals import Load, natural
+from headwater.traces.arrivals import Arrivals, Load, Recorded, TimedArrivals, in_order, natural, poisson
 from headwater.traces.read import make_trace, read_trace
 from headwater.traces.request import Trace
 from papers.figure import Figure, Found
+from papers.results import write_results
 
 Key = TypeVar("Key")
 
@@ -75,6 +75,11 @@ class Lab:
             self._traces[key] = whole if sessions is None else drawn(whole, sessions, self.seed)
         return self._traces[key]
 
+    def published(self, name: str) -> Trace | None:
+        """Return a paper's own trace of that file name, anywhere below the data; None if it is not there."""
+        found = sorted(self.data.rglob(f"{name}*")) if self.data is not None else []
+        return self.trace(str(found[0].relative_to(self.data))) if found and self.data is not None else None
+
     def run(
         self, trace: Trace, setups: Sequence[Setup], load: Load | None = None, engine: Engine | None = None
     ) -> list[Result]:
@@ -114,6 +119,20 @@ class Lab:
         self.used[Used(trace.name, len(trace.requests), tokens, model, page_size, arrivals)] = None
 
 
+@dataclass(frozen=True, slots=True)
+class InOrder:
+    """Open loop over a paper's own trace: at its times, or in its order at `rate` requests a second on average."""
+
+    rate: float | None = None
+
+    def over(self, trace: Trace, seed: int = 0) -> Arrivals:
+        """Return the arrivals. Raises ConfigError if a request has no time and there is no rate."""
+        if self.rate is not None:
+            times = poisson(self.rate, 1.0, random.Random(f"open {seed}"))
+            return TimedArrivals(zip(times, trace.requests, strict=False))
+        return TimedArrivals(in_order(Recorded().over(trace, seed)))
+
+
 @cache
 def roofline(profile: str, device: str) -> Engine:
     """Return an engine timed by a device's roofline: one object for each model and device, so that runs are shared."""
@@ -150,7 +169,7 @@ def document(figure: Figure, lab: Lab, found: Found, seconds: float) -> dict[str
     return {
         "figure": figure.name,
         "paper": figure.paper,
-        "seed": lab.seed,
+        "run": {"seed": lab.seed},
         "limit": lab.limit,
         "runs": [asdict(used) for used in lab.used],
         "seconds": round(seconds, 1),
@@ -159,8 +178,6 @@ def document(figure: Figure, lab: Lab, found: Found, seconds: float) -> dict[str
     }
 
 
-def write(document: Mapping[str, Any], folder: Path) -> None:
-    """Write a figure's document as a file of its name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-    (folder / f"{document['figure']}.json").write_text(text, encoding="utf-8")
+def write(document: Mapping[str, Any], folder: Path, *, small: bool = False) -> None:
+    """Write a figure's document as a file of its name. The smallest run replaces no results of the project."""
+    write_results(folder / f"{document['figure']}.json", document, seed=document["run"]["seed"], small=small)

@@ -6,12 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from papers.figure import Figure
+from papers.results import commit_of
 
 HEAD = """# The papers' figures, on our data
 
-The papers' own data is not public, so each figure runs on recorded traffic that is as similar as possible; the data of
-each figure is named below it. `make results` runs all figures and generates this page from [results/](results): numbers
-and verdicts ("came out") are computed from our rows, and only the texts were written by hand.
+The data of two papers is published: SegLen's traces on Hugging Face (`datasets/Isabella5/sglang-seglen-benchmark`),
+Marconi's artifact on Zenodo (record 14970139). Neither was reached from the machines of these runs. So each figure
+ran on recorded traffic that is as similar as possible, which is named below it.
+
+To run with them, put the files anywhere below a folder, under their own names
+(`swebench_sps=10_art=5_nums=100.jsonl`), and run `python -m papers seglen marconi --data FOLDER`. SegLen's agents
+and Marconi's figures 7 to 13 (SWE-bench and ShareGPT) then use them with their own times, and the page names them.
+The traces of the published simulator are read with `--peers`.
+
+`make results` runs all figures and generates this page from [results/](results): numbers and verdicts ("came out")
+are computed from our rows, and only the texts were written by hand. Where the working tree of a run was not
+recorded, the commit is the first one that has these numbers.
 """
 
 
@@ -71,16 +81,18 @@ def verdict(holds: bool) -> str:
 def _footer(figure: Figure, document: Mapping[str, Any]) -> str:
     """Return the figure's footer: the traces and settings of its runs."""
     runs: dict[tuple[str, int, int], dict[str, None]] = {}
-    for run in document["runs"]:
-        setting = runs.setdefault((run["trace"], run["requests"], run["prompt_tokens"]), {})
-        if run["model"]:
-            setting[f"{run['model']} at page {run['page_size']}, {run['arrivals']}"] = None
+    for used in document["runs"]:
+        setting = runs.setdefault((used["trace"], used["requests"], used["prompt_tokens"]), {})
+        if used["model"]:
+            setting[f"{used['model']} at page {used['page_size']}, {used['arrivals']}"] = None
+    run = document["run"]
+    origin = f" Commit {commit_of(run)}." if "commit" in run else ""
     if figure.run is None and not runs:
-        return f"_Measured by a benchmark. Seed {document['seed']}, {number(document['seconds'])} s._"
+        return f"_Measured by a benchmark. Seed {run['seed']}, {number(document['seconds'])} s.{origin}_"
     if not runs:
-        return "_From the model's formulas alone._"
+        return f"_Only from the model's formulas.{origin}_"
     texts = [
         f"{trace}, {requests:,} requests, {tokens / 1e6:,.1f} M prompt tokens: {'; '.join(settings)}".removesuffix(": ")
         for (trace, requests, tokens), settings in runs.items()
     ]
-    return f"_Seed {document['seed']}, {number(document['seconds'])} s. {'. '.join(texts)}._"
+    return f"_Seed {run['seed']}, {number(document['seconds'])} s. {'. '.join(texts)}.{origin}_"

@@ -12,7 +12,7 @@ from headwater.models.profiles import load_profile
 from headwater.traces.arrivals import Load, Open, Poisson
 from headwater.traces.request import Trace
 from papers.figure import Found, Line, Shape
-from papers.lab import Lab, mean_ttft, roofline
+from papers.lab import InOrder, Lab, mean_ttft, roofline
 
 GIB = 2**30
 POOLS = 43 * GIB  # 20.39 GiB of states and 22.61 GiB of KV, which is what a fraction of 0.77 leaves beside the weights
@@ -70,12 +70,21 @@ RATE = 8.0  # requests a second
 def swebench(lab: Lab, think: float) -> Found:
     """Replay 100 sessions, 10 begun a second, in an open loop; no answer is cached.
 
-    Think times vary as those of Marconi's published generator of traces, after which the article's are named: they
-    are Poisson counts of seconds.
+    The article's own trace is used if it is below the data. In ours think times vary as those of Marconi's published
+    generator of traces, after which the article's are named: they are Poisson counts of seconds.
     """
-    load = Open(RATE, sessions=10.0, think=think, cv=think**-0.5)
-    found = rows(lab, lab.drawn(HISTORIES, sessions=100), load, page_size=1, decode_reuse="none")
+    trace, load = _published(lab, think) or (
+        lab.drawn(HISTORIES, sessions=100),
+        Open(RATE, sessions=10.0, think=think, cv=think**-0.5),
+    )
+    found = rows(lab, trace, load, page_size=1, decode_reuse="none")
     return table(found, PAPER_SWE[think])
+
+
+def _published(lab: Lab, think: float) -> tuple[Trace, Load] | None:
+    """Return the article's own trace, in its order at our rate."""
+    trace = lab.published(f"swebench_sps=10_art={think:g}_nums=100.jsonl")
+    return None if trace is None else (trace, InOrder(RATE))
 
 
 def chat(lab: Lab) -> Found:
@@ -94,11 +103,11 @@ PAPER_MEMORY: dict[float, Paper] = {
 
 
 def memory(lab: Lab) -> Found:
-    trace = lab.trace("mini_swe_agent", sessions=100)
+    trace, load = _published(lab, 5.0) or (lab.trace("mini_swe_agent", sessions=100), Poisson(10.0, 5.0))
     made: list[Line] = []
     saved, rates = [], []
     for fraction, paper in PAPER_MEMORY.items():
-        found = rows(lab, trace, Poisson(10.0, 5.0), fraction)
+        found = rows(lab, trace, load, fraction)
         made += lines(found, paper, f"{fraction:g}, ")
         saved.append(mean_ttft(found["lru"]) - mean_ttft(found["seglen"]))
         rates.append([row.token_hit_rate for row in found.values()])

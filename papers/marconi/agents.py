@@ -96,7 +96,8 @@ ALPHAS = (0.0, 0.02, 0.1, 0.5, 1.0, 2.0)
 
 def fig11(lab: Lab, workload: Workload = AGENTS, alphas: Sequence[float] = ALPHAS) -> Found:
     found = cells(lab, workload, SYSTEMS)
-    statics = best_static(lab, workload.read(lab), workload.memories, alphas, workload.loads[0])
+    trace, load = workload.under(lab, workload.loads[0])
+    statics = best_static(lab, trace, workload.memories, alphas, load)
     wins = [_win(cell, cell.hit_rate("marconi")) for cell in found]
     bests = [_win(cell, statics[cell.memory][0]) for cell in found]
     lines = []
@@ -213,7 +214,8 @@ class ModelRates:
             (name, system): setup_of(system, SHAPE_MEMORY, AGENT.page_size, load_profile(name))
             for name, system in product(models, BASELINES)
         }
-        rows = lab.rows(AGENT.read(lab), setups, Poisson(2.0, 5.0))
+        trace, load = AGENT.under(lab, Poisson(2.0, 5.0))
+        rows = lab.rows(trace, setups, load)
         rates = [[100 * rows[name, system].token_hit_rate for system in BASELINES] for name in models]
         lines = [
             Line(f"{label}: {system}", paper, rate, "%")

@@ -19,7 +19,7 @@ from headwater.layers.mamba import Mamba
 from headwater.models.profiles import Profile, load_profile
 from headwater.traces.arrivals import Load, Poisson, Recorded
 from headwater.traces.request import Trace
-from papers.lab import Lab
+from papers.lab import InOrder, Lab
 
 MODEL = "marconi-7b"
 GB = 10**9
@@ -29,7 +29,10 @@ BASELINES = ("vllm+", "sglang+", "marconi")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A trace under a sweep of loads and memory sizes. `dataset`: its counterpart in the paper."""
+    """A trace under a sweep of loads and memory sizes. `dataset`: its counterpart in the paper.
+
+    published: the name of the artifact's own traces, with sessions a second and think time; used if below the data.
+    """
 
     name: str
     dataset: str
@@ -39,6 +42,7 @@ class Workload:
     sessions: int | None = None
     first: int | None = None
     page_size: int = 1
+    published: str = ""
 
     @property
     def label(self) -> str:
@@ -49,9 +53,18 @@ class Workload:
             return lab.drawn(self.trace, self.sessions)
         return lab.trace(self.trace, self.sessions, self.first)
 
+    def under(self, lab: Lab, load: Load) -> tuple[Trace, Load]:
+        """Return the artifact's trace of this load with its own times if it is there; else the workload's."""
+        if self.published and isinstance(load, Poisson):
+            trace = lab.published(self.published.format(load.rate, load.think))
+            if trace is not None:
+                return trace, InOrder()
+        return self.read(lab), load
 
-AGENT = Workload("agent", "SWE-bench", "mini_swe_agent", (6, 16, 48), sessions=40)
-DIALOGUES = Workload("dialogues", "ShareGPT", "mtbench101", (0.5, 1, 2), sessions=400)
+
+SWE_BENCH, SHARE_GPT = "swebench_sps={0:g}_art={1:g}_nums=100.jsonl", "sharegpt_sps={0:g}_nums=100.jsonl"
+AGENT = Workload("agent", "SWE-bench", "mini_swe_agent", (6, 16, 48), sessions=40, published=SWE_BENCH)
+DIALOGUES = Workload("dialogues", "ShareGPT", "mtbench101", (0.5, 1, 2), sessions=400, published=SHARE_GPT)
 CHAT = Workload(
     "chat", "LMSys", "mooncake/conversation", (30, 100, 300, 1000), (Recorded(),), first=4000, page_size=512
 )
@@ -86,7 +99,8 @@ def cells(lab: Lab, workload: Workload, systems: Sequence[str] = BASELINES) -> l
     pairs = list(product(workload.memories, systems))[::-1]
     for load in workload.loads:
         setups = [setup_of(system, memory, workload.page_size) for memory, system in pairs]
-        results = dict(zip(pairs, lab.run(workload.read(lab), setups, load), strict=True))
+        trace, arrivals = workload.under(lab, load)
+        results = dict(zip(pairs, lab.run(trace, setups, arrivals), strict=True))
         found += [Cell(memory, {system: results[memory, system] for system in systems}) for memory in workload.memories]
     return found
 

@@ -179,7 +179,7 @@ def test_closed_gaps_are_summarised_as_median_mean_and_sum() -> None:
 
 
 def test_the_page_has_a_part_for_each_kind_of_traffic() -> None:
-    run = {"code": "x", "commit": "abc", "seconds": 1234}
+    run = {"code": "x", "commit": "abc", "tree": "clean", "seconds": 1234}
     names = [KNOWN.recorded[0].name, KNOWN.drawn(3).name, KNOWN.drawn(KNOWN.final[0]).name]
     cells = [cell(name, 5000, 0.6, 0.5) for name in names]
     for one in cells:

@@ -56,7 +56,12 @@ def test_the_best_published_policy_is_named_and_never_ours() -> None:
 
 def test_policy_map_page_has_every_row_and_a_figure(tmp_path: Path) -> None:
     scanned = [{**ROW, "seed": 0, "cv": 0.3}, {**ROW, "seed": 0, "cv": 0.9, "rates": {**ROW["rates"], "lru": [25.0]}}]
-    document = {"commit": "abc", "sizes": SIZES, "rows": [ROW, {**ROW, "axis": "another"}], "scan": scanned}
+    document = {
+        "run": {"commit": "abc", "tree": "clean"},
+        "sizes": SIZES,
+        "rows": [ROW, {**ROW, "axis": "another"}],
+        "scan": scanned,
+    }
     lines = list(table(document["rows"], SIZES))
     assert lines[2].startswith("| think times: 0.3 | seglen +10.0, +15.0 | flop_aware +6.0, +0.0 |")
     assert lines[2].endswith("| 33% | > 70% |")
@@ -96,14 +101,8 @@ def test_the_table_of_policies_keeps_the_traces_that_it_has(monkeypatch: pytest.
 
     def measure(name: str, data: Path, seed: int, small: bool) -> dict[str, object]:
         measured.append((name, seed))
-        return {
-            "trace": name,
-            "requests": 1,
-            "notes": [],
-            "commit": "abc",
-            **policies.run_of(seed),
-            "rows": POLICY_ROWS,
-        }
+        about = {"trace": name, "requests": 1, "notes": [], "commit": "abc", "tree": "clean"}
+        return {**about, **policies.run_of(seed), "rows": POLICY_ROWS}
 
     def run(*arguments: str) -> list[tuple[str, int]]:
         measured.clear()
@@ -119,4 +118,4 @@ def test_the_table_of_policies_keeps_the_traces_that_it_has(monkeypatch: pytest.
     assert run("--traces", "mtbench101", "--seed", "1") == [("mtbench101", 1)]
     monkeypatch.setattr(policies, "package_digest", lambda *more: "other code")
     assert run("--traces", "mini_swe_agent") == [("mini_swe_agent", 0)]
-    assert json.loads(policies.OUT.read_text())[0]["code"] == "other code"
+    assert json.loads(policies.OUT.read_text())["traces"][0]["code"] == "other code"

@@ -18,6 +18,7 @@ import pytest
 from benchmarks import measure
 from benchmarks import run as make_bench
 from headwater.models.embedded import embedded
+from papers import results
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("benchmarks", "examples", "stress", "training")
@@ -157,7 +158,8 @@ def test_make_bench_leaves_recorded_traffic_out_if_there_is_none(
 def test_a_smallest_run_replaces_no_results(
     small: bool, folder: str, writes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "origin", lambda: {"commit": "abc", "tree": "clean"})
     out = tmp_path / folder / "figures.json"
     out.parent.mkdir(exist_ok=True)
     given = SimpleNamespace(seed=0, repeats=1, small=small, out=out, begun=measure.cpu_seconds())

@@ -114,7 +114,7 @@ def test_verdicts() -> None:
 
 def test_the_page_marks_the_cells_that_are_missed() -> None:
     cells = [cell("wins", 50, 250), cell("one", 104, 250), cell("both", 104, 1000)]
-    lines = served_cells.page({"run": {"commit": "abc", "seconds": 1234}, "cells": cells})
+    lines = served_cells.page({"run": {"commit": "abc", "tree": "clean", "seconds": 1234}, "cells": cells})
     said = f"3 of {len(KNOWN.recorded)} cells have been run. Commit abc; 1,234 seconds of a processor."
     assert said in "\n".join(lines)
     rows = [line for line in lines if line.startswith(("| wins", "| one", "| both"))]

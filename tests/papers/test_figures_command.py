@@ -19,7 +19,7 @@ def test_a_run_writes_a_file_a_figure_and_the_page_is_made_of_the_files(tmp_path
     assert "17.4" in capsys.readouterr().out
     assert sorted(path.name for path in out.iterdir()) == ["marconi-3b.json", "marconi-table1.json"]
     document = json.loads((out / "marconi-3b.json").read_text())
-    assert (document["figure"], document["seed"], document["runs"]) == ("marconi-3b", 3, [])
+    assert (document["figure"], document["run"]["seed"], document["runs"]) == ("marconi-3b", 3, [])
     document["rows"][0]["ours"] = 12.5
     (out / "marconi-3b.json").write_text(json.dumps(document))
     assert run(["--page", str(page), "--out", str(out)]) == 0

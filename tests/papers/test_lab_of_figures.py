@@ -10,9 +10,10 @@ from headwater.errors import ConfigError, TraceError
 from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
 from headwater.traces.arrivals import Poisson
-from papers import Lab
-from papers.lab import roofline
+from papers import Lab, seglen
+from papers.lab import InOrder, roofline
 from papers.marconi.conditions import CONDITIONS, EVEN, WHOLE, Condition, _compared
+from papers.marconi.setting import AGENT
 
 
 @pytest.fixture
@@ -101,3 +102,44 @@ def test_missing_data_and_results_are_named(data):
         Lab(data).peer("marconi")
     with pytest.raises(ConfigError, match="is not there"):
         Lab(data, peers=data).peer("marconi")
+
+
+def published(folder, name, times):
+    """Write a trace with the field names of Marconi's and SegLen's files."""
+    lines = [
+        {
+            "session_id": number % 2,
+            "turn_id": number // 2,
+            "ts": at,
+            "num_input_tokens": 40,
+            "num_output_tokens": 2,
+            "input_tokens": [number % 2, *range(39 + number // 2)],
+            "output_tokens": [7, 8],
+        }
+        for number, at in enumerate(times)
+    ]
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_published_trace_below_the_data_is_used_for_its_figure(data):
+    published(data / "seglen", "swebench_sps=10_art=5_nums=100.jsonl", (0.5, 1.0, 4.0, 6.0))
+    lab = Lab(data)
+    seglen.swebench(lab, think=5.0)
+    assert [(used.trace, used.requests) for used in lab.used] == [("seglen/swebench_sps=10_art=5_nums=100.jsonl", 4)]
+    assert lab.published("swebench_sps=10_art=10_nums=100.jsonl") is None
+    assert Lab().published("swebench_sps=10_art=5_nums=100.jsonl") is None
+
+
+def test_published_trace_of_a_load_comes_at_its_own_times(data):
+    published(data / "marconi", "swebench_sps=0.5_art=7.5_nums=100.jsonl", (0.5, 1.0, 4.0, 6.0))
+    lab = Lab(data)
+    trace, load = AGENT.under(lab, Poisson(0.5, 7.5))
+    arrivals = load.over(trace)
+    due = []
+    while len(arrivals):
+        due.append(arrivals.due())
+        arrivals.take()
+    assert due == [0.0, 0.5, 3.5, 5.5]
+    assert [request.session for request in trace.requests] == ["0", "1", "0", "1"]
+    assert InOrder(8.0).over(trace).due() > 0

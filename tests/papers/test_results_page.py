@@ -33,7 +33,7 @@ def test_what_a_benchmark_measured_is_not_said_to_be_of_formulas():
     of_formulas = figure()
     measured = replace(of_formulas, run=None)
     document = measure(of_formulas, Lab(seed=7)) | {"seconds": 654.9}
-    assert "_From the model's formulas alone._" in page_of([of_formulas], {"paper-1": document})
+    assert "_Only from the model's formulas._" in page_of([of_formulas], {"paper-1": document})
     page = page_of([measured], {"paper-1": document})
     assert "formulas" not in page
     assert "_Measured by a benchmark. Seed 7, 655 s._" in page

@@ -249,7 +249,7 @@ def test_token_lists_share_a_text_while_a_session_continues(written):
     assert [one.at for one in trace.requests] == [1.0, 1.5, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("line", [[5, 6], {"prompt_token_ids": [5, 6]}, {"prompt": [5, 6]}])
+@pytest.mark.parametrize("line", [[5, 6], {"prompt_token_ids": [5, 6]}, {"prompt": [5, 6]}, {"input_tokens": [5, 6]}])
 def test_a_prompt_of_token_ids_may_have_other_names(written, line):
     assert read_trace(written(line)).requests[0].text == tokens(5, 6)
 

@@ -62,8 +62,8 @@ def calls_of(session: Mapping[str, Any]) -> list[int]:
 
 
 def seconds(record: Mapping[str, Any]) -> float | None:
-    """Return `t` or `time` (seconds) or `timestamp` (milliseconds) in seconds; None if none is recorded."""
-    for name, scale in (("t", 1.0), ("time", 1.0), ("timestamp", 1000.0)):
+    """Return `t`, `ts` or `time` (seconds) or `timestamp` (milliseconds) in seconds; None if none is recorded."""
+    for name, scale in (("t", 1.0), ("ts", 1.0), ("time", 1.0), ("timestamp", 1000.0)):
         value = record.get(name)
         if value is not None:
             return finite(value, name) / scale

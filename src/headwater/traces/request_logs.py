@@ -18,7 +18,8 @@ from headwater.traces.tokens import Remembered, Tokens
 PLACES = ("body", "request")
 ANSWERS = ("response", "completion")
 SESSIONS = ("session", "session_id", "conversation_id")
-INPUTS = ("input", "prompt_token_ids", "prompt")
+INPUTS = ("input", "input_tokens", "prompt_token_ids", "prompt")
+OUTPUTS = ("output", "output_tokens")
 
 
 @dataclass(slots=True)
@@ -60,8 +61,9 @@ class SharedTexts:
 class TokenLists(Reader):
     """Token ids: {"t", "session", "input": [ids], "output": [ids], "segments": [[start, end], ...]}.
 
-    All but the input may be missing; `fidelity` and `exact` are as the server takes them. A line may also be the
-    input's ids alone. `prompt_token_ids` and `prompt` are other names of the input.
+    All but the input may be missing; `fidelity` and `exact` are as the server takes them. A line may also be only the
+    input's ids. Other names: `prompt_token_ids` and `prompt`; and those of Marconi's published traces, which SegLen's
+    have, too: `ts`, `session_id`, `input_tokens`, `output_tokens`.
     """
 
     interleaved = True
@@ -79,8 +81,8 @@ class TokenLists(Reader):
             prompt = array("i", record[next((name for name in INPUTS if name in record), INPUTS[0])])
             if not prompt:
                 raise ValueError("input has 0 tokens, at least 1 is needed")
-            output = array("i", record.get("output") or ())
-            session = str(record.get("session", f"line {number}"))
+            output = array("i", next((record[name] for name in OUTPUTS if record.get(name)), ()))
+            session = next((str(record[name]) for name in SESSIONS if name in record), f"line {number}")
             spans, fidelity = spans_of(record, len(prompt)), fidelity_of(record)
             known = session, prompt.tobytes(), len(prompt), 0, len(prompt), seconds(record)
             texts.add(Request(*known, segments=spans, fidelity=fidelity), output.tobytes())
