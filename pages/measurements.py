@@ -102,7 +102,7 @@ def _share(profile: Profile) -> str:
 def _tiers() -> list[Section]:
     peers = load("tier_peers")
     refusals = [f"- {name}: `{error}`" for name, error in peers["run"].get("refusals", {}).items()]
-    title, text = _rows("tier_peers", "Beside llama.cpp")
+    title, text = _rows("tier_peers", "Compared with llama.cpp")
     return [
         _rows("tiers", "37.9 M parameters in float32"),
         _rows("tiers_half", "0.5 B parameters in bfloat16", "tiers"),
