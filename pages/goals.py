@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from pages.markdown import spread, table
+from pages.markdown import origin, spread, table
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 HEAD = """\
@@ -38,9 +38,7 @@ def page() -> str:
         lines = [
             (row["name"], row["unit"], row["goal"], spread(row["values"]), "yes" if met(row) else "no") for row in rows
         ]
-        run = document["run"]
-        place = f"{run['cpu']}, {run['cores']} cores; commit {run['commit']}, {run['repeats']} repetitions, "
-        place += f"seed {run['seed']}."
+        place = f"{origin(document['run'])}."
         sections.append(f"## {file.stem}\n\n{place}\n\n{table(('figure', 'unit', 'goal', 'measured', 'met'), lines)}\n")
     summary = f"## Goals that were missed\n\n{len(missed)} of {count}:\n\n" + "\n".join(missed) + "\n"
     return "\n".join([HEAD, summary, *sections])

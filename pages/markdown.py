@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> str:
@@ -33,3 +34,17 @@ def spread(values: Sequence[float]) -> str:
     if len(values) == 1 or min(values) == max(values):
         return middle
     return f"{middle} [{figure(min(values))}, {figure(max(values))}]"
+
+
+def origin(run: Mapping[str, Any]) -> str:
+    """Format where the figures of a run are from: machine, repetitions, seed, commit, and a tree that was not clean."""
+    cores = f", {run['cores']} cores" if "cores" in run else ""
+    repeats = f", {run['repeats']} repetitions" if "repeats" in run else ""
+    seed = run.get("seed")
+    if isinstance(seed, list):
+        seeds = f", seeds {seed[0]} to {seed[-1]}"
+    else:
+        seeds = "" if seed is None else f", seed {seed}"
+    tree = "" if run.get("tree", "clean") == "clean" else f" (tree: {run['tree']})"
+    machine = run.get("cpu", "not recorded").replace("not recorded", "machine not recorded")
+    return f"{machine}{cores}{repeats}{seeds}; commit {run['commit']}{tree}"
