@@ -10,6 +10,10 @@ from papers.results import commit_of
 
 HEAD = """# The papers' figures, on our data
 
+`make results` runs all figures and generates this page from [results/](results): numbers and verdicts ("came out")
+are computed from our rows, and only the texts were written by hand. Where the working tree of a run was not
+recorded, the commit is the first one that has these numbers.
+
 The data of two papers is published: SegLen's traces on Hugging Face (`datasets/Isabella5/sglang-seglen-benchmark`),
 Marconi's artifact on Zenodo (record 14970139). Neither was reached from the machines of these runs. So each figure
 ran on recorded traffic that is as similar as possible, which is named below it.
@@ -18,10 +22,6 @@ To run with them, put the files anywhere below a folder, under their own names
 (`swebench_sps=10_art=5_nums=100.jsonl`), and run `python -m papers seglen marconi --data FOLDER`. SegLen's agents
 and Marconi's figures 7 to 13 (SWE-bench and ShareGPT) then use them with their own times, and the page names them.
 The traces of the published simulator are read with `--peers`.
-
-`make results` runs all figures and generates this page from [results/](results): numbers and verdicts ("came out")
-are computed from our rows, and only the texts were written by hand. Where the working tree of a run was not
-recorded, the commit is the first one that has these numbers.
 """
 
 
