@@ -102,7 +102,7 @@ def pages() -> dict[str, str]:
     """Return the pages and decisions that people write, without those that a program generates."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in found}
-    return {path: text for path, text in texts.items() if not GENERATED.search(text[:700])}
+    return {path: text for path, text in texts.items() if not GENERATED.search(text[:1000])}
 
 
 def functions(source: Source) -> Iterator[tuple[str, int, int]]:
