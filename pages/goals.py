@@ -47,7 +47,7 @@ def page() -> str:
 def met(row: dict[str, Any]) -> bool:
     """Return whether the median of a row reaches its goal."""
     relation, bound = row["goal"].split()
-    middle = statistics.median(row["values"])
+    middle: float = statistics.median(row["values"])
     return middle <= float(bound) if relation == "<=" else middle >= float(bound)
 
 

@@ -12,6 +12,7 @@ import statistics
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,4 +66,4 @@ def filled(page: str) -> str:
 def pages() -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield each page that has declared numbers, with the function that returns its text."""
     for page in sorted({number.page for number in declared()}):
-        yield page, lambda page=page: filled(page)
+        yield page, partial(filled, page)
