@@ -141,5 +141,5 @@ def test_invalid_device_file_is_an_error_with_its_reason(tmp_path: Path, text: s
 
 
 def test_an_unknown_device_names_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="'h900' is no file, and no device of h100, h200, a100, h20, l4, cpu"):
+    with pytest.raises(ConfigError, match="'h900' is neither a file nor a device of h100, h200, a100, h20, l4, cpu"):
         load_device("h900")

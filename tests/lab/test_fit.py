@@ -137,7 +137,7 @@ def test_only_isolated_requests_of_a_bench_report_count(tmp_path: Path) -> None:
         ("{}", "neither a list of points nor a report"),
         ("[1]", "point 1 is 1, must be an object"),
         ("[", "points.json: Expecting value"),
-        ('{"phases": [{"rows": [1]}]}', "no report of `headwater bench serve`"),
+        ('{"phases": [{"rows": [1]}]}', "not a report of `headwater bench serve`"),
         ('[{"prompt_tokens": 9, "ttft_ms": "x"}]', "point 1: ttft_ms is 'x', must be a number"),
         ('[{"prompt_tokens": 9, "cached_tokens": 9, "ttft_ms": 1}]', "9 of 9 prompt tokens are cached"),
         ('[{"prompt_tokens": 9, "ttft_ms": 0}]', "came after 0 ms, must be above 0"),

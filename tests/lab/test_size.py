@@ -61,8 +61,8 @@ def test_a_rate_of_1_is_a_full_replay() -> None:
 
 
 def test_wrong_sample_is_replayed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing_module, "TARGET", 1)  # sampled, however short it is
-    monkeypatch.setattr(sizing_module, "GROUPS", 2)
+    monkeypatch.setattr(sizing_module, "TARGET_TOKENS", 1)  # sampled, however short it is
+    monkeypatch.setattr(sizing_module, "MIN_GROUPS", 2)
     estimator = sizing(workload(60, 7), Sampling(samples=2, jobs=1), eviction="seglen")
     memories = [3 * GB, 6 * GB]
     assert all(estimator.parts_for(memory) > 1 for memory in memories)
@@ -75,8 +75,8 @@ def test_wrong_sample_is_replayed_in_full(monkeypatch: pytest.MonkeyPatch) -> No
 def test_short_traces_and_small_sizes_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     short = sizing(workload(60, 7), Sampling())
     assert short.parts_for(1000 * GB) == 1
-    monkeypatch.setattr(sizing_module, "TARGET", 1)
-    monkeypatch.setattr(sizing_module, "GROUPS", 1)
+    monkeypatch.setattr(sizing_module, "TARGET_TOKENS", 1)
+    monkeypatch.setattr(sizing_module, "MIN_GROUPS", 1)
     assert short.parts_for(1000 * GB) == 32  # of 60 groups, a power of two
     assert short.parts_for(GB) == 1  # a sixteenth of it has no room for two requests
 
@@ -205,7 +205,7 @@ def test_an_estimate_by_hand() -> None:
 def test_advice_lists_the_hits_of_each_size() -> None:
     steps = [Step(GB * size, rate) for size, rate in ((10, 0.2), (17.2, 0.41), (33, 0.66), (43, 0.73), (60, 0.776))]
     assert advice(steps, ideal=0.8) == [
-        "18 GB reach 51% of what infinite memory would; 33 GB 82%; 43 GB 91%; 60 GB 97%.",
+        "18 GB reach 51% of infinite memory's hits; 33 GB 82%; 43 GB 91%; 60 GB 97%.",
         "60 GB, the most that was tried, reach 97% of it.",
         "Twice as much as 43 GB would add 4.6 points of hit rate.",
     ]
@@ -250,7 +250,7 @@ def test_the_command_prints_a_table_and_advice_and_writes_both(
     assert [one["memory"] for one in told["sizes"]] == [GB, 2 * GB, 4 * GB]
     assert all(0 <= one["full_hit_rate"] <= told["ideal_hit_rate"] and one["rate"] == 0.25 for one in told["sizes"])
     assert all(line in printed for line in told["advice"])
-    assert "of what infinite memory would" in told["advice"][0]
+    assert "of infinite memory's hits" in told["advice"][0]
     assert "3 of 3 sizes from 4 samples each" in printed
     assert max(map(len, printed.splitlines())) <= 80
 
@@ -275,8 +275,8 @@ def test_impossible_request_is_an_error_of_one_line(
 
 
 def test_a_pilot_decides_which_samples_are_good_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing_module, "TARGET", 1)
-    monkeypatch.setattr(sizing_module, "GROUPS", 1)
+    monkeypatch.setattr(sizing_module, "TARGET_TOKENS", 1)
+    monkeypatch.setattr(sizing_module, "MIN_GROUPS", 1)
     estimator = sizing(workload(60, 7), Sampling(samples=2, jobs=1))
     memories = [20 * GB, 40 * GB, 80 * GB]
     tried = []

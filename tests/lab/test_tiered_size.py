@@ -58,14 +58,12 @@ def test_advice_by_hand() -> None:
         size(1, "9GB@1GB/s", 0.42, 9), size(2, "9GB@1GB/s", 0.5, 9), size(4, "9GB@1GB/s", 0.8, 9),
     ]  # fmt: skip
     assert tiered_advice(sizes, 0.8) == [
-        "50% of what infinite memory would hit: 1 GB and 9 GB in a tier of 9GB@1GB/s, or 2 GB of memory alone.",
-        "99% of what infinite memory would hit: 4 GB of memory alone.",
+        "50% of infinite memory's hits: 1 GB and 9 GB in a tier of 9GB@1GB/s, or 2 GB of memory.",
+        "99% of infinite memory's hits: 4 GB of memory.",
     ]
-    assert tiered_advice([size(1, "off", 0.1)], 0.8) == [
-        "No size that was tried reaches half of what infinite memory would."
-    ]
+    assert tiered_advice([size(1, "off", 0.1)], 0.8) == ["No tried size reaches half of infinite memory's hits."]
     assert tiered_advice([size(1, "9GB@1GB/s", 0.8, 7)], 0.8) == [
-        "99% of what infinite memory would hit: 1 GB and 7 GB in a tier of 9GB@1GB/s."
+        "99% of infinite memory's hits: 1 GB and 7 GB in a tier of 9GB@1GB/s."
     ]
 
 

@@ -1,9 +1,9 @@
-"""Time of a step on a device, by a roofline: its FLOPs or its bytes, whichever take longer, and an overhead.
+"""Time of a step on a device, by a roofline: the larger of the times of its FLOPs and its bytes, and an overhead.
 
 Peaks of devices are dense ones, without sparsity, from the makers' data sheets: NVIDIA H100 (SXM5), H200 (SXM), A100
 (80 GB, SXM4) and L4; H20's are given by its resellers, as NVIDIA has published none. `cpu` is an AMD EPYC 9654:
 96 cores at 2.4 GHz with 32 (float32) or 64 (bfloat16) FLOPs a cycle, and twelve channels of DDR5-4800.
-Efficiencies and overhead are guesses until `headwater fit` has replaced them.
+Efficiencies and overhead are guesses until `headwater fit` replaces them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def load_device(name: str) -> Device:
         return DEVICES[name]
     path = Path(name)
     if not path.is_file():
-        raise ConfigError(f"{name!r} is no file, and no device of {', '.join(DEVICES)}")
+        raise ConfigError(f"{name!r} is neither a file nor a device of {', '.join(DEVICES)}")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -146,7 +146,7 @@ class StepCost:
 
     FLOPs are the profile's (attention's pairs at 16 bits, also where weights have 8). Bytes are the weights once, as
     they are held (of experts those that the step's tokens are expected to choose), KV read and written, states, and the
-    head where there are logits; activations are left out, and so are the FLOPs of transitions and of composing.
+    head where there are logits; activations are ignored, as are the FLOPs of transitions and of composing.
     `profile.tensor_parallel` devices share both evenly. They add up every layer's output in a ring, which moves
     2(n - 1)/n of it over each link; nothing overlaps with that.
     """
@@ -180,7 +180,7 @@ class StepCost:
         self._overhead = device.overhead
 
     def seconds(self, load: Load, steps: int = 1) -> float:
-        """Return the seconds of `steps` such steps; after each, every decode row has one more token to read."""
+        """Return the seconds of `steps` equal steps; after each, every decode row has one more token to read."""
         compute, memory = self.sides(load)
         fixed = steps * (self._overhead + self._reduce * (load.prefill_tokens + load.rows))
         if steps == 1:

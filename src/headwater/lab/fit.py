@@ -18,7 +18,7 @@ from headwater.models.profiles.profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A measured request that was alone on the engine."""
+    """Measured request on an otherwise idle engine."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -28,10 +28,10 @@ class Point:
 
 
 def read_points(path: Path) -> tuple[list[Point], int]:
-    """Read the points of a file; return them and the number of requests left out: failed ones, or not alone.
+    """Read the points of a file; return them and the number of requests left out: failed or overlapping ones.
 
-    A file is JSON: a list of {"prompt_tokens", "cached_tokens", "ttft_ms"} with "output_tokens" and "itl_ms" beside
-    them if they are known, or the report of `headwater bench serve --json`. Raises ConfigError for anything else.
+    A file is JSON: a list of {"prompt_tokens", "cached_tokens", "ttft_ms"}, also "output_tokens" and "itl_ms" if they
+    are known, or the report of `headwater bench serve --json`. Raises ConfigError for anything else.
     """
     try:
         found = json.loads(path.read_text())
@@ -41,7 +41,7 @@ def read_points(path: Path) -> tuple[list[Point], int]:
         try:
             return _of_bench(path, found["phases"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}: no report of `headwater bench serve`: {error!r}") from error
+            raise ConfigError(f"{path}: not a report of `headwater bench serve`: {error!r}") from error
     if not isinstance(found, list):
         raise ConfigError(f"{path}: neither a list of points nor a report of `headwater bench serve`")
     return [_listed(f"{path}: point {number}", one) for number, one in enumerate(found, 1)], 0
@@ -61,7 +61,7 @@ def _of_bench(path: Path, phases: Sequence[Any]) -> tuple[list[Point], int]:
     for phase in phases:
         rows = phase.get("rows", [])
         for number, row in enumerate(rows):
-            if row.get("outcome") == "ok" and row.get("ttft") is not None and _alone(row, rows):
+            if row.get("outcome") == "ok" and row.get("ttft") is not None and _is_isolated(row, rows):
                 points.append(_of_row(f"{path}: request {number}", row))
             else:
                 left_out += 1
@@ -74,7 +74,7 @@ def _of_row(where: str, row: Mapping[str, Any]) -> Point:
     return _point(where, row, _number(where, row, "ttft"), token_time)
 
 
-def _alone(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
+def _is_isolated(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
     return not any(
         other is not row and other["sent"] < row["ended"] and row["sent"] < other["ended"]
         for other in rows
@@ -102,10 +102,10 @@ def _number(where: str, values: Mapping[str, Any], name: str, default: float | N
 
 Array = NDArray[np.float64]
 NAMES = ("compute_efficiency", "memory_efficiency", "overhead")
-MAX_RATIOS = 64  # ratios that are tried
+MAX_RATIOS = 64
 ROUNDS = 8
 HUBER_LIMIT = 1.345 * 1.4826  # median errors from which on a point weighs less (Huber's constant for normal errors)
-SAME = 1e-3  # columns with a smaller normalised singular value cannot be distinguished
+MIN_SINGULAR_VALUE = 1e-3  # normalised; columns with a smaller one cannot be distinguished
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Fitted:
 
     device: Device
     deviations: tuple[float, float, float]  # standard errors of the two efficiencies and the overhead
-    kept: tuple[str, ...]  # parameters that the points do not determine: unchanged, or an overhead of 0
+    kept: tuple[str, ...]  # undetermined parameters: unchanged, or an overhead of 0
     r2: float  # of seconds
     observations: tuple[Observation, ...]
     predicted: tuple[float, ...]  # seconds, of each
@@ -190,7 +190,7 @@ def fit(profile: Profile, device: Device, observations: Sequence[Observation]) -
 
 @dataclass(frozen=True, slots=True)
 class _Solution:
-    """Parameters at one ratio, and which of them the observations determine."""
+    """Parameters at one ratio, and whether the observations determine each."""
 
     values: Array  # x, z, overhead
     told: list[bool]  # whether the observations determine the value; otherwise it is unchanged
@@ -200,7 +200,7 @@ class _Solution:
     def deviations(self) -> Array:
         """Standard errors of the values, 0 for those that were kept (Huber 1981, section 7.6).
 
-        They leave out that the sides on which the steps are were chosen by the same observations.
+        They ignore that the sides of the steps were chosen by the same observations.
         """
         columns = self.columns_N3[:, self.told]
         far = HUBER_LIMIT * float(np.median(np.abs(self.error_N)))
@@ -287,4 +287,4 @@ def _positive(columns: Array, target: Array, start: Array, told: list[bool]) -> 
 def _distinct(columns: Array) -> bool:
     """Return whether the columns are linearly independent."""
     scaled = columns / np.linalg.norm(columns, axis=0)
-    return bool(np.linalg.svd(scaled, compute_uv=False)[-1] > SAME)
+    return bool(np.linalg.svd(scaled, compute_uv=False)[-1] > MIN_SINGULAR_VALUE)

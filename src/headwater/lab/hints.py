@@ -1,4 +1,4 @@
-"""Hints that the requests of a replayed trace carry: ends, known in hindsight, times to live and priorities."""
+"""Hints in the requests of a replayed trace: ends, known in hindsight, times to live and priorities."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from headwater.traces.request import Request, Trace
 
 ENDED, HIGH = "ended", "high"
 SPELLING = "ended, high, 5m, 1h, or several kinds as ended+5m"
-PREFERRED = 4  # of so many sessions the first one has high priority
+SESSIONS_PER_HIGH_PRIORITY = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
     """Hints of all requests."""
 
-    ended: bool = False  # the last request of each session says so
+    ended: bool = False  # the last request of each session ends it
     ttl: str | None = None  # time to live of the checkpoint after system prompt and tools
     high: bool = False  # requests of every fourth session have high priority
 
@@ -39,7 +39,7 @@ class Hints:
         return "+".join(name for name, given in kinds.items() if name and given)
 
     def given(self, trace: Trace) -> Trace:
-        """Return the trace whose requests carry the hints. Retries end no conversation."""
+        """Return the trace with the hints in its requests. Retries end no conversation."""
         last = {request.session: number for number, request in enumerate(trace.requests)}
         order = {session: number for number, session in enumerate(last)}
         requests = (
@@ -52,5 +52,5 @@ class Hints:
         parts = request.boundaries
         if self.ttl is not None and parts.system_end:
             parts = replace(parts, retained=(Retention(parts.system_end, TIMES_TO_LIVE[self.ttl]),))
-        priority = PRIORITIES["high"] if self.high and session % PREFERRED == 0 else request.priority
+        priority = PRIORITIES["high"] if self.high and session % SESSIONS_PER_HIGH_PRIORITY == 0 else request.priority
         return replace(request, boundaries=parts, ended=self.ended and is_last, priority=priority)

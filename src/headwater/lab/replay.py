@@ -35,7 +35,7 @@ def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None
     """Replay `trace` as it arrives: under a virtual clock with an engine, one request at a time without.
 
     `workers` are processes that Marconi's tuner may use; 0: none.
-    Raises ConfigError if memory and model do not go together.
+    Raises ConfigError if memory and model do not fit.
     """
     begin = time.process_time()
     if engine is None:
@@ -67,7 +67,7 @@ def result_of(trace: Trace, setup: Setup, tally: Tally, caches: Sequence[PrefixC
 
 
 def timed(result: Result, servings: Sequence[Serving]) -> Result:
-    """Return the result with the figures that servers have under a clock: sums over all of them."""
+    """Return the result with the sums of all servers' figures under a clock."""
     schedulers = [serving.scheduler for serving in servings]
     last = max(serving.now for serving in servings)
     stores = [one.tiers.store for one in servings if one.tiers is not None and one.tiers.store is not None]
@@ -187,7 +187,7 @@ class Scheduled:
 def _one_by_one(trace: Trace, setup: Setup, arrivals: Arrivals, workers: int = 0) -> tuple[Tally, PrefixCache]:
     """Replay all requests of `arrivals`, whose answers take no time. workers: processes of Marconi's tuner.
 
-    The planner alone gives the scheduler's results in less time, but prompts made of segments need the scheduler.
+    Without segments the planner gives the scheduler's results in less time.
     """
     layout = setup.layout(trace)
     now = 0.0

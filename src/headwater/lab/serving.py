@@ -23,7 +23,7 @@ from headwater.schedule.tuner import Tuner
 from headwater.traces.arrivals import Arrivals
 from headwater.traces.request import Request, Trace
 
-SAVES = 1 << 20  # checkpoints that a step may take: as many as are placed
+MAX_SAVES_PER_STEP = 1 << 20  # all that are placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Part of a request that a worker had computed when it failed."""
+    """Part of a request that a worker had computed before it failed."""
 
     request: Request
     ideal: int
@@ -99,7 +99,7 @@ class DecodeSteps:
 class Serving:
     """One run under the virtual clock; `run` returns when the last request is answered.
 
-    `begin` starts work at `now`, and `end` completes it at `ends`: meanwhile the state is that of work in progress.
+    `begin` starts work at `now`, and `end` completes it at `ends`.
     """
 
     trace: Trace
@@ -123,7 +123,7 @@ class Serving:
         limits = Limits(
             max_running=self.engine.max_running,
             tokens_per_step=self.engine.tokens_per_step,
-            saves_per_step=SAVES,
+            saves_per_step=MAX_SAVES_PER_STEP,
             max_model_len=1 << 60,
             max_waiting=1 << 60,
             shared_step=self.engine.tokens_per_step,
@@ -167,7 +167,7 @@ class Serving:
                 return tally
 
     def begin(self, arrivals: Arrivals, tally: Tally) -> bool:
-        """Take what has arrived by now, and begin the next work. False: there is none."""
+        """Queue arrived requests, and begin the next work. False if there is none."""
         self._take_arrivals(arrivals, tally)
         if self.tiers is not None:
             self.tiers.take_read()
@@ -201,16 +201,16 @@ class Serving:
         return [Lost(visit.request, visit.ideal, output[id]) for id, visit in self._visits.items()]
 
     def resume(self, request: Request, lost: Lost) -> None:
-        """Let a request that is to arrive go on after what another worker had sent of its answer."""
+        """Let a request that will arrive continue after the tokens that another worker has sent."""
         self._resumed[id(request)] = lost
 
     def shorten(self, due: float) -> None:
-        """Let steps in progress that only decode end with the one in which a request arrives, at `due`."""
+        """End decode steps in progress with the one in which a request arrives, at `due`."""
         if isinstance(self.work, DecodeSteps):
             self.work = self._until(due, self.work.rows, self.work.load, self.work.steps)
 
     def _next_event(self, arrivals: Arrivals) -> float | None:
-        """Return when the next request comes, or the next load is read."""
+        """Return the time of the next request or the end of the next load."""
         dues = (arrivals.due(), None if self.tiers is None else self.tiers.due())
         return min((due for due in dues if due is not None), default=None)
 
@@ -253,7 +253,7 @@ class Serving:
         self.steps += 1
 
     def _tokens(self, seq: Answered, drafted: int, arrivals: Arrivals, tally: Tally) -> None:
-        """Count the tokens that a step gives an answer: one, and right drafts; the last one ends the request."""
+        """Count the tokens of an answer in a step: one, and right drafts; the last one ends the request."""
         visit = self._visits[seq.id]
         if visit.first_token is None:
             visit.first_token = self.now
@@ -274,12 +274,12 @@ class Serving:
             arrivals.answered(visit.request, self.now)
 
     def _count_failures(self, arrivals: Arrivals, tally: Tally) -> None:
-        """Count requests that failed: too large for the whole memory."""
+        """Count requests that failed because they are larger than the whole memory."""
         for seq, error in self.scheduler.failures:
             if not isinstance(error, OutOfPages):
                 raise error
             visit = self._visits.pop(seq.id, None)
-            if visit is None:  # the prefill of an answer, which is no request
+            if visit is None:  # the prefill of an answer and not a request
                 continue
             if visit.first_token is None:
                 tally.add(visit.request, None, visit.ideal, visit.came)
@@ -323,8 +323,8 @@ class Serving:
 
 
 def check_clock(setup: Setup, policy: Eviction) -> None:
-    """Raise ConfigError for policies that run with requests one by one only."""
+    """Raise ConfigError for policies that need requests one by one."""
     if isinstance(policy, Clairvoyant):
-        raise ConfigError("eviction 'clairvoyant' knows the order of requests one by one only, not under a clock")
+        raise ConfigError("eviction 'clairvoyant' knows the order of requests only one by one, not under a clock")
     if setup.decode_reuse == "raw" and setup.page_size == 1:
         raise ConfigError("decode-reuse raw publishes pages as they fill up: a page has 1 token, must have at least 2")

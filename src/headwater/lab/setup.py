@@ -13,7 +13,7 @@ from headwater.cache.placement import make_placement
 from headwater.errors import ConfigError
 from headwater.lab.hints import Hints
 from headwater.lab.speculation import Law
-from headwater.lab.tiers import LATENCY, TierLaw
+from headwater.lab.tiers import LATENCY_SECONDS, TierLaw
 from headwater.models.profiles import Profile
 from headwater.plan import CacheLayout, Draft, Match, Plan
 from headwater.request import SegmentEviction
@@ -64,7 +64,7 @@ SYSTEMS = {
     "seglen": System("branch", "seglen"),
     "headwater": System("headwater", "headwater"),
 }
-NO_CACHE = "none"  # in the place of an eviction policy: no cache at all
+NO_CACHE = "none"  # instead of an eviction policy: no cache
 
 
 NETWORK = re.compile(r"([\d.]+\w+)/s(?:@([\d.]+)ms)?")
@@ -72,15 +72,15 @@ NETWORK_SPELLING = "BANDWIDTH/s, or BANDWIDTH/s@LATENCY, like 12.5GB/s@1ms"
 
 FAILURES = re.compile(r"(\d+(?:\.\d+)?)s(?:/(\d+(?:\.\d+)?)s)?")
 FAILURES_SPELLING = "EVERY, or EVERY/ABSENT, like 600s/30s"
-ABSENT = 17.0  # seconds from a worker's end until another one serves: 16 to 17 were measured with Ray (docs/cluster.md)
+ABSENT_SECONDS = 17.0  # until another worker serves after a failure: 16 to 17 with Ray (docs/cluster.md)
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Links of workers, each of which receives one prefix after the other, and sends likewise."""
+    """Links of workers, each of which receives one prefix at a time, and sends one at a time."""
 
     bandwidth: int  # bytes a second
-    latency: float = LATENCY  # seconds of a pull beside its bytes
+    latency: float = LATENCY_SECONDS  # of a pull, in addition to its bytes
 
     @classmethod
     def read(cls, text: str) -> Network | None:
@@ -90,19 +90,19 @@ class Network:
         found = NETWORK.fullmatch(text)
         if found is None or not parse_bytes(found[1]):
             raise ConfigError(f"pulls are {text!r}, must be off or {NETWORK_SPELLING}, and more than 0")
-        return cls(parse_bytes(found[1]), LATENCY if found[2] is None else float(found[2]) / 1e3)
+        return cls(parse_bytes(found[1]), LATENCY_SECONDS if found[2] is None else float(found[2]) / 1e3)
 
     def __str__(self) -> str:
-        latency = "" if self.latency == LATENCY else f"@{1e3 * self.latency:g}ms"
+        latency = "" if self.latency == LATENCY_SECONDS else f"@{1e3 * self.latency:g}ms"
         return f"{show_bytes(self.bandwidth)}/s{latency}"
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Times at which workers fail: each after an exponentially distributed time, and another one takes its place."""
+    """Failures of workers, each after an exponentially distributed time, and their replacement."""
 
     every: float  # seconds on average until a worker fails
-    absent: float = ABSENT  # seconds until another one serves
+    absent: float = ABSENT_SECONDS  # seconds until another one serves
 
     @classmethod
     def read(cls, text: str) -> Failures | None:
@@ -112,10 +112,10 @@ class Failures:
         found = FAILURES.fullmatch(text)
         if found is None or not float(found[1]):
             raise ConfigError(f"failures are {text!r}, must be off or {FAILURES_SPELLING}, EVERY more than 0")
-        return cls(float(found[1]), ABSENT if found[2] is None else float(found[2]))
+        return cls(float(found[1]), ABSENT_SECONDS if found[2] is None else float(found[2]))
 
     def __str__(self) -> str:
-        return f"{self.every:g}s" + ("" if self.absent == ABSENT else f"/{self.absent:g}s")
+        return f"{self.every:g}s" + ("" if self.absent == ABSENT_SECONDS else f"/{self.absent:g}s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ class Cluster:
     workers: int
     router: str  # rule, as it is spelled on the command line
     event_delay: float = 0.0  # seconds until the router knows of a change of a cache
-    network: Network | None = None  # by which workers pull prefixes; None: they do not
-    prefill: int = 0  # of the workers, those that only prefill
+    network: Network | None = None  # over which workers pull prefixes; None: they do not
+    prefill: int = 0  # number of workers that only prefill
     failures: Failures | None = None  # None: no worker fails
 
 
@@ -148,21 +148,21 @@ class Setup:
     segment_eviction: SegmentEviction = SegmentEviction.COST
     speculation: Law | None = None
     tier: TierLaw | None = None
-    hints: Hints | None = None  # that requests carry
-    running: int = 1  # requests at once, whose drafts take memory
+    hints: Hints | None = None  # of requests
+    running: int = 1  # concurrent requests, whose drafts take memory
     cluster: Cluster | None = None  # its workers have `memory` each
 
     def layout(self, trace: Trace) -> CacheLayout:
-        """Return the memory's layout. Raises ConfigError if it is too small, or page and block do not go together."""
+        """Return the memory's layout. Raises ConfigError if it is too small, or page and block do not fit."""
         of_drafts = 0 if self.speculation is None else self.speculation.bytes(self.profile, self.running)
         if of_drafts >= self.memory:
             raise ConfigError(
                 f"memory is {self.memory:,} bytes, drafts of {self.running:,} requests take {of_drafts:,}"
             )
         page = self.profile.bytes_of_page(self.page_size)
-        beside = 0 if self.speculation is None else self.speculation.bytes_beside(self.profile, self.page_size)
+        per_page = 0 if self.speculation is None else self.speculation.bytes_per_page(self.profile, self.page_size)
         return self.profile.layout(
-            (self.memory - of_drafts) * page // (page + beside),
+            (self.memory - of_drafts) * page // (page + per_page),
             self.page_size,
             block_tokens=trace.block_tokens,
             state_fraction=None if self.pool == "unified" else self.state_fraction,
@@ -173,7 +173,7 @@ class Setup:
     def cache(
         self, layout: CacheLayout, changes: Changes = IGNORED, clock: Callable[[], float] | None = None
     ) -> PrefixCache:
-        """Return an empty cache, whose content is reported to `changes` and whose retentions lapse by `clock`."""
+        """Return an empty cache, whose changes are reported to `changes` and whose retentions end by `clock`."""
         if self.eviction == NO_CACHE:
             return NoCache(layout)
         kind = LeadingParts if self.reuse == "segments" else PrefixCache
@@ -216,7 +216,7 @@ def as_reused(request: Request, reuse: Reuse) -> Request:
 
 
 def system(name: str) -> System:
-    """Return the system of that name. Raises ConfigError if there is none."""
+    """Return the system with this name. Raises ConfigError if it is unknown."""
     if name not in SYSTEMS:
-        raise ConfigError(f"system {name!r} is unknown; there are {', '.join(SYSTEMS)}")
+        raise ConfigError(f"system {name!r} is unknown, must be one of {', '.join(SYSTEMS)}")
     return SYSTEMS[name]

@@ -21,13 +21,13 @@ from headwater.schedule.replayed import OneByOne
 from headwater.traces.arrivals import Arrivals, TimedArrivals, in_order
 from headwater.traces.request import Request, Trace
 
-BOUND = 0.01  # of the hit rate: how far off an estimate may be
-TARGET = 32_000_000  # prompt tokens in all samples of a size together
-GROUPS = 12  # in a sample, at least
-SESSIONS_OF_GROUP = 8, 4, 2, 1  # sessions of each sample with a prefix that makes no group
-MEMORY_FACTOR = 1.5  # times what a request takes, of which a sample's memory must have room
-CHECKED = 2  # full replays at once that check estimates
-PROBED = 2_000  # requests from which the checkpoints that one takes are counted
+MAX_ERROR = 0.01  # of an estimated hit rate
+TARGET_TOKENS = 32_000_000  # of prompts in all samples of a size
+MIN_GROUPS = 12  # in a sample
+SESSIONS_OF_GROUP = 8, 4, 2, 1  # of each sample; a prefix of more sessions makes no group
+MEMORY_FACTOR = 1.5  # a sample's memory has at least that many times a request's pages
+CHECKED = 2  # concurrent full replays that check estimates
+PROBED_REQUESTS = 2_000  # to count a request's checkpoints
 
 Order = Sequence[tuple[float, Request]]
 
@@ -37,7 +37,7 @@ class Sampling:
     """Number and size of the samples that are replayed."""
 
     samples: int = 4
-    rate: float | None = None  # of the trace, a sample; None: by size, and with full replays where that is not enough
+    rate: float | None = None  # share of the trace in a sample; None: chosen by size; full replays if needed
     seed: int = 0
     jobs: int = 0
 
@@ -58,16 +58,16 @@ class Size:
     hit_rate: float
     error: float  # half the 95% interval; 0: replayed in full
     rate: float  # share of the trace in each sample; 1: replayed in full
-    modelled: float  # by the model alone
+    modelled: float  # by the model, without corrections
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Replays that the pilot found to be needed, and their time by the clock."""
+    """Needed replays by the pilot, and their seconds by the clock."""
 
     counts: dict[int, int]  # parts of the trace for each size; 1: it is replayed in full
-    seconds: float  # if the samples hold what the pilot promises
-    most: float  # if none of them does
+    seconds: float  # if the samples are as good as the pilot's
+    most: float  # if none of them is
 
     @property
     def sampled(self) -> int:
@@ -86,7 +86,7 @@ class Sizing:
         sampling: Sampling | None = None,
         journal: Journal | None = None,
     ) -> None:
-        """Raise ConfigError if model and trace do not go together."""
+        """Raise ConfigError if model and trace do not fit."""
         self.trace, self.setup = trace, setup
         self.sampling = sampling or Sampling()
         self.order = list(in_order(arrivals))
@@ -107,7 +107,7 @@ class Sizing:
         return self._model(self.order)
 
     def range(self) -> tuple[int, int]:
-        """Return the useful sizes in bytes: from twice the longest request to the least that nearly hits the ideal."""
+        """Return the useful sizes in bytes: from twice the longest request to the least with nearly ideal hits."""
         longest = max(request.known_tokens for _, request in self.order)
         least = 2 * (longest // self.layout.page_size + self._beside) * self.page_bytes
         return least, max(2 * least, math.ceil(self.model.pages_for(0.999 * self.model.ideal)) * self.page_bytes)
@@ -133,7 +133,7 @@ class Sizing:
         pilot = candidates[len(candidates) // 2]
         begin = time.perf_counter()
         hit_rate = self.replayed([pilot])[pilot]
-        alone = time.perf_counter() - begin
+        one_replay = time.perf_counter() - begin
         enough = self._good_enough(pilot, counts[pilot], hit_rate)
         counts = {memory: min(count, enough) for memory, count in counts.items()}
         processes = min(len(counts), self.sampling.jobs or os.cpu_count() or 1)
@@ -141,7 +141,7 @@ class Sizing:
         part = sum(self.sampling.samples / count for count in sampled)
         whole = len(counts) - len(sampled) + min(CHECKED, len(sampled)) - (counts[pilot] == 1)
         most = len(counts) - 1 + part
-        return Forecast(counts, alone * (whole + part) / processes, alone * most / processes)
+        return Forecast(counts, one_replay * (whole + part) / processes, one_replay * most / processes)
 
     def sizes(self, memories: Sequence[int], forecast: Forecast | None = None) -> list[Size]:
         """Return the hit rate at each of these sizes in bytes."""
@@ -149,7 +149,7 @@ class Sizing:
         found = dict(self._sampled(counts))
         full = self.replayed([memory for memory in memories if memory not in found])
         if self.sampling.rate is None:
-            full |= self.replayed([memory for memory in found if found[memory].error > BOUND])
+            full |= self.replayed([memory for memory in found if found[memory].error > MAX_ERROR])
             full |= self._checked({memory: found[memory] for memory in found if memory not in full})
         return [
             Size(memory, full[memory], 0.0, 1.0, self.modelled(memory))
@@ -162,27 +162,27 @@ class Sizing:
         """Return the number of parts of the trace at that size: a power of two; 1 if samples do not pay off."""
         if self.sampling.rate is not None:
             return 1 if self.sampling.rate == 1 else max(self.sampling.samples, round(1 / self.sampling.rate))
-        wanted = self.prompt_tokens * self.sampling.samples / TARGET
+        wanted = self.prompt_tokens * self.sampling.samples / TARGET_TOKENS
         room = memory / self.page_bytes / (MEMORY_FACTOR * self._typical)
         count = 1 << max(0, int(min(wanted, room, len(self.order))).bit_length() - 1)
         while count >= 2 * self.sampling.samples:
-            if len(set(self._groups(count))) >= GROUPS * count:
+            if len(set(self._groups(count))) >= MIN_GROUPS * count:
                 return count
             count //= 2
         return 1
 
     def replayed(self, memories: Sequence[int]) -> dict[int, float]:
-        """Return hit rates of full replays by size."""
+        """Return the hit rates of full replays, by size."""
         hits = self._hits("all", self.order, memories)
         return {memory: hit / self.prompt_tokens for memory, hit in zip(memories, hits, strict=True)}
 
     # ---- samples
 
     def _good_enough(self, memory: int, count: int, hit_rate: float) -> int:
-        """Return the largest number of parts whose samples estimate the hit rate within BOUND; 1 if none does."""
+        """Return the largest number of parts whose samples estimate the hit rate within MAX_ERROR; 1 if none does."""
         while count >= 2 * self.sampling.samples:
             one = dict(self._sampled({memory: count}))[memory]
-            if max(one.error, abs(one.hit_rate - hit_rate)) <= BOUND:
+            if max(one.error, abs(one.hit_rate - hit_rate)) <= MAX_ERROR:
                 return count
             count //= 2
         return 1
@@ -214,13 +214,13 @@ class Sizing:
         return max(1, min(pages, math.ceil(model.pages_for(hits * share))))
 
     def _checked(self, estimates: dict[int, Estimate]) -> dict[int, float]:
-        """Replay in full where the model was corrected most, until the replays confirm the estimates."""
+        """Replay in full the sizes with the largest corrections, until the replays confirm the estimates."""
         full: dict[int, float] = {}
         doubted = sorted(estimates, key=lambda memory: -abs(estimates[memory].correction))
         for at in range(0, len(doubted), CHECKED):
             now = self.replayed(doubted[at : at + CHECKED])
             full |= now
-            if all(abs(now[memory] - estimates[memory].hit_rate) <= BOUND for memory in now):
+            if all(abs(now[memory] - estimates[memory].hit_rate) <= MAX_ERROR for memory in now):
                 break
         return full
 
@@ -232,7 +232,7 @@ class Sizing:
             requests = [request for _, request in self.order]
             for each in SESSIONS_OF_GROUP:
                 found = self._groups_for[count] = groups(requests, self.layout, each * count)
-                if len(set(found)) >= GROUPS * count:
+                if len(set(found)) >= MIN_GROUPS * count:
                     break
         return self._groups_for[count]
 
@@ -250,14 +250,14 @@ class Sizing:
     @cached_property
     def _checkpoints(self) -> float:
         """Checkpoints of a request on average with ample memory, speculative ones apart."""
-        probed = self.order[:PROBED]
+        probed = self.order[:PROBED_REQUESTS]
         tokens = sum(request.known_tokens for _, request in probed)
         pages = tokens // self.layout.page_size + (8 * len(probed) + 8) * self.layout.checkpoint_pages
         ample = replace(self.setup, memory=(pages + self._beside) * self.page_bytes, eviction="lru", pool="unified")
         cache = ample.cache(ample.layout(self.trace))
-        alone = OneByOne(self.trace, cache, ample.planner(cache))
+        sequential = OneByOne(self.trace, cache, ample.planner(cache))
         for _, request in probed:
-            alone.serve(request)
+            sequential.serve(request)
         stats = cache.stats()
         return (stats.saved_checkpoints - stats.saved_speculative) / max(1, len(probed))
 
@@ -317,7 +317,7 @@ def advice(steps: Sequence[Step], ideal: float) -> list[str]:
     lines = []
     if reached:
         first, *rest = reached
-        line = f"{spelled(first)} reach {_share(steps, first, ideal)} of what infinite memory would"
+        line = f"{spelled(first)} reach {_share(steps, first, ideal)} of infinite memory's hits"
         lines.append("; ".join([line, *(f"{spelled(size)} {_share(steps, size, ideal)}" for size in rest)]) + ".")
     if not reached or max(reached.values()) < LEVELS[-1]:
         largest = steps[-1].memory

@@ -1,7 +1,7 @@
-"""Speculation under a virtual clock: how many drafts a step verifies is the server's choice, which are right a law's.
+"""Speculation under a virtual clock: the server chooses the number of drafts, and a law decides which are right.
 
-A draft is right with a fixed chance if those before it are. Whether the one at a position of an answer would be right
-is drawn for the position, not for the step: so a run's answers do not depend on how steps fall.
+A draft is right with a fixed chance if those before it are. The draw belongs to the position in an answer and not to
+the step, so that a run's answers do not depend on the division into steps.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _BITS = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """Drafts of a step, at most, and the chance that one is right if those before it are.
+    """Most drafts of a step, and the chance that one is right if those before it are.
 
-    `kept`: what takes memory. Replay keeps of a draft what updates the states, slots keep the states themselves; mtp is
-    replay, and beside each page the entries of an MTP head of one attention layer.
+    `kept`: the use of memory. `replay` keeps the inputs of each draft's state updates, `slots` keep the states
+    themselves; `mtp` is replay, and with each page the entries of an MTP head of one attention layer.
     """
 
     drafts: int
@@ -54,15 +54,15 @@ class Law:
         return f"{self.drafts}@{self.chance:g}" + ("" if self.kept == "replay" else f"/{self.kept}")
 
     def bytes(self, profile: Profile, running: int) -> int:
-        """Return the bytes that drafts of so many requests take beside states: none with slots, which are states."""
+        """Return the bytes of drafts of `running` requests in addition to states: none with slots, which are states."""
         return 0 if self.kept == "slots" else running * self.drafts * profile.draft_bytes
 
-    def bytes_beside(self, profile: Profile, page_size: int) -> int:
-        """Return the bytes beside each page: a head's. Raises ConfigError if the model has no attention to have one."""
+    def bytes_per_page(self, profile: Profile, page_size: int) -> int:
+        """Return the bytes of a head's entries with each page. Raises ConfigError for a model without attention."""
         if self.kept != "mtp":
             return 0
         if not profile.kv_bytes_per_token:
-            raise ConfigError(f"speculation is {self}: {profile.name} has no attention, and so no such head")
+            raise ConfigError(f"speculation is {self}: {profile.name} has no attention, and no MTP head")
         return profile.mtp_bytes_of_page(page_size)
 
     @property
@@ -71,7 +71,7 @@ class Law:
         return 1 + (self.drafts if self.kept == "slots" else 0)
 
     def right(self, seed: int, request: int, first: int, most: int) -> int:
-        """Return how many leading drafts of a request are right, of those at output positions from `first` on."""
+        """Return the number of leading right drafts of a request, of at most `most` from output position `first` on."""
         n = 0
         while n < most and uniform(seed, request, first + n) < self.chance:
             n += 1
@@ -83,7 +83,7 @@ class Law:
 
 
 class Unknown:
-    """Drafter of tokens that nobody knows: a trace has none."""
+    """Drafter of placeholder tokens: a trace has no token ids."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -92,7 +92,7 @@ class Unknown:
         """Do nothing."""
 
     def propose(self, most: int) -> Draft:
-        """Return a draft of as many tokens as there may be."""
+        """Return a draft of the largest permitted length."""
         return Draft([0] * min(most, self._most), WIDTH)
 
 

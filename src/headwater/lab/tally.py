@@ -15,7 +15,7 @@ from headwater.traces.request import Request, Trace
 
 
 class Ideal:
-    """Ideal hits: those with endless memory and a checkpoint at every unit, request by request in order of arrival."""
+    """Ideal hits, with endless memory and a checkpoint at every unit, request by request in order of arrival."""
 
     def __init__(self, trace: Trace, unit_tokens: int) -> None:
         self._trace, self._unit = trace, unit_tokens
@@ -63,10 +63,10 @@ class SegmentWork:
         return self._saved.pop(request, Saved())
 
 
-SAMPLES = 240  # samples of the memory's contents over a run
+SAMPLES = 240  # of the memory's contents over a run
 NOTHING = Saved()
-TOO_LARGE = "too_large"  # in the place of a reason: the whole memory is too small for the request
-WORKERS_LOST = "workers_lost"  # likewise: as many of its workers failed as are tried
+TOO_LARGE = "too_large"  # instead of a reason: the whole memory is too small for the request
+WORKERS_LOST = "workers_lost"  # likewise: all attempts failed with their workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Outcome:
     resumed_at: int
     stranded_tokens: int
     reason: str
-    ideal: int  # resumed_at with endless memory and a checkpoint at every unit
+    ideal: int  # `resumed_at` with endless memory and a checkpoint at every unit
     ttft: float | None = None
     at: float = 0.0
     composed_tokens: int = 0
@@ -129,18 +129,18 @@ class Tally:
     """Sums over all requests so far, and samples of the memory's contents."""
 
     flops: PrefillFlops
-    expected: int  # requests, as far as known: samples of memory are spread over them
+    expected: int  # number of requests that samples of memory are spread over
     work: SegmentWork
     outcomes: list[Outcome] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
     flops_all: float = 0.0
     token_seconds: list[float] = field(default_factory=list)  # of each answer, a token after its first
     added: Callable[[Request, CacheAccount | None], None] = lambda request, account: None  # called by `add`
-    goes_on: Callable[[Request], bool] = lambda request: False  # whether `add` has counted it at another worker
+    is_counted: Callable[[Request], bool] = lambda request: False  # at another worker
     _flops_spared: float = 0.0
 
     def sum(self, name: str) -> int:
-        """Return the sum of that figure of all requests."""
+        """Return the sum of a figure over all requests."""
         return sum(getattr(one, name) for one in self.outcomes)
 
     @property
@@ -163,7 +163,7 @@ class Tally:
         error: str = TOO_LARGE,
     ) -> None:
         """Count a request whose prompt was computed, or that got an error if it has no account."""
-        if self.goes_on(request):
+        if self.is_counted(request):
             return
         composed = 0 if account is None else account.composed_tokens
         one = Outcome(
@@ -194,7 +194,7 @@ class Tally:
         self._flops_spared += other._flops_spared
 
     def answered(self, tokens: int, seconds: float) -> None:
-        """Count an answer, whose tokens after the first took so long."""
+        """Count an answer, whose tokens after the first took `seconds`."""
         if tokens > 1:
             self.token_seconds.append(seconds / (tokens - 1))
 

@@ -24,7 +24,7 @@ class TieredSize:
     """Outcome of one size of memory above one tier."""
 
     memory: int  # bytes
-    tier: str  # as it was asked for
+    tier: str  # as given
     hit_rate: float
     loaded: float  # share of prompt tokens that were read from the tier; part of the hits
     disk: int  # bytes that the tier held at most
@@ -42,7 +42,7 @@ class TieredSize:
 
 @dataclass(frozen=True, slots=True)
 class TierGrid:
-    """Replays to be made: each memory (bytes) above each tier; None is no tier."""
+    """Grid of replays: each memory (bytes) above each tier; None: without a tier."""
 
     trace: Trace
     setup: Setup
@@ -67,7 +67,7 @@ class TierGrid:
 
 
 def tiered_advice(sizes: Sequence[TieredSize], ideal: float) -> list[str]:
-    """Return sentences: for each level of hits, the least memory that reaches it, alone and, if less, above a tier."""
+    """Return sentences: for each level of hits, the least memory that reaches it, without and, if less, with a tier."""
     levels: dict[str, float] = {}  # by what reaches them, the highest
     for level in LEVELS:
         least: dict[str, TieredSize] = {}
@@ -78,11 +78,11 @@ def tiered_advice(sizes: Sequence[TieredSize], ideal: float) -> list[str]:
         texts = [_text(one) for one in least.values() if alone in (None, one) or one.memory < alone.memory]
         if texts:
             levels[", or ".join(texts)] = level
-    lines = [f"{level:.0%} of what infinite memory would hit: {text}." for text, level in levels.items()]
-    return lines or ["No size that was tried reaches half of what infinite memory would."]
+    lines = [f"{level:.0%} of infinite memory's hits: {text}." for text, level in levels.items()]
+    return lines or ["No tried size reaches half of infinite memory's hits."]
 
 
 def _text(one: TieredSize) -> str:
     if one.tier == OFF:
-        return f"{spelled(one.memory)} of memory alone"
+        return f"{spelled(one.memory)} of memory"
     return f"{spelled(one.memory)} and {spelled(one.disk)} in a tier of {one.tier}"

@@ -1,4 +1,4 @@
-"""Tiers under a virtual clock: a store of a size and a bandwidth below memory, asked and loaded as the server does it.
+"""Tiers under a virtual clock: a store with a size and a bandwidth below memory, used as by the server.
 
 Each checkpoint that placement chose is stored when it is computed, or, with `selective`, when a request resumes from
 it. Storing takes no time. A store, or a link to other workers, reads for one load at a time.
@@ -26,7 +26,7 @@ from headwater.tiers.names import Names, run_name, runs_of, state_name
 
 SPELLED = re.compile(r"([\d.]+\w+)@([\d.]+\w+)/s(/always)?(/selective)?")
 SPELLING = "SIZE@BANDWIDTH/s, like 100GB@2GB/s, or with /always or /selective"
-LATENCY = 1e-3  # seconds of a load beside its bytes
+LATENCY_SECONDS = 1e-3  # of a load, in addition to its bytes
 RUN_TOKENS = 1024
 NAMES_KEY = b"lab"
 STORE = 0  # number of the store among the tiers of a server
@@ -39,7 +39,7 @@ class TierLaw:
     size: int
     bandwidth: int
     always: bool = False  # loads even if computing is faster
-    selective: bool = False  # stores checkpoints that were hit alone
+    selective: bool = False  # stores only checkpoints that were hit
 
     @classmethod
     def read(cls, text: str) -> TierLaw | None:
@@ -73,7 +73,7 @@ class Sizes:
         return max(unit, RUN_TOKENS // unit * unit)
 
     def bytes(self, state: bool, tokens: int) -> int:
-        """Return the bytes of a state, if `state`, and of the KV of so many tokens."""
+        """Return the bytes of a state, if `state`, and of the KV of `tokens` tokens."""
         layout = self.layout
         pages = tokens // layout.page_size * layout.kv_pages_per_unit + state * layout.checkpoint_pages
         return pages * self.page_bytes
@@ -81,14 +81,14 @@ class Sizes:
 
 @dataclass(slots=True)
 class Line:
-    """Way by which parts come from a store, or from other workers: those of one load after the other's."""
+    """Queue of loads from a store, or from other workers, one at a time."""
 
     bandwidth: float  # bytes a second
-    latency: float  # seconds of a load beside its bytes
+    latency: float  # seconds of a load in addition to its bytes
     free_at: float = 0.0  # seconds: the end of the last load
 
     def seconds(self, size: int) -> float:
-        """Return the seconds to read so many bytes, without those of waiting."""
+        """Return the seconds to read `size` bytes, without the wait."""
         return self.latency + size / self.bandwidth
 
     def wait(self, now: float) -> float:
@@ -96,7 +96,7 @@ class Line:
         return max(0.0, self.free_at - now)
 
     def read(self, begin: float, size: int) -> float:
-        """Read so many bytes from `begin` on, or once the line is free; return when they are there."""
+        """Read `size` bytes from `begin` on, or once the line is free; return the end."""
         self.free_at = max(begin, self.free_at) + self.seconds(size)
         return self.free_at
 
@@ -110,7 +110,7 @@ class LabStore:
     def __init__(
         self, law: TierLaw, sizes: Sizes, prefill_seconds: Callable[[int], float], now: Callable[[], float]
     ) -> None:
-        self.law, self.line = law, Line(law.bandwidth, LATENCY)
+        self.law, self.line = law, Line(law.bandwidth, LATENCY_SECONDS)
         self._sizes, self._prefill, self._now = sizes, prefill_seconds, now
         self._unit, self._run_units = sizes.layout.unit_tokens, sizes.run_tokens // sizes.layout.unit_tokens
         self._names = Names(NAMES_KEY, "", sizes.layout.unit_bytes)
@@ -128,7 +128,7 @@ class LabStore:
         return Offer(STORE, at, frozenset((start * unit, end * unit) for start, end in runs))
 
     def was_read(self, load: Load) -> None:
-        """Note that the parts of a load that came from here were used now."""
+        """Note that the parts of a load from this store were used now."""
         unit, digests = self._unit, self._names.digests(load.namespace, load.key)
         names = [run_name(digests, run.start // unit, run.end // unit) for run in load.runs if run.tier == STORE]
         if load.state.tier == STORE:
@@ -192,7 +192,7 @@ class LabLoads(Tiers):
         self.run_tokens = self._sizes.run_tokens
         self.store = None if law is None else LabStore(law, self._sizes, prefill_seconds, now)
         self._loads = Loads(scheduler.cache, self, scheduler.new_id)
-        self._reading: list[tuple[float, int, Callable[[], None]]] = []  # a heap: when each is read, and what then
+        self._reading: list[tuple[float, int, Callable[[], None]]] = []  # heap of the ends of reads, and their calls
         self._numbers = count()
         self._asked: set[int] = set()
 
@@ -207,7 +207,7 @@ class LabLoads(Tiers):
                 self._loads.answered(seq.id, offer)
 
     def _offers(self, seq: Request) -> Iterator[Offer]:
-        """Yield what each tier holds of a request's prompt."""
+        """Yield each tier's offer for a request's prompt."""
         if self.store is not None:
             yield self.store.offer(seq)
 
@@ -225,7 +225,7 @@ class LabLoads(Tiers):
         return bool(self._reading)
 
     def due(self) -> float | None:
-        """Return when the next load is read."""
+        """Return the end of the next load."""
         return self._reading[0][0] if self._reading else None
 
     def take_read(self) -> None:
@@ -235,11 +235,11 @@ class LabLoads(Tiers):
             self._scheduler.room_was_made()
 
     def _at(self, time: float, then: Callable[[], None]) -> None:
-        """Do something once `time` has come: what was read is there."""
+        """Call `then` at `time`, the end of a read."""
         heappush(self._reading, (time, next(self._numbers), then))
 
     def _finish(self, load: Load) -> None:
-        """Publish a load that is read, or give its pages back if it failed."""
+        """Publish a load that was read, or free its pages if it failed."""
         self._loads.finished(load)
         if load.failed is None:
             self.loaded_tokens += load.plan.end - load.before
@@ -256,7 +256,7 @@ class LabLoads(Tiers):
         self._at(max(self._read(tier, now, size) for tier, size in sizes.items()), partial(self._finish, load))
 
     def _line(self, tier: int) -> Line:
-        """Return the way by which parts of a tier come."""
+        """Return the queue of loads from a tier."""
         assert self.store is not None, "there is one tier"
         return self.store.line
 
@@ -264,7 +264,7 @@ class LabLoads(Tiers):
         return "tier"
 
     def _read(self, tier: int, now: float, size: int) -> float:
-        """Read so many bytes of a tier; return when they are there."""
+        """Read `size` bytes of a tier; return the end."""
         return self._line(tier).read(now, size)
 
     @property

@@ -1,4 +1,4 @@
-"""Simulated requests and workers as the code of the router sees them."""
+"""Simulated requests and workers with the interface of the router's."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from headwater.traces.request import Request, Trace
 
 @dataclass(eq=False)
 class Visit:
-    """A request of the trace, and what the router knows of it."""
+    """Request of the trace, and its state in the router."""
 
     request: Request
     key: bytes  # of the index
     composed: bytes | None  # likewise, if it is composed of its segments
     prompt: Prompt
     routed: Routed
-    followed: int | None = None  # number of its prefill, where it is followed
-    first_token: float | None = None  # seconds: when a worker had it
-    lost: Lost | None = None  # what a worker that failed had of it
-    failures: int = 0  # of its workers
+    followed: int | None = None  # number of its prefill, if it is followed
+    first_token: float | None = None  # seconds: when a worker computed it
+    lost: Lost | None = None  # the part that a failed worker had computed
+    failures: int = 0  # number of its workers that failed
 
     @property
     def sent(self) -> Request:
-        """The request as its worker gets it: without its answer, if that one only prefills, or is not to cache it."""
+        """The request for its worker: without its answer, if that worker only prefills, or must not cache it."""
         one = self.request
         if self.routed.prefills:
             return replace(one, output_tokens=1, known_tokens=one.prompt_tokens, ended=False)
@@ -79,14 +79,14 @@ def ignore(event: object) -> None:
 
 @dataclass(eq=False)
 class SimulatedLink:
-    """One worker. Its router hears of its caches by events, and all else at once."""
+    """Link to one worker. The router learns of its caches by events, and of all else at once."""
 
     worker: SimulatedWorker
     pulls: SimulatedPulls | None
     clock: Callable[[], float]
     wake: Callable[[], None]  # called when the worker has an order
     named: dict[bytes, SimulatedPulls]  # memories of all workers, by their names
-    orders: dict[int, SegmentKey] = field(default_factory=dict)  # that have not ended
+    orders: dict[int, SegmentKey] = field(default_factory=dict)  # open ones
 
     @property
     def name(self) -> str:
@@ -114,8 +114,8 @@ class SimulatedLink:
         return self.worker.picture.stores_of(digest)
 
     def send(self, message: Prepare | Cancel) -> None:
-        """Take an order; none is ever cancelled."""
-        assert isinstance(message, Prepare), "no client leaves, and no request is late"
+        """Handle an order; orders are never cancelled."""
+        assert isinstance(message, Prepare), "clients never leave, and requests have no deadlines"
         key, scheduler = SegmentKey.decoded(message.segment), self.worker.serving.scheduler
         self.orders[message.request] = key
         if self.pulls is not None and message.peers:

@@ -1,7 +1,7 @@
 """Pulls of a simulated worker: prefixes and segments in the memory of workers that the router names, by network.
 
-A prefill on another worker is followed as the server does it, except that new parts are known at once. Parts that are
-found together are read together: the link's latency counts once.
+A prefill on another worker is followed as in the server, except that new parts are known at once. Parts that are found
+together are read together: the link's latency counts once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PEERS = 1  # number of the first worker among the tiers of a prefix, after the s
 
 @dataclass(eq=False, slots=True)
 class Following:
-    """A prefill that is followed, and when the parts are there that are being read."""
+    """Followed prefill, and the time at which the parts that are being read are there."""
 
     follow: Follow
     sender: SimulatedPulls
@@ -53,7 +53,7 @@ class SimulatedPulls(LabLoads):
         self._link = Line(network.bandwidth, network.latency)
         self.number, self._wake = number, wake
         self.pulled = self.followed = self.failed = 0  # prefixes
-        self.is_lost = False  # the worker has failed: what is being read from it still comes
+        self.is_lost = False  # the worker has failed: parts that are being read still come
         self._sends_until = 0.0
         self._named: dict[int, Sequence[SimulatedPulls]] = {}  # by the identity of the trace's request
         self._peers: dict[int, SimulatedPulls] = {}  # by the number of their tier, those that were named
@@ -62,7 +62,7 @@ class SimulatedPulls(LabLoads):
         self._following: list[Following] = []
         self._followed_for: dict[int, int] = {}  # numbers of prefills, by the identity of the trace's request
         self._segments = SegmentLoads(serving.cache, self, serving.scheduler.new_id)
-        self._senders: dict[SegmentKey, SimulatedPulls] = {}  # of segments that others are said to have
+        self._senders: dict[SegmentKey, SimulatedPulls] = {}  # of segments, as the router names them
         serving.use(self)
 
     @property
@@ -70,7 +70,7 @@ class SimulatedPulls(LabLoads):
         return self._speed(PEERS)
 
     def name(self, request: object, peers: Sequence[SimulatedPulls], followed: int | None) -> None:
-        """Note that these workers have more of the prompt of a request of the trace, which is going to arrive.
+        """Note that these workers have more of the prompt of a request that will arrive.
 
         `followed`: number of its prefill that was followed.
         """
@@ -84,7 +84,7 @@ class SimulatedPulls(LabLoads):
         followed = self._followed_for.pop(id(seq.request), None)
         if followed is not None:
             self._follows.arrived(seq, followed)
-            self.look()  # the prefill has ended: what is not there by now does not come
+            self.look()  # the prefill has ended: missing parts do not come any more
         super().arrived(seq)
 
     @property
@@ -92,7 +92,7 @@ class SimulatedPulls(LabLoads):
         return super().busy or any(one.follow.load is not None for one in self._following)
 
     def _offers(self, seq: Request) -> Iterator[Offer]:
-        """Yield what the store holds of a prompt, and what the first worker has that was named and has any of it."""
+        """Yield the offer of the store, and that of the first named worker with any of the prompt."""
         assert isinstance(seq, Replayed), "as in `arrived`"
         yield from super()._offers(seq)
         unit = self._sizes.layout.unit_tokens
@@ -115,7 +115,7 @@ class SimulatedPulls(LabLoads):
     def hold_segments(self, awaited: Awaited, keys: Sequence[SegmentKey]) -> set[SegmentKey]:
         sought = [key for key in keys if key in self._senders]
         for key in self._segments.hold_back(awaited, sought):
-            self._segments.answered(key, SENDER, True)  # a router has said so
+            self._segments.answered(key, SENDER, True)  # the router has named it
         return self._segments.hold_back(awaited, sought)
 
     def look_up_segments(self, keys: Sequence[SegmentKey]) -> Set[int]:
@@ -131,7 +131,7 @@ class SimulatedPulls(LabLoads):
         sender = self._senders[load.key]
         stored = sender._scheduler.cache.segments.find(load.key)
         if stored is None or not stored.ready or sender.is_lost:
-            load.failed = TierOutcome.FAILED  # it was evicted since, or the worker has failed
+            load.failed = TierOutcome.FAILED  # it was evicted meanwhile, or the worker has failed
         else:
             sender._scheduler.cache.segments.pin(stored)
         size = self._size_of(load.key)
@@ -152,7 +152,7 @@ class SimulatedPulls(LabLoads):
             self.loaded_segments += 1
 
     def _was_sent(self) -> None:
-        """Note that what was sent may be evicted again."""
+        """Note that sent parts may be evicted again."""
         self._scheduler.room_was_made()
         self._wake()
 
@@ -165,7 +165,7 @@ class SimulatedPulls(LabLoads):
             lease = sender._scheduler.new_id()
             held = sender._scheduler.cache.hold(lease, load.namespace, load.key, last.end, last is load.state)
             if held is None:
-                load.failed = TierOutcome.FAILED  # it was evicted since it was offered
+                load.failed = TierOutcome.FAILED  # it was evicted after the offer
             else:
                 self._pulling[load.id] = sender, lease
         super().begin(load)
@@ -194,7 +194,7 @@ class SimulatedPulls(LabLoads):
             self._release(*self._pulling.pop(load.id))
 
     def _release(self, sender: SimulatedPulls, lease: int) -> None:
-        """Let a worker evict again what it has sent."""
+        """Let a worker evict again the parts that it has sent."""
         sender._scheduler.cache.release(lease)
         sender._was_sent()
 
@@ -211,23 +211,23 @@ class SimulatedPulls(LabLoads):
         return number
 
     def unfollow(self, number: int) -> None:
-        """Give up to follow a prefill. Unknown numbers are ignored."""
+        """Stop following a prefill. Unknown numbers are ignored."""
         self._follows.cancel(number)
 
     @property
     def follows_any(self) -> bool:
-        """True if a prefill is followed of which parts are still to come."""
+        """True if parts of a followed prefill are still to come."""
         return bool(self._following)
 
     def look(self) -> None:
-        """Read what is there by now of prefills that are followed."""
+        """Read the new parts of followed prefills."""
         for one in self._following[:]:
             if self._looked_at(one):
                 one.follow.is_over = True
                 self._following.remove(one)
 
     def _looked_at(self, one: Following) -> bool:
-        """Read what is there by now of a prefill; return whether nothing more of it is read."""
+        """Read the new parts of a prefill; return whether that was the last read."""
         follow = one.follow
         there = progress(one.sender._scheduler.cache, follow.namespace, follow.key, follow.at)
         load = follow.load
@@ -245,7 +245,7 @@ class SimulatedPulls(LabLoads):
         return True
 
     def _read_parts(self, one: Following, load: Load, parts: Sequence[Source]) -> float:
-        """Read parts that the sender has now, and keeps until they are there; return when that is."""
+        """Read parts that the sender has and keeps until they arrive; return the time of that."""
         sender, has_state = one.sender, parts[-1] is load.state
         lease = sender._scheduler.new_id()
         held = sender._scheduler.cache.hold(lease, load.namespace, load.key, parts[-1].end, has_state)

@@ -1,10 +1,10 @@
-"""Simulated cluster: the lab's servers behind a router that chooses as the real one does, all under one clock.
+"""Simulated cluster: the lab's servers behind the real router's rules, under one virtual clock.
 
-Messages between router and workers take no time, except events by the given delay. A worker's report of its queue is
-that of now. Rows are those of the lab.
+Messages between router and workers take no time, except events, which take the given delay. Reports of queues are
+always up to date.
 
-A worker that fails computes nothing more. The router notices that as late as the real one, and gives its requests to
-others: an answer goes on after the tokens that were sent. Another worker, with an empty cache, takes its place.
+A failed worker stops computing. The router notices that after its timeout, as the real one does, and assigns the
+requests to others: an answer continues after the sent tokens. A worker with an empty cache replaces the failed one.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ END, ARRIVAL, BEGIN, FAILURE, LOSS, JOIN = range(6)  # kinds of events, in their
 
 
 def simulate(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None = None, workers: int = 0) -> Result:
-    """Replay `trace` as it arrives at a cluster. workers: not used here.
+    """Replay `trace` as it arrives at a cluster. `workers` is not used.
 
-    Raises ConfigError if memory and model do not go together, or the router's rule is unknown.
+    Raises ConfigError if memory and model do not fit, or the router's rule is unknown.
     """
     if setup.cluster is None or engine is None:
         raise ConfigError("a cluster is simulated under a clock only: give a device with --serve")
@@ -69,18 +69,18 @@ class Simulation:
         self._digests = Digests(KEY, layout.unit_bytes)
         self._turns = Counter(request.session for request in trace.requests)
         self._counts: Counter[str] = Counter()
-        self._lost: dict[int, dict[int, Lost]] = {}  # requests of workers that have failed, until the router knows it
+        self._lost: dict[int, dict[int, Lost]] = {}  # requests of failed workers, until the router notices
         self._now = 0.0
         self._events: list[tuple[float, int, int]] = []  # (time, kind, worker)
         self._ids = count(1)
-        self._visits: dict[int, Visit] = {}  # by the router's numbers, those of composed requests that wait
-        self._open: dict[int, Visit] = {}  # by the identity of what its worker was sent
+        self._visits: dict[int, Visit] = {}  # composed requests that wait, by the router's numbers
+        self._open: dict[int, Visit] = {}  # by the identity of the request that its worker got
         self._engine, self._random = engine, random.Random(f"failures {engine.seed}")
-        self.workers: list[SimulatedWorker] = []  # those that have failed, too
-        self._links: list[SimulatedLink] = []  # of all these
-        self._taking: list[SimulatedLink] = []  # of those that the router takes to serve
+        self.workers: list[SimulatedWorker] = []  # including failed ones
+        self._links: list[SimulatedLink] = []  # of all workers
+        self._serving: list[SimulatedLink] = []  # of workers that the router believes to serve
         self._named: dict[bytes, SimulatedPulls] = {}  # memories of workers, by their names
-        self._homeless: list[Visit] = []  # requests that no worker can take now
+        self._unassigned: list[Visit] = []  # requests that no worker can accept now
         self._preparing = Preparing(self._ids, lambda routed: self._place(self._visits.pop(routed.id)), self._counts)
         rule, states = make_choice(cluster.router), setup.profile.state
         self._selection = Selection(KEY, rule, states, self._preparing, self._counts)
@@ -108,7 +108,7 @@ class Simulation:
                 return self._summed()
 
     def _join(self, role: Role) -> None:
-        """Let a worker with an empty cache serve from now on."""
+        """Add a worker with an empty cache."""
         n, cluster, arrivals = len(self.workers), self._cluster, self._arrivals
         given = self._trace, self._setup, self._engine, self._digests, cluster.event_delay
         worker = SimulatedWorker(f"w{n}", role, *given)
@@ -120,7 +120,7 @@ class Simulation:
             outcomes=self._total.outcomes,
             token_seconds=self._total.token_seconds,
             added=partial(self._begun, worker),
-            goes_on=partial(self._goes_on, worker),
+            is_counted=partial(self._is_counted, worker),
         )
         worker.watch(Inbox(arrivals.due, partial(self._answered, worker)), tally, self._ideal)
         pulls = None
@@ -132,7 +132,7 @@ class Simulation:
         link = SimulatedLink(worker, pulls, lambda: self._now, partial(self._ordered, n), self._named)
         self.workers.append(worker)
         self._links.append(link)
-        self._taking.append(link)
+        self._serving.append(link)
         if cluster.failures is not None:
             fails = self._now + self._random.expovariate(1 / cluster.failures.every)
             heapq.heappush(self._events, (fails, FAILURE, n))
@@ -140,8 +140,8 @@ class Simulation:
     # -- workers that fail
 
     def _fail(self, at: float, n: int) -> None:
-        """Let a worker end, unless nothing is left to do."""
-        if not (len(self._arrivals) or self._open or self._visits or self._homeless):
+        """Fail a worker, unless all requests are answered."""
+        if not (len(self._arrivals) or self._open or self._visits or self._unassigned):
             return
         self._now, worker, link = at, self.workers[n], self._links[n]
         assert self._cluster.failures is not None, "workers fail only then"
@@ -153,9 +153,9 @@ class Simulation:
         heapq.heappush(self._events, (at + self._cluster.failures.absent, JOIN, n))
 
     def _lose(self, at: float, n: int) -> None:
-        """Give the requests of a worker that has failed to others: the router has noticed it."""
+        """Assign the requests of a failed worker to others, once the router has noticed the failure."""
         self._now, link, lost = at, self._links[n], self._lost.pop(n)
-        self._taking.remove(link)
+        self._serving.remove(link)
         for one in self._links:
             if one.pulls is not None and one.pulls.follows_any:
                 one.pulls.look()
@@ -178,7 +178,7 @@ class Simulation:
             self._place(visit)
 
     def _give_up(self, visit: Visit) -> None:
-        """End a request, so many of whose workers have failed that it gets an error."""
+        """End a request with an error, after MAX_ATTEMPTS failed workers."""
         self._counts["given_up"] += 1
         if visit.first_token is None:
             ideal = 0 if visit.lost is None else visit.lost.ideal
@@ -186,17 +186,17 @@ class Simulation:
         self._arrivals.answered(visit.request, self._now)
 
     def _replace(self, at: float, n: int) -> None:
-        """Let another worker serve in the place of one that has failed."""
+        """Replace a failed worker by another one."""
         self._now = at
         self._join(self.workers[n].role)
-        homeless, self._homeless = self._homeless, []
-        for visit in homeless:
+        unassigned, self._unassigned = self._unassigned, []
+        for visit in unassigned:
             self._place(visit)
 
     # -- requests and work
 
     def _ordered(self, n: int) -> None:
-        """Let a worker see an order now, or when its step ends."""
+        """Let a worker handle an order now, or at the end of its step."""
         worker = self.workers[n]
         if worker.serving.work is None:
             if worker.wakes is None or worker.wakes > self._now:
@@ -206,19 +206,19 @@ class Simulation:
             heapq.heappush(self._events, (worker.serving.ends, END, n))
 
     def _route(self, request: Request, now: float) -> None:
-        """Send a request that comes now to a worker."""
+        """Route a request that arrives now."""
         self._now = now
         has_turns = self._turns[request.session] > 1
         self._place(visit_of(request, self._trace, self._setup, self._digests, next(self._ids), now, has_turns))
 
     def _place(self, visit: Visit) -> None:
-        """Send a request to a worker: a new one, one that was prefilled, or one whose segments are prepared."""
+        """Send a request to a worker: a new, a prefilled or a failed one, or one with prepared segments."""
         now, routed = self._now, visit.routed
-        if not self._taking:
-            self._homeless.append(visit)
+        if not self._serving:
+            self._unassigned.append(visit)
             return
         self._visits[routed.id] = visit
-        selected = self._selection.select(routed, visit.prompt, self._taking)
+        selected = self._selection.select(routed, visit.prompt, self._serving)
         if selected is None:  # its segments are prepared first
             return
         del self._visits[routed.id]
@@ -243,7 +243,7 @@ class Simulation:
             self._follow(visit, link, selected.decoder)
 
     def _follow(self, visit: Visit, prefilling: SimulatedLink, decoder: SimulatedLink) -> None:
-        """Let the worker that is to decode an answer read what the other one computes of the prompt."""
+        """Let the worker that will decode an answer read the prompt while the other one prefills it."""
         assert prefilling.pulls is not None, "prompts are prefilled apart only where they are pulled"
         assert decoder.pulls is not None, "likewise"
         prompt, visit.routed.follower = visit.prompt, decoder
@@ -252,14 +252,14 @@ class Simulation:
         self._wake_for_reads(self._links.index(decoder))
 
     def _wake_for_reads(self, n: int) -> None:
-        """Let an idle worker go on once the next parts are there that it reads."""
+        """Wake an idle worker when the next parts that it reads are there."""
         worker, pulls = self.workers[n], self._links[n].pulls
         due = None if pulls is None else pulls.due()
         if due is not None and worker.serving.work is None and (worker.wakes is None or worker.wakes > due):
             self._wake(worker, n, max(self._now, due))
 
     def _may_evict(self, n: int) -> None:
-        """Note that a worker, which may wait for memory, may evict a prefix that it has sent."""
+        """Wake a worker that may wait for memory, and can evict a prefix that it has sent."""
         if self.workers[n].serving.work is None:
             self._wake(self.workers[n], n, self._now)
 
@@ -279,7 +279,7 @@ class Simulation:
     def _begin(self, at: float, n: int) -> None:
         worker = self.workers[n]
         if worker.wakes != at or worker.has_failed:
-            return  # it was woken sooner, or has failed
+            return  # it was woken earlier, or has failed
         worker.wakes, self._now = None, at
         self._begin_work(at, n)
         self._look(n)
@@ -298,7 +298,7 @@ class Simulation:
             self._wake(worker, n, at if due is None else max(at, due))
 
     def _look(self, n: int) -> None:
-        """Take what has become of a worker's orders, and let others read what it has computed for them."""
+        """Handle the ends of a worker's orders, and let others read its prefills."""
         for message in self._links[n].take_ended():
             self._preparing.prepared(message)
         for at, link in enumerate(self._links):
@@ -306,7 +306,7 @@ class Simulation:
                 link.pulls.look()
                 self._wake_for_reads(at)
 
-    # -- what becomes of requests
+    # -- ends of requests
 
     def _begun(self, worker: SimulatedWorker, request: Request, account: CacheAccount | None) -> None:
         visit = self._open[id(request)]
@@ -323,8 +323,8 @@ class Simulation:
         if resumed != sent.matched:
             self._counts["lost_waiting" if resumed < sent.matched else "gained_waiting"] += 1
 
-    def _goes_on(self, worker: SimulatedWorker, request: Request) -> bool:
-        """Return whether a request was counted at another worker, which has prefilled it, or failed after that."""
+    def _is_counted(self, worker: SimulatedWorker, request: Request) -> bool:
+        """Return whether a request was counted at another worker, which has prefilled it or has failed after that."""
         visit = self._open[id(request)]
         if visit.first_token is None:
             return False
@@ -340,13 +340,13 @@ class Simulation:
         if routed.prefills:
             self._counts["handed_over"] += 1
             self._now = now
-            account = CacheAccount(request.prompt_tokens, 0, 0, 0, Reason.COLD)  # of no account here
+            account = CacheAccount(request.prompt_tokens, 0, 0, 0, Reason.COLD)  # not used
             routed.prefilled, routed.sent = Prefilled(worker.name, account, None), [TokenEvent(0, "")]
-            self._ideal.hit(visit.request)  # from now on its answer is known
+            self._ideal.hit(visit.request)  # its answer is known from now on
             self._place(visit)
             return
         if (routed.prefilled is not None or visit.lost is not None) and request.output_tokens > 1:
-            assert visit.first_token is not None, "it is answered"  # by two workers: the time between them counts
+            assert visit.first_token is not None, "it is answered"  # by two workers, with the time between them
             self._total.token_seconds[-1] = (now - visit.first_token) / (request.output_tokens - 1)
         self._selection.choice.ended(visit.prompt, worker.name)
         self._arrivals.answered(visit.request, now)
@@ -357,7 +357,7 @@ class Simulation:
         answer = kept(visit.prompt, request.known_tokens)
         if answer is None or request.ended:
             return
-        keeper = self._selection.keeper(visit.routed, answer, worker.name, self._taking)
+        keeper = self._selection.keeper(visit.routed, answer, worker.name, self._serving)
         if keeper is not None:
             keeper.worker.keep_answer(request, answer.tokens)
             self._ordered(self._links.index(keeper))
@@ -379,7 +379,7 @@ class Simulation:
 
     @property
     def routing(self) -> Routing:
-        """Requests by worker, and by what became of predictions."""
+        """Requests by worker, and by outcome of predictions."""
         shares, pulls = [worker.share for worker in self.workers], self.pulls
         return Routing.of(
             self._cluster,

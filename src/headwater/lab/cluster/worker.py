@@ -1,4 +1,4 @@
-"""Simulated worker: the lab's server under a virtual clock, and what a router knows of it by its KV events."""
+"""Simulated worker: the lab's server under a virtual clock, and its picture in the router from KV events."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Sent:
 
     outstanding: Outstanding
     at: float
-    predicted: int  # that its worker has, by the router's picture
-    matched: int  # that it had when the request came
+    predicted: int  # cached at its worker by the router's picture
+    matched: int  # cached there when the request arrived
 
 
 @dataclass
 class Inbox:
-    """Requests that were sent to a worker, as its arrivals. `next_due`: when the next request comes to the router."""
+    """Arrivals of a worker: the requests that were sent to it. `next_due`: time of the router's next request."""
 
     next_due: Callable[[], float | None]
     answered: Callable[[Request, float], None]
@@ -51,7 +51,7 @@ class Inbox:
         self._sent.append((at, request))
 
     def due(self) -> float | None:
-        """Return when the next request comes, at the earliest: one that was sent, or the router's next one."""
+        """Return the earliest time of the next request: one that was sent, or the router's next one."""
         return self._sent[0][0] if self._sent else self.next_due()
 
     def take(self) -> Request:
@@ -59,7 +59,7 @@ class Inbox:
 
 
 def roles(cluster: Cluster) -> list[Role]:
-    """Return the roles of a cluster's workers. Raises ConfigError if none can prefill for another."""
+    """Return the roles of a cluster's workers. Raises ConfigError if no worker can prefill for another."""
     if not cluster.prefill:
         return [Role.BOTH] * cluster.workers
     if cluster.prefill >= cluster.workers or cluster.network is None:
@@ -93,25 +93,25 @@ class SimulatedWorker:
         self.open: dict[int, Sent] = {}  # by the request's identity
         self.outstanding = OpenRequests()
         self.outcomes: list[Outcome] = []
-        self.wakes: float | None = None  # when it looks for its next work
+        self.wakes: float | None = None  # time at which it looks for its next work
         self.has_failed = False
 
     def watch(self, inbox: Inbox, tally: Tally, ideal: Ideal) -> None:
-        """Take requests from `inbox`, and count them in `tally`."""
+        """Serve the requests of `inbox`, and count them in `tally`."""
         self.inbox, self.tally = inbox, tally
         self.serving.ideal = ideal
 
     def publish_store(self) -> None:
-        """Publish what its store holds, too, if it has one."""
+        """Publish the content of its store, too, if it has one."""
         tiers = self.serving.tiers
         if tiers is not None and tiers.store is not None:
             tiers.store.changes = self._stored
             self._stored.open()
 
-    # -- what the router sees
+    # -- for the router
 
     def candidate(self, prompt: Prompt, now: float) -> Candidate:
-        """Return the worker as a choice for a prompt sees it."""
+        """Return the worker as a candidate for a prompt."""
         while self._on_the_way and self._on_the_way[0][0] <= now:
             self.picture.apply(self._on_the_way.popleft()[1])
         backlog = self._meter.backlog(self.serving.scheduler)
@@ -119,7 +119,7 @@ class SimulatedWorker:
         return known.candidate(prompt, self.picture.look_up(prompt))
 
     def match(self, request: Request, composed: bytes | None) -> int:
-        """Return how many leading tokens of a prompt need not be computed here now.
+        """Return the leading tokens of a prompt that need not be computed here now.
 
         `composed`: its key, if it is composed of its segments.
         """
@@ -131,33 +131,33 @@ class SimulatedWorker:
     # -- work
 
     def fail(self) -> dict[int, Lost]:
-        """End at once; return what it had of requests, by their identity."""
+        """Fail now; return the computed parts of requests, by their identity."""
         self.has_failed, self.wakes = True, None
         return {id(lost.request): lost for lost in self.serving.fail()}
 
     def receive(self, request: Request, sent: Sent, now: float) -> None:
-        """Take a request, which came to the router at `sent.at`."""
+        """Queue a request, which arrived at the router at `sent.at`."""
         self.open[id(request)] = sent
         self.outstanding.add(sent.outstanding)
         self.inbox.put(sent.at, request)
         self.serving.shorten(now)
 
     def keep_answer(self, request: Request, end: int) -> None:
-        """Take the order to prefill the first `end` tokens of a request and its answer."""
+        """Queue the prefill of the first `end` tokens of a request and its answer."""
         scheduler = self.serving.scheduler
         if scheduler.decode_reuse == "canonical":
             answer = ReplayedAnswer(scheduler.new_id(), self._trace, request, end, ())
             scheduler.answers.add(answer, scheduler.limits.max_running)
 
     def begin(self, now: float) -> float | None:
-        """Begin the next work, and publish what was evicted for it; return when it ends, or None if there is none."""
+        """Begin the next work, and publish its evictions; return its end, or None if there is no work."""
         self.serving.now = now
         has_work = self.serving.begin(self.inbox, self.tally)
         self._publish()
         return self.serving.ends if has_work else None
 
     def end(self) -> None:
-        """Complete the work in progress, and publish what it changed."""
+        """Complete the work in progress, and publish its changes."""
         work = self.serving.work
         self.serving.end(self.inbox, self.tally)
         if isinstance(work, OneStep):
@@ -165,7 +165,7 @@ class SimulatedWorker:
         self._publish()
 
     def _publish(self) -> None:
-        """Send the changes of the cache since the last time."""
+        """Send the changes of the cache since the last call."""
         changes, known_at = self._log.take(), self.serving.now + self._delay
         if changes:
             self._on_the_way.append((known_at, self._stream.step(changes)))
@@ -189,7 +189,7 @@ class SimulatedWorker:
 
     @property
     def share(self) -> Share:
-        """Its requests, and their hits, less what it computed of segments, for others too: at least 0."""
+        """Its requests, and their hits less the tokens of segments that it built, for others too: at least 0."""
         prompts = sum(one.prompt_tokens for one in self.outcomes)
         hits = sum(one.hit_tokens for one in self.outcomes) - self.serving.segment_work.made_tokens
         return Share(len(self.outcomes), round(max(0, hits) / max(1, prompts), 6))

@@ -29,7 +29,7 @@ class Measured:
     """Figures of one prompt, composed by one method."""
 
     tokens: int
-    anew: int  # tokens that were computed
+    anew: int  # computed tokens
     divergence: float  # of the next token's distribution, KL(whole ‖ composed) in nats
     same_first: bool  # whether the most likely next token is the same
     states: Mapping[int, Distance]  # by recurrent layer, of the state after the last token
@@ -41,7 +41,7 @@ class Measured:
 class Deviation:
     """Mean absolute difference of the attention that a key gets, over heads and the segments' queries, by its place.
 
-    Attention sums to 1 over all keys of a query. A query of a segment computed alone gives none to other segments.
+    Attention sums to 1 over all keys of a query. A query of a segment computed apart attends to no other one.
     """
 
     head: float  # the first tokens of segments
@@ -64,7 +64,7 @@ class MeanFidelity:
     """Means over prompts, each of which counts the same."""
 
     prompts: int
-    anew: float  # share of the tokens that were computed
+    anew: float  # share of computed tokens
     divergence: float  # nats
     same_first: float  # share of the prompts
     states: Mapping[int, Distance]  # by recurrent layer
@@ -93,7 +93,7 @@ class Study:
 
     model: str
     measured: Mapping[str, Sequence[Measured]]  # by method, of each prompt
-    deviations: Mapping[int, Deviation]  # by attention layer, of segments computed alone
+    deviations: Mapping[int, Deviation]  # by attention layer, of independently computed segments
 
     @property
     def means(self) -> dict[str, MeanFidelity]:
@@ -133,7 +133,7 @@ def states_table(means: Mapping[str, MeanFidelity]) -> Table:
 
 
 def kept_table(means: Mapping[str, MeanFidelity]) -> Table:
-    """Return the same for keys and values of reused tokens; a method that reused none has no figures."""
+    """Return distances of keys and values of reused tokens; a method without reuse has no figures."""
     table = Table("keys and values of reused tokens: relative error, angle", ("layer",), list(means))
     for layer, names in next(iter(means.values())).kept.items():
         for name in names:
