@@ -171,7 +171,7 @@ def test_verify_finds_a_flipped_byte(tmp_path: Path) -> None:
     assert (refused.returncode, refused.stderr) == (1, "")
     checked = tiers("verify", place, "--tier-key", key)
     assert checked.returncode == 1
-    assert f"{file.name}: its content is not what was stored\n" in checked.stdout
+    assert f"{file.name}: its content differs from the stored one\n" in checked.stdout
     assert tiers("verify", place, "--tier-key", key, "--delete").returncode == 1
     assert tiers("verify", place, "--tier-key", key).returncode == 0
 

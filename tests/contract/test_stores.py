@@ -302,13 +302,13 @@ def test_one_of_two_writers_of_a_name_wins_whole(make: Make) -> None:
 def test_a_folder_that_cannot_be_written_is_opened_and_read(
     error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headwater.tiers.disk import UNFINISHED, DiskStore
+    from headwater.tiers.disk import UNFINISHED_SUFFIX, DiskStore
 
     names = put(DiskStore(tmp_path, None), session(key_of("read only", 8), (8,)))
     (tmp_path / ".lock").unlink()
     for folder in (path for path in tmp_path.iterdir() if path.is_dir()):
-        (folder / f"{UNFINISHED}old").touch()
-        os.utime(folder / f"{UNFINISHED}old", (0, 0))
+        (folder / f"{UNFINISHED_SUFFIX}old").touch()
+        os.utime(folder / f"{UNFINISHED_SUFFIX}old", (0, 0))
     opens = os.open
 
     def refuses(path: object, flags: int, *mode: int, **more: object) -> int:

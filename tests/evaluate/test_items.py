@@ -60,7 +60,7 @@ def test_malformed_item_is_an_error_with_its_line(tmp_path, line, part):
 
 
 def test_missing_file_and_missing_items_are_errors(tmp_path):
-    with pytest.raises(TraceError, match="is no file"):
+    with pytest.raises(TraceError, match="is not a file"):
         read_items(tmp_path / "none.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(TraceError, match="0 items"):

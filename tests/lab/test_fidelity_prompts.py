@@ -88,7 +88,7 @@ def test_a_text_may_be_packed_and_must_be_utf_8(loaded: LoadedModel, tmp_path: P
     (prompt,) = Prompts(loaded).read(file)
     assert texts(loaded, prompt) == ["One is here."]
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"prompt\.txt\.gz is no UTF-8"):
+    with pytest.raises(ConfigError, match=r"prompt\.txt\.gz is not UTF-8"):
         list(Prompts(loaded).read(file))
 
 

@@ -16,7 +16,7 @@ from headwater.lab.cluster.worker import SimulatedWorker
 from headwater.lab.cost import Load
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Cluster, Network, Setup
-from headwater.lab.tiers import LATENCY, RUN_TOKENS, TierLaw
+from headwater.lab.tiers import LATENCY_SECONDS, RUN_TOKENS, TierLaw
 from headwater.models.profiles import load_profile
 from headwater.traces.arrivals import at_times
 from headwater.traces.request import Request, Trace
@@ -115,7 +115,7 @@ def test_each_worker_has_its_own_store_and_the_network() -> None:
     stored = loads._sizes.bytes(True, END) / (RUN / STORE)
     assert [outcome.resumed_at for outcome in tally.outcomes] == [0, 0, END]
     assert loads.loaded_tokens == END
-    assert tally.outcomes[2].ttft == pytest.approx(LATENCY + stored + REST)
+    assert tally.outcomes[2].ttft == pytest.approx(LATENCY_SECONDS + stored + REST)
 
 
 @pytest.mark.parametrize("is_published", [True, False])
@@ -130,7 +130,7 @@ def test_prompt_is_routed_to_the_worker_that_stores_it(monkeypatch: pytest.Monke
     one = simulated(requests, [0.0, 10.0, 20.0], Cluster(2, "least_cost"), 94 + 2 * states, tier)
     tally, loads = one.run(), one.workers[0].serving.tiers
     assert loads is not None
-    loading = LATENCY + loads._sizes.bytes(True, END) / (RUN / STORE)
+    loading = LATENCY_SECONDS + loads._sizes.bytes(True, END) / (RUN / STORE)
     assert tally.outcomes[2].ttft == pytest.approx(loading + REST if is_published else 3.0)
     assert [share.requests for share in one.routing.workers] == ([3, 0] if is_published else [2, 1])
     found = one.routing

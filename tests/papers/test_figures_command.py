@@ -35,7 +35,7 @@ def test_what_cannot_be_run_is_refused_in_a_line(tmp_path, capsys):
     assert run(["marconi-11"]) == 2
     assert "marconi-11 needs recorded traffic: say where with --data" in capsys.readouterr().err
     assert run(["marconi-11", "--data", str(tmp_path)]) == 2
-    assert f"{tmp_path / 'mini_swe_agent'} is no file" in capsys.readouterr().err
+    assert f"{tmp_path / 'mini_swe_agent'} is not a file" in capsys.readouterr().err
 
 
 def test_the_help_names_the_figures(capsys):

@@ -57,13 +57,13 @@ def test_ambiguous_name_is_an_error_with_the_candidates(folder):
 
 @pytest.mark.parametrize("asked", ["nowhere", "agent/nothing", "no/where"])
 def test_unknown_name_is_an_error(folder, asked):
-    with pytest.raises(TraceError, match=rf"{asked} is no file, nor is there one below .*data"):
+    with pytest.raises(TraceError, match=rf"{asked} is not a file, nor is there one below .*data"):
         read_trace(Path(asked), data=folder)
 
 
 @pytest.mark.parametrize("asked", ["nowhere", "generated"])
 def test_name_without_a_data_folder_is_an_error_with_the_options(asked):
-    with pytest.raises(TraceError, match=rf"^{asked} is no file, and .* \(--data FOLDER\); .*: generated\(0\)$"):
+    with pytest.raises(TraceError, match=rf"^{asked} is not a file, and .* \(--data FOLDER\); .*: generated\(0\)$"):
         make_trace(asked)
 
 

@@ -1,8 +1,8 @@
-"""Workers and their router, and events of what a cache holds, in the form of vLLM's KV events. No torch.
+"""Workers and their router, and events of caches in the form of vLLM's KV events. No torch.
 
-Events: `digests.py` names what is held, `messages.py` is the form of messages, `ledger.py` and `stream.py` make them,
-and `publisher.py` sends them, by the settings in `publishing.py`. `picture.py` is what a reader knows, and
-`follower.py` keeps it up to date.
+Events: `digests.py` names cached blocks, `messages.py` is the form of messages, `ledger.py` and `stream.py` make them,
+and `publisher.py` sends them, by the settings in `publishing.py`. `picture.py` is a reader's copy of a cache's content,
+and `follower.py` keeps it up to date.
 
 Cluster: `router.py` is an engine for the server that has workers compute, each of which it knows by a `link.py`;
 `cost.py` has the rule that chooses. `worker.py` answers for an engine, `wire.py`

@@ -89,7 +89,7 @@ NOTHING = Found(0, 0)
 
 @dataclass(slots=True)
 class Candidate:
-    """Worker that one request may go to. `price_reads` adds the tokens that it would read."""
+    """Worker that a request may be sent to. `price_reads` adds the tokens that it would read."""
 
     running: int  # requests that compute
     waiting: int

@@ -1,7 +1,7 @@
 """Digests of prefixes and segments, which stand for them in messages: 64 bits, keyed, by unit of the index key.
 
 Without the key no digest can be computed: messages reveal no prompt, and a guessed prompt cannot be tested. A digest
-covers the one before it, and the first one the namespace, so an edge is hashed without what is above it.
+covers the one before it, and the first one the namespace, so that an edge is hashed without its ancestors.
 """
 
 from __future__ import annotations

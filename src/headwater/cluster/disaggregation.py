@@ -116,7 +116,7 @@ def kept(prompt: Prompt, tokens: int) -> Prompt | None:
 
 
 def keeper(answer: Prompt, candidates: Sequence[Candidate], decoded: str) -> int | None:
-    """Return the worker to prefill a finished answer (decision 002); None if there is no candidate.
+    """Return the worker to prefill a finished answer (decision 002); None without candidates.
 
     The cost is that of a prompt, in seconds, with the delay of the requests that run there. The worker that has
     `decoded` it still counts its request, and reads what another one computes before the next turn.

@@ -192,7 +192,7 @@ class Ledger:
         return chains
 
     def _pages_of(self, group: int) -> list[int]:
-        """Return the first pages of what is in a group, in order of position."""
+        """Return the first pages of a group's members, in order of position."""
         pages = np.flatnonzero(np.frombuffer(self._group, np.uint8) == group)
         order = np.argsort(np.frombuffer(self._end, np.int32)[pages], kind="stable")
         found: list[int] = pages[order].tolist()

@@ -77,13 +77,13 @@ class RouterProcesses:
         self.lost: Callable[[str], None] = lambda name: None  # called with each worker that a router lost
 
     def start(self) -> None:
-        """Start the routers, and keep as many."""
+        """Start the routers, and keep their number."""
         with self._lock:
             self._children = [self._started() for _ in range(self._wanted)]
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Let the routers answer what they have, for so many seconds, and end."""
+        """Let the routers end after their open requests, or after `seconds`."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -126,13 +126,13 @@ class RouterProcesses:
         return all(one is not None and one["state"] == "up" for one in self._seen(name))
 
     def _seen(self, name: str) -> list[dict[str, Any] | None]:
-        """Return what each router says of a worker; None: it does not know it."""
+        """Return each router's report of a worker; None: it does not know it."""
         with self._lock:
             shown = [child.health.get("workers", ()) for child in self._children]
         return [next((one for one in workers if one["name"] == name), None) for workers in shown]
 
     def wait_for(self, workers: int, seconds: float) -> bool:
-        """Wait until every router knows so many workers; False if they do not within `seconds`."""
+        """Wait until every router knows `workers` workers; False if they do not within `seconds`."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             with self._lock:
@@ -147,12 +147,12 @@ class RouterProcesses:
         return sum(one["state"] != "joining" for one in child.health.get("workers", ()))
 
     def health(self) -> dict[str, Any]:
-        """Return what the first router says of itself."""
+        """Return the first router's /health."""
         with self._lock:
             return self._children[0].health
 
     def state(self) -> dict[str, Any]:
-        """Return the workers, and what became of the requests of all routers."""
+        """Return the workers, and the outcomes of all routers' requests."""
         with self._lock:
             states = [child.health for child in self._children if child.health]
             routers = [child.process.pid for child in self._children]
@@ -171,7 +171,7 @@ class RouterProcesses:
     def _tell(self, *command: object) -> None:
         with self._lock:
             for child in self._children:
-                with suppress(OSError):  # it has ended, and the next one is told everything
+                with suppress(OSError):  # it has ended, and its successor gets everything
                     child.pipe.send(command)
 
     def _started(self) -> Child:

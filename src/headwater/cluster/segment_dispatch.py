@@ -61,8 +61,8 @@ def smallest_count(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
 def soonest(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
     """Assign segments, the longest first, each to the worker from which it comes soonest to the one that combines.
 
-    Equation 9 in seconds: a sum begins with the worker's queue, and a segment ends with its transfer. Of workers that
-    differ only in their queues, the one that ends first is compared.
+    Equation 9 in seconds: a sum begins with the worker's queue, and a segment ends with its transfer. Only the
+    first to end of several workers that differ only in their queues is compared.
     """
     found = [0] * len(tokens)
     alike: defaultdict[tuple[float, ReadSpeed | None], list[tuple[float, int]]] = defaultdict(list)  # heaps of ends

@@ -5,7 +5,7 @@ there. The worker that has the part opens it through /proc, which the kernel all
 writes the part into it. The reader copies it into pages of its own before it checks the digest: what anyone writes to
 the buffer afterwards changes nothing.
 
-Linux alone has such memory. Two containers with process numbers of their own are two hosts here.
+Only Linux has such memory. Two containers with separate process numbers count as two hosts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BufferPlace(msgspec.Struct, array_like=True, frozen=True):
 
 @cache
 def this_host() -> str:
-    """Return what processes have in common that can open each other's memory; "" if this system has none to share."""
+    """Return an id that processes share which can open each other's memory; "" if this system cannot share it."""
     if not SEALS or not hasattr(os, "memfd_create"):
         return ""
     with suppress(OSError):
@@ -58,7 +58,7 @@ class SharedBuffer:
     """Memory of a fixed size, which others of this host may write to."""
 
     def __init__(self, size: int) -> None:
-        """Raises OSError if there is no such memory."""
+        """Allocate `size` bytes. Raises OSError if that fails."""
         file = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(file, size)
@@ -70,24 +70,24 @@ class SharedBuffer:
             raise
 
     def read(self, size: int) -> memoryview:
-        """Return its first bytes as they are now: others may change them."""
+        """Return its first `size` bytes, which others may still change."""
         return self._memory[:size]
 
     def close(self) -> None:
-        """Let no more processes write to it. The memory goes with its last reader."""
+        """Close the buffer to other processes. Its memory is freed with its last reader."""
         os.close(self.place.file)
         self._memory = memoryview(b"")
 
 
 class SharedBuffers:
-    """Buffers that no read uses now, for the next ones: to write to new memory takes three times as long."""
+    """Pool of unused buffers: writes to new memory take three times as long."""
 
     def __init__(self) -> None:
         self._free: list[SharedBuffer] | None = []  # None: closed
         self._failed = False  # once
 
     def take(self, size: int) -> SharedBuffer | None:
-        """Return a buffer of at least `size` bytes; None if there is no memory for it."""
+        """Return a buffer of at least `size` bytes; None if it cannot be allocated."""
         try:
             found = self._free.pop() if self._free else None
         except IndexError:  # another thread took it
@@ -100,7 +100,9 @@ class SharedBuffers:
             return SharedBuffer(size)
         except OSError as error:
             level, self._failed = logging.DEBUG if self._failed else logging.WARNING, True
-            log.log(level, "parts come over the network: there is no buffer of %s bytes: %s", f"{size:,}", error)
+            log.log(
+                level, "parts come over the network: a buffer of %s bytes cannot be allocated: %s", f"{size:,}", error
+            )
             return None
 
     def give(self, buffer: SharedBuffer) -> None:
@@ -142,12 +144,12 @@ def _opened(place: BufferPlace, size: int) -> int:
     """Open a buffer of at least `size` bytes, and nothing else. Raises NotShared or OSError."""
     path = f"/proc/{place.process}/fd/{place.file}"
     if not os.readlink(path).startswith(f"/memfd:{NAME}"):
-        raise NotShared("it named a file that is no buffer")
+        raise NotShared("it named a file that is not a buffer")
     file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         found = os.fstat(file)
         if found.st_ino != place.inode or fcntl.fcntl(file, fcntl.F_GET_SEALS) & SEALS != SEALS:
-            raise NotShared("it named a file that is no buffer")
+            raise NotShared("it named a file that is not a buffer")
         if found.st_size < size:
             raise NotShared(f"its buffer has {found.st_size:,} bytes, the part has {size:,}")
     except BaseException:

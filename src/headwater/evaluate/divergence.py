@@ -1,6 +1,6 @@
-"""Kullback-Leibler divergence (1951) of next-token distributions of two servers, as far as an API reports them.
+"""Kullback-Leibler divergence (1951) of two servers' reported next-token distributions.
 
-An API reports the most likely tokens only. Tokens that both servers report are compared one by one, all others as one
+An API reports only the most likely tokens. Tokens that both servers report are compared one by one, all others as one
 bucket, so the figure is at most the divergence of the whole distributions: grouping outcomes never adds to it (Cover
 and Thomas 2006, section 2.7).
 """
@@ -21,8 +21,8 @@ from headwater.evaluate.summary import Estimate, estimate
 from headwater.load.endpoint import ServerError
 from headwater.percentile import percentile
 
-MAX_TOP_LOGPROBS = 20  # tokens that the API reports at most
-MIN_PROBABILITY = 1e-9  # the least probability of the other server's bucket: sums of rounded numbers reach 1
+MAX_TOP_LOGPROBS = 20  # reported by the API
+MIN_PROBABILITY = 1e-9  # of the other server's bucket: sums of rounded numbers reach 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def read_items(path: Path) -> list[Item]:
     Raises TraceError, which names the line, for a malformed item, and for a file without items.
     """
     if not path.is_file():
-        why = "the package has no held-out set: name a file with --tasks" if path == DEFAULT_TASKS else "is no file"
+        why = "the package has no held-out set: name a file with --tasks" if path == DEFAULT_TASKS else "is not a file"
         raise TraceError(f"{path}: {why}")
     source = Source(path)
     items = []
@@ -64,7 +64,7 @@ def read_items(path: Path) -> list[Item]:
 
 
 def drawn(items: Sequence[Item], limit: int | None) -> list[Item]:
-    """Return at most `limit` items in their order: of each kind as many, as far as it has them, evenly spaced."""
+    """Return at most `limit` items in their order: equally many of each kind, if it has them, evenly spaced."""
     if limit is None or limit >= len(items):
         return list(items)
     by_kind: dict[str, list[int]] = {}

@@ -55,12 +55,12 @@ class Perplexity:
 
 
 def read_utf8(path: Path) -> str:
-    """Read a text file, plain, gzip or zstd. Raises ConfigError if it is no UTF-8 or cannot be unpacked."""
+    """Read a text file, plain, gzip or zstd. Raises ConfigError if it is not UTF-8 or cannot be unpacked."""
     try:
         with open_bytes(path) as file:
             return file.read().decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no UTF-8: {error}") from error
+        raise ConfigError(f"{path} is not UTF-8: {error}") from error
     except (EOFError, zstandard.ZstdError) as error:
         raise ConfigError(f"{path} cannot be unpacked: {error}") from error
 

@@ -67,7 +67,7 @@ def malformed(call: Json, tools: Iterable[Json]) -> str | None:
     try:
         arguments = json.loads(call["arguments"])
     except (ValueError, RecursionError) as error:
-        return f"arguments are no JSON: {error}"
+        return f"arguments are not JSON: {error}"
     if not isinstance(arguments, dict):
         return f"arguments are {arguments!r}, must be an object"
     return misfit(arguments, schemas[call["name"]], "arguments")

@@ -55,7 +55,7 @@ class Summary:
     items: int
     groups: int
     exact: Estimate
-    f1: Estimate | None  # of the items that are no tool calls
+    f1: Estimate | None  # of items without tool calls
     well_formed: Estimate | None  # of the tool calls
     failed: int  # refused, or an error; they count as wrong
     prompt_tokens: int
@@ -173,7 +173,7 @@ def as_json(
 
 
 def _row(one: Scored) -> Json:
-    """Return an answer beside the right one. Log probabilities are left out: they are many, and compared already."""
+    """Return an answer and the right one. Log probabilities are omitted: they are many, and already compared."""
     item = one.item
     answer = {name: value for name, value in asdict(one.answer).items() if name != "logprobs"}
     asked = {name: getattr(item, name) for name in ("kind", "n_documents", "tokens", "group", "answers")}

@@ -90,7 +90,7 @@ class Answer:
         try:
             event = json.loads(data)
         except ValueError as error:
-            self.error = f"an event is no JSON: {error}"
+            self.error = f"an event is not JSON: {error}"
             return []
         if not isinstance(event, dict):
             self.error = f"an event is {str(event)[:80]!r}, must be an object"

@@ -58,7 +58,7 @@ class Client:
 
 
 def base_url(url: str) -> str:
-    """Strip a trailing /v1 from a URL. Raises ValueError if it is no http(s) URL."""
+    """Strip a trailing /v1 from a URL. Raises ValueError if it is not an http(s) URL."""
     url = url.rstrip("/").removesuffix("/v1")
     try:
         parsed = httpx.URL(url)

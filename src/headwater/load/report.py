@@ -122,7 +122,7 @@ def _counts(phase: Phase, summary: Summary, slo: Slo) -> Table:
 
 
 def _times(summary: Summary) -> Table:
-    """Return a column for each time, so that five of them fit beside each other."""
+    """Return a column for each time; five of them fit next to each other."""
     measured = {
         "first token, from sending": summary.ttft,
         "first token, from when due": summary.ttft_from_due,

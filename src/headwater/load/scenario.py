@@ -1,6 +1,6 @@
-"""Scenarios of the load generator: one load, overload, or one tenant beside a flood.
+"""Scenarios of the load generator: one load, overload, or one tenant during another one's flood.
 
-All phases take their sessions from one source, each where the last one stopped: drawn prompts do not repeat between
+All phases read their sessions from one source, each where the previous one stopped: drawn prompts do not repeat between
 phases, shared prefixes do.
 """
 
@@ -80,7 +80,7 @@ class Scenario:
             self._load.stop()
 
     async def warm(self, clients: int, requests: int) -> None:
-        """Send requests that do not count."""
+        """Send requests that are not counted."""
         await self._phase("warm-up", Pace(clients=clients), Limits(requests))
 
     async def once(self, pace: Pace) -> list[Phase]:
@@ -99,7 +99,7 @@ class Scenario:
         return phases
 
     async def fairness(self, pace: Pace, flood: float) -> list[Phase]:
-        """Measure one tenant at `pace.rate` alone, then beside another one that sends `flood` times as much."""
+        """Measure one tenant at `pace.rate`, first by itself, then with another one at `flood` times that rate."""
         assert pace.rate is not None
         limits = self._limits
         phases = [await self._phase("alone", pace, limits, self._calls(pace, QUIET))]
@@ -108,7 +108,7 @@ class Scenario:
             calls = heapq.merge(self._calls(pace, QUIET), self._calls(loud, FLOOD), key=lambda call: call.due)
             if limits.requests is not None:
                 limits = replace(limits, requests=round(limits.requests * (1 + flood)))
-            phases.append(await self._phase(f"beside {flood:g} times as much", pace, limits, calls))
+            phases.append(await self._phase(f"with {flood:g} times as much", pace, limits, calls))
         return phases
 
     async def _phase(self, name: str, pace: Pace, limits: Limits, calls: Iterable[Call] | None = None) -> Phase:

@@ -34,7 +34,7 @@ class Turn:
     """One request: messages that it adds to the conversation, or a prompt of its own."""
 
     messages: tuple[Message, ...] = ()  # new since the last answer
-    prompt: str | tuple[int, ...] | None = None  # text or token ids for /v1/completions, in place of messages
+    prompt: str | tuple[int, ...] | None = None  # text or token ids for /v1/completions, instead of messages
     reply: str | None = None  # as recorded
     at: float | None = None  # seconds on the recording's clock
     output_tokens: int | None = None  # None: the run's

@@ -1,4 +1,4 @@
-"""A request of a trace as the scheduler's sequence, with a key and a length but no tokens; and its prefill alone."""
+"""Recorded requests as the scheduler's sequences, with a key and a length but no tokens, and their prefill."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class _FromTrace(Sequence):
 
 
 class ReplayedAnswer(_FromTrace, FinishedAnswer):
-    """The prefill of what was answered to a recorded request."""
+    """Prefill of the recorded answer to a request."""
 
 
 class Replayed(_FromTrace, Answered):
-    """The prompt of a recorded request."""
+    """Prompt of a recorded request."""
 
     def __init__(self, id: int, trace: Trace, request: Request) -> None:
         super().__init__(id, trace, request, request.prompt_tokens, request.segments)

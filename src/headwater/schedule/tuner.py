@@ -2,7 +2,7 @@
 
 Until the first eviction the tuner counts requests. Then it takes a snapshot of the cache, records the requests that
 follow, `multiplier` times as many, and replays them from the snapshot under each alpha of a grid. It adopts the best
-alpha once and for all. If the traffic ends before that, alpha stays 0.
+alpha and keeps it. If the traffic ends before that, alpha stays 0.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Replay = Callable[[PrefixCache, Placement, Trace], int]  # serves a trace one by
 
 def replay_window(cache: PrefixCache, placement: Placement, window: Trace) -> int:
     """Serve the requests one by one; return the prompt tokens that hit."""
-    alone = OneByOne(window, cache, Planner(cache, placement))
-    accounts = [alone.serve(request) for request in window.requests]
+    sequential = OneByOne(window, cache, Planner(cache, placement))
+    accounts = [sequential.serve(request) for request in window.requests]
     return sum(account.resumed_at for account in accounts if account is not None)
 
 
@@ -193,7 +193,7 @@ def _hits(spelling: str) -> int:
     return _study.hits(spelling)
 
 
-WORKERS = 2  # processes that replay beside a server
+REPLAY_PROCESSES = 2  # of a server
 log = logging.getLogger("headwater.engine")
 
 
@@ -205,7 +205,7 @@ class ServerTuning:
 
     def __init__(self, scheduler: Scheduler, cache: PrefixCache) -> None:
         self._unit, self._keeps_answers = scheduler.layout.unit_tokens, scheduler.decode_reuse != "none"
-        self._tuner: Tuner | None = Tuner(cache, scheduler.placement, workers=WORKERS, wait=False)
+        self._tuner: Tuner | None = Tuner(cache, scheduler.placement, workers=REPLAY_PROCESSES, wait=False)
 
     def completed(self, seq: Sequence) -> None:
         if self._tuner is None or self._tuner.done:

@@ -1,7 +1,7 @@
-"""Catalog of a store's parts, and the order in which they are evicted: KV that no state needs goes first.
+"""Catalog of a store's parts, and their order of eviction: first KV that no state needs.
 
-Any state or segment may be evicted; a run of KV only if no state stands at its end and no run continues it. The first
-state or segment to go saves the least computing time per byte freed and per second since its last use.
+Any state or segment may be evicted; a run of KV only if no state is at its end and no run continues it. The state or
+segment that saves the least computing time per freed byte and per second since its last use is evicted first.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 from headwater.tiers.names import ENTRIES, FINGERPRINT, RUN, STATE, WHOLE, entries_name, tag_of
 
-MIN_AGE_SECONDS = 1.0  # seconds; a clock may go back
-YOUNG_SECONDS = 60.0  # seconds: a run without a state may be part of a copy that another server makes
+MIN_AGE_SECONDS = 1.0  # a clock may be set back
+YOUNG_SECONDS = 60.0  # a younger run without a state may be part of another server's copy in progress
 
 
 @dataclass(slots=True)
 class Entry:
-    """A part."""
+    """Catalog entry of a part."""
 
     bytes: int
     used: float  # time of its last use
-    seconds: float  # that computing it took
-    below: str  # digest of the end of the run that it goes on from; "" of a state or a segment
+    seconds: float  # of its computation
+    below: str  # digest of the end of the run that it continues; "" of a state or a segment
 
 
 def digest_of(name: str) -> str:
@@ -48,14 +48,14 @@ class Catalog:
         self.states[tag_of(name)] += name.startswith(STATE)
 
     def remove(self, name: str) -> None:
-        """Take a part out, if it is there."""
+        """Remove a part, if it is there."""
         entry = self.entries.pop(name, None)
         if entry is not None:
             self.bytes -= entry.bytes
             self.states[tag_of(name)] -= name.startswith(STATE)
 
     def stranded(self) -> list[str]:
-        """Return runs of KV that no state needs, entries without a run, and fingerprints of which nothing is left."""
+        """Return runs of KV that no state needs, entries without a run, and fingerprints without parts."""
         return list(_Tree(dict(self.entries), frozenset()).stranded())
 
     def victims(self, now: float, keep: Set[str] = frozenset()) -> Iterator[list[str]]:
@@ -70,7 +70,7 @@ class Catalog:
         while queue:
             value, name = heapq.heappop(queue)
             again = tree.value(name, now)
-            if again > value and queue and again > queue[0][0]:  # a run that it shared is its own now, or the reverse
+            if again > value and queue and again > queue[0][0]:  # a shared run is now its own, or the reverse
                 heapq.heappush(queue, (again, name))
                 continue
             tree.states.discard(digest_of(name))
@@ -78,23 +78,23 @@ class Catalog:
 
 
 class _Tree:
-    """Runs by the digest of their ends: a run goes on from the ones whose digest is its `below`.
+    """Runs by the digest of their ends: a run continues those whose digest is its `below`.
 
-    Entries of the MTP head go with the run beside which they stand.
+    Entries of the MTP head are evicted with the run of the same tokens.
     """
 
     def __init__(self, entries: dict[str, Entry], keep: Set[str]) -> None:
         self.entries, self.keep = entries, keep
         self.states = {digest_of(name) for name in entries if name.startswith(STATE)}
         self.runs: defaultdict[str, set[str]] = defaultdict(set)  # names by the digest of the end
-        self.above: defaultdict[str, int] = defaultdict(int)  # runs that go on from a digest
+        self.above: defaultdict[str, int] = defaultdict(int)  # number of runs that continue a digest
         for name, entry in entries.items():
             if name.startswith(RUN):
                 self.runs[digest_of(name)].add(name)
                 self.above[entry.below] += 1
 
     def value(self, name: str, now: float) -> float:
-        """Return the seconds that a part saves, for the bytes that go with it and the time since its last use."""
+        """Return the seconds that a part saves per byte evicted with it and per second since its last use."""
         entry = self.entries[name]
         size, digest, others = entry.bytes, digest_of(name), 0
         while self.above[digest] <= others and (digest not in self.states or not others):

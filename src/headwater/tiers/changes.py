@@ -1,6 +1,6 @@
-"""Changes of what one store holds for this server: prefixes and segments that were stored, and parts that are gone.
+"""Changes of a store's content: stored prefixes and segments, and removed parts.
 
-A change is noted by the thread that made it, and taken by another one.
+The thread that made a change notes it, and another one reads it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class PartsRemoved:
-    """Parts are gone; names of others are ignored."""
+    """Parts were removed; unknown names are ignored."""
 
     names: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class AllForgotten:
-    """Nothing is known of the store any more."""
+    """The whole content of the store became unknown."""
 
 
 Change = PrefixStored | SegmentsStored | BlocksStored | PartsRemoved | AllForgotten
@@ -62,7 +62,7 @@ class StoreChanges:
 
 
 class StoreLog(StoreChanges):
-    """Log of changes, until they are taken. It takes none until it is opened."""
+    """Log of changes until they are read. It ignores changes before it is opened."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -75,11 +75,11 @@ class StoreLog(StoreChanges):
             self.wake()
 
     def open(self) -> None:
-        """Take changes from now on."""
+        """Log changes from now on."""
         self.is_open = True
 
     def close(self) -> None:
-        """Take no more changes; whoever reads the log forgets what it has read."""
+        """Ignore further changes; the log's reader forgets all earlier ones."""
         self.put(AllForgotten())
         self.is_open = False
 

@@ -1,8 +1,7 @@
-"""Disk store: a file a part, named by its digest. The files are all there is: no journal can be torn or be wrong.
+"""Disk store: one file for each part, named by its digest, and no other data such as a journal.
 
-A file is written under another name and renamed, so it is whole or not there. Servers may share a folder: each sees the
-other's files, and one at a time evicts. Durable after loss of power is not promised: what is torn then is found when it
-is read.
+A file is written under another name and renamed, so that it is whole or missing. Servers may share a folder: each sees
+the other's files, and one at a time evicts. Files may be torn after a loss of power, which is found when they are read.
 """
 
 from __future__ import annotations
@@ -190,7 +189,7 @@ class DiskStore:
                 self._evicted += len(names)
                 self.changes.put(PartsRemoved(names))
             if self._catalog.bytes + size > self.limit:
-                raise StoreFull(f"{self.shown}: {size:,} bytes do not fit beside {self._catalog.bytes:,}")
+                raise StoreFull(f"{self.shown}: {size:,} bytes do not fit in addition to {self._catalog.bytes:,}")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -238,7 +237,7 @@ class DiskStore:
                         yield from files
 
     def _wait_for_scan(self) -> None:
-        """Wait for the first listing: it ends with a catalog of its own, without what was changed meanwhile."""
+        """Wait for the first listing, which ends with a new catalog, without changes made meanwhile."""
         scan = self._scan
         if scan is not None:
             scan.join()

@@ -50,4 +50,4 @@ class Fingerprint:
             found = json.loads(b"".join(part.payload))
             return cls({str(name): str(digest) for name, digest in found["components"].items()}, str(found["model"]))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise CorruptPart(f"it is no fingerprint: {error}") from error
+            raise CorruptPart(f"it is not a fingerprint: {error}") from error

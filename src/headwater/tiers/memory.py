@@ -99,4 +99,4 @@ class MemoryStore:
             self._evicted += len(names)
             self.changes.put(PartsRemoved(names))
         if self._catalog.bytes + size > self.limit:
-            raise StoreFull(f"{self.shown}: {size:,} bytes do not fit beside {self._catalog.bytes:,}")
+            raise StoreFull(f"{self.shown}: {size:,} bytes do not fit in addition to {self._catalog.bytes:,}")

@@ -2,7 +2,7 @@
 
 A segment is named by the digest of its whole key, which has the namespace.
 
-A name has 160 bits, and 32 more of a keyed digest of the fingerprint alone, by which a store counts the states of each
+A name has 160 bits, and 32 more of a keyed digest of the fingerprint, by which a store counts the states of each
 fingerprint. Without the tier key none can be computed: names reveal no prompt, and a guessed prompt cannot be tested. A
 part also holds the index key up to its end, which each read compares: a collision loads nothing.
 """
@@ -23,15 +23,15 @@ KEY_BYTES = 32
 DIGEST_BYTES, TAG_BYTES = 20, 4
 STATE, RUN = "s", "k"  # kinds of parts: the state at a position, the KV of a run of pages that ends there
 SEGMENT = "g"  # all of a segment
-ENTRIES = "m"  # entries of the MTP head beside a run of KV
+ENTRIES = "m"  # entries of the MTP head of a run of KV
 TAIL = "t"  # the tail of a prompt, which no store has: workers of a cluster send it to each other
 FINGERPRINT = "f"  # a fingerprint under which parts are stored
 NAME = re.compile(f"[{STATE}{RUN}{SEGMENT}{ENTRIES}{FINGERPRINT}][0-9a-f]+(-[0-9]+)?")
-WHOLE = STATE, SEGMENT  # kinds that are evicted by what they save; KV goes with the states above it
+WHOLE = STATE, SEGMENT  # kinds that are evicted by their value; KV is evicted with the states above it
 
 
 def read_key(path: Path, what: str = "tier key") -> bytes:
-    """Return the secret key in a file; a new one is written, with mode 0600, if there is no file. `what`: for errors.
+    """Return the secret key in a file; if it is missing, write a new one with mode 0600. `what`: for errors.
 
     Raises ConfigError for a file that other users can read, that is not a key, or that cannot be read or written.
     """
@@ -126,12 +126,12 @@ def run_name(digests: Sequence[str], start: int, end: int) -> str:
 
 
 def entries_name(run: str) -> str:
-    """Return the name of the head's entries beside the run of KV with this name."""
+    """Return the name of the head's entries of the run of KV with this name."""
     return ENTRIES + run[1:]
 
 
 def runs_of(end: int, length: int) -> list[tuple[int, int]]:
-    """Return the runs that the first `end` units are stored in: of `length` each, the last one may be shorter."""
+    """Return the runs of `length` units that store the first `end` units; the last one may be shorter."""
     return [(start, min(start + length, end)) for start in range(0, end, length)]
 
 

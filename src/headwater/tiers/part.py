@@ -17,7 +17,7 @@ from headwater.errors import HeadwaterError
 from headwater.tiers.names import DIGEST_BYTES, TAG_BYTES
 
 MAGIC, VERSION = b"hwtr", 2
-# magic, version, kind, position of start and end in units, seconds that computing it took, digest of the key up to the
+# magic, version, kind, position of start and end in units, seconds of its computation, digest of the key up to the
 # start, bytes of key and payload
 HEADER = struct.Struct(f"<4sHcxQQd{DIGEST_BYTES + TAG_BYTES}sQQ")
 SEAL_BYTES = 32
@@ -25,12 +25,12 @@ Buffer = bytes | bytearray | memoryview
 
 
 class CorruptPart(HeadwaterError):
-    """A stored part is not what was stored."""
+    """A stored part is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A state, the KV of a run of pages or entries beside it, or a segment, with its place.
+    """A state, the KV of a run of pages, the head's entries of a run, or a segment, with its place.
 
     Positions are in units of the index; those of a segment, whose interior they delimit, in tokens.
     """
@@ -40,8 +40,8 @@ class Part:
     end: int
     key: Buffer  # of the index, up to the end; of a segment, encoded
     payload: Sequence[Buffer]  # one after the other
-    seconds: float = 0.0  # that computing it took
-    below: str = ""  # digest of the key up to the start: where the run ends that this one goes on from
+    seconds: float = 0.0  # of its computation
+    below: str = ""  # digest of the key up to the start, the end of the run that this one continues
 
     @property
     def bytes(self) -> int:
@@ -55,7 +55,7 @@ class PartPlace:
     name: str
     kind: str  # STATE, RUN or ENTRIES
     end: int
-    start: int = 0  # of a run, and of the entries beside it
+    start: int = 0  # of a run, and of its entries
     below: str = ""  # digest of the key up to the start of a run
 
 
@@ -76,7 +76,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Part's header, which a store reads to choose what to evict. It proves nothing: only the whole part is checked."""
+    """Header of a part, by which a store evicts. It is not checked by itself: only the whole part is."""
 
     kind: str
     seconds: float
@@ -84,7 +84,7 @@ class Header:
 
     @classmethod
     def of(cls, content: Buffer) -> Header | None:
-        """Read the beginning of a part, at least `HEADER.size` bytes; None if it is none."""
+        """Read the beginning of a part, at least `HEADER.size` bytes; None if it is not a header."""
         if len(content) < HEADER.size:
             return None
         magic, version, kind, _, _, seconds, below, _, _ = HEADER.unpack_from(content)
@@ -94,13 +94,13 @@ class Header:
 
 
 def key_bytes_of(header: Buffer) -> int:
-    """Return the bytes of the key that follows a header; 0 for bytes that are no header."""
+    """Return the bytes of the key after a header; 0 for bytes that are not a header."""
     n_key: int = HEADER.unpack(header)[-2] if len(header) == HEADER.size else 0
     return n_key
 
 
 def is_duration(seconds: float) -> bool:
-    """Return whether a number, which a header may have from anyone, is one of seconds."""
+    """Return whether a number from an unchecked header is a duration in seconds."""
     return 0.0 <= seconds < math.inf
 
 
@@ -111,7 +111,7 @@ class Sealer:
         self._key = blake3(b"headwater part", key=key).digest()
 
     def seal(self, name: str, part: Part) -> list[Buffer]:
-        """Return the bytes of a part, in pieces that are to be written one after the other."""
+        """Return the bytes of a part, in pieces to write one after the other."""
         below = bytes.fromhex(part.below)
         place = part.kind.encode(), part.start, part.end, part.seconds, below
         header = HEADER.pack(MAGIC, VERSION, *place, len(part.key), part.bytes)
@@ -122,7 +122,7 @@ class Sealer:
         view = memoryview(content)
         least = HEADER.size + SEAL_BYTES
         if len(view) < least:
-            raise CorruptPart(f"the part has {len(view):,} bytes; header and digest alone take {least}")
+            raise CorruptPart(f"the part has {len(view):,} bytes; header and digest take {least}")
         n_key = HEADER.unpack_from(view)[-2]
         end = len(view) - SEAL_BYTES
         at = min(HEADER.size + n_key, end)
@@ -135,9 +135,9 @@ class Sealer:
             raise CorruptPart(f"the header has {magic!r}, version {version}; must be {MAGIC!r}, version {VERSION}")
         sizes = len(key), sum(map(len, payload))
         if (n_key, n_payload) != sizes:
-            raise CorruptPart(f"key and content have {sizes} bytes, the header says {(n_key, n_payload)}")
+            raise CorruptPart(f"key and content have {sizes} bytes, the header has {(n_key, n_payload)}")
         if self._digest(name, header, key, *payload) != seal:
-            raise CorruptPart("its content is not what was stored")
+            raise CorruptPart("its content differs from the stored one")
         return Part(kind.decode(), start, end, key, payload, seconds, below.hex())
 
     def _digest(self, name: str, *pieces: Buffer) -> bytes:

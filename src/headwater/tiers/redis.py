@@ -30,7 +30,7 @@ EVICTION_LOCK_SECONDS = 30  # after which a server that evicts is thought to hav
 FREED_SHARE = 0.05  # of the limit that an eviction frees at least
 NAMES_PER_CALL = 1000
 MANIFEST = re.compile(rb"([0-9a-f]{24}) (\d{1,15}) (\d{1,15})")  # upload, number of pieces, size
-ENTRY = re.compile(rb"(\d{1,15}) (\S{1,32}) ([0-9a-f]*)")  # size, seconds, digest of the run that it goes on from
+ENTRY = re.compile(rb"(\d{1,15}) (\S{1,32}) ([0-9a-f]*)")  # size, seconds, digest of the run that it continues
 
 WRONG_TYPE = "WRONGTYPE"  # beginning of Redis' error
 KINDS, NONE = (b"hash", b"zset", b"string", b"hash"), b"none"  # types of the shared keys; of a key that is not there
@@ -51,7 +51,7 @@ redis.call('INCRBY', KEYS[4], ARGV[5])
 if ARGV[8] ~= '' then redis.call('HINCRBY', KEYS[5], ARGV[8], 1) end
 return 1
 """
-# Remove a part if it is still of that upload, or its key is no string. KEYS likewise; ARGV: name, manifest, tag. The
+# Remove a part if it is still of that upload, or its key is not a string. KEYS likewise; ARGV: name, manifest, tag. The
 # entry has the size.
 REMOVE = """
 local manifest = redis.pcall('GET', KEYS[1])
@@ -154,7 +154,7 @@ class RedisStore:
             return pieces
 
     def _read_key(self, key: str) -> bytes | None:
-        """Return what a key has: None if it is not there, nothing if it is no string."""
+        """Return the value of a key: None if it is missing, empty if it is not a string."""
         try:
             return self._found(self._client.get(key))
         except self._redis.ResponseError as error:
@@ -253,7 +253,7 @@ class RedisStore:
                 self._evicted += len(names)
             self._recount(catalog)
             if catalog.bytes + size > self.limit:
-                raise StoreFull(f"{self.shown}: {size:,} bytes do not fit beside {catalog.bytes:,}")
+                raise StoreFull(f"{self.shown}: {size:,} bytes do not fit in addition to {catalog.bytes:,}")
         finally:
             if self._client.get(lock) == own.encode():
                 self._client.delete(lock)
@@ -269,7 +269,7 @@ class RedisStore:
         pipe.execute()
 
     def _catalog(self) -> Catalog:
-        """Return what the store holds; entries without a manifest, and parts without a valid entry, are dropped."""
+        """Return the catalog; entries without a manifest, and parts without a valid entry, are dropped."""
         catalog = Catalog()
         entries = self._client.hgetall(self._shared[0])
         used = dict(self._client.zrange(self._shared[1], 0, -1, withscores=True))
@@ -281,14 +281,14 @@ class RedisStore:
                 self._client.hdel(self._shared[0], name)
                 self._client.zrem(self._shared[1], name)
             elif entry is None:
-                log.warning("%s: part %s is dropped: its entry is not what was stored", self.shown, name.decode())
+                log.warning("%s: part %s is dropped: its entry is invalid", self.shown, name.decode())
                 self._delete(name.decode())
             else:
                 catalog.add(name.decode(), entry)
         return catalog
 
     def _delete(self, name: str) -> None:
-        """Remove a part, and its own upload alone: another server may store it again meanwhile."""
+        """Remove a part, and only its own upload: another server may store it again meanwhile."""
         manifest = self._read_key(self._manifest(name))
         if manifest is None:
             return
@@ -300,7 +300,7 @@ class RedisStore:
                 return  # a manifest that is not ours may claim any number
 
     def _mend(self) -> None:
-        """Delete shared keys that are not what servers of ours write, and would make every later call fail.
+        """Delete shared keys of other types than Headwater writes, which would make every later call fail.
 
         What they said of parts is lost: these are read as before, but not counted.
         """
@@ -316,7 +316,7 @@ class RedisStore:
         ):
             wrong.append(states)
         for key in wrong:
-            log.warning("%s: key %s is deleted: it is not what was stored", self.shown, key)
+            log.warning("%s: key %s is deleted: its value is invalid", self.shown, key)
             self._client.delete(key)
 
     def _manifest(self, name: str) -> str:
@@ -351,7 +351,7 @@ def _is_number(text: bytes) -> bool:
 
 
 def _read_manifest(manifest: bytes) -> tuple[str, int, int] | None:
-    """Return upload, number of pieces and size; None if it is no manifest."""
+    """Return upload, number of pieces and size; None if it is not a manifest."""
     found = MANIFEST.fullmatch(manifest)
     if found is None or int(found[2]) != -(-int(found[3]) // PIECE_BYTES):
         return None
@@ -359,7 +359,7 @@ def _read_manifest(manifest: bytes) -> tuple[str, int, int] | None:
 
 
 def _read_entry(entry: bytes, used: float) -> Entry | None:
-    """Return the entry of a part that was used at `used`; None if it is no entry."""
+    """Return the entry of a part that was used at `used`; None if it is not an entry."""
     found = ENTRY.fullmatch(entry)
     with suppress(ValueError):
         if found is not None and is_duration(seconds := float(found[2])):

@@ -15,7 +15,7 @@ PEER = "peer"  # kind of the memory of other workers
 
 
 class StoreError(HeadwaterError):
-    """A store cannot be read or written. What it holds counts as missing."""
+    """A store cannot be read or written. Its parts count as missing."""
 
 
 class StoreFull(StoreError):
@@ -41,31 +41,31 @@ class Store(Protocol):
     shown: str  # its place, without a password
 
     def has(self, names: Sequence[str]) -> list[bool]:
-        """Return which parts there are. Their content is not read."""
+        """Return for each name whether there is a part. Contents are not read."""
 
     def get(self, name: str) -> Buffer | None:
-        """Return the bytes of a part, or None if there is none; it counts as used now."""
+        """Return the bytes of a part, which counts as used now; None if it is missing."""
 
     def read_into(self, name: str, pieces: Sequence[memoryview]) -> bool:
         """Fill pieces, one after the other, with the bytes of a part; it counts as used now.
 
-        False if there is none, or it has another size: the pieces may have any content then.
+        False if it is missing or has another size: the pieces may then have any content.
         """
 
     def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:
-        """Store bytes under a name, whole or not at all; what is there stays. `keep` are names that are not evicted.
+        """Store bytes under a new name, whole or not at all; an existing part stays. `keep`: names not to evict.
 
         Raises StoreFull.
         """
 
     def touch(self, names: Sequence[str]) -> None:
-        """Note that parts were used now; names that are not there are ignored."""
+        """Note that parts were used now; unknown names are ignored."""
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove parts; names that are not there are ignored."""
+        """Remove parts; unknown names are ignored."""
 
     def usage(self) -> Usage:
-        """Return what it holds, without reading parts."""
+        """Return its usage, without reading parts."""
 
     def catalog(self) -> Catalog:
         """Return an entry for each part."""
@@ -75,16 +75,16 @@ class Store(Protocol):
 
 @runtime_checkable
 class OwnStore(Store, Protocol):
-    """Store that may be one server's own, which then publishes what it holds."""
+    """Store that may be one server's own, which then publishes its content."""
 
     medium: str  # in KV events
     changes: StoreChanges  # gets the parts that are evicted or deleted here
 
     def claim(self) -> None:
-        """Note that this server publishes what the store holds."""
+        """Note that this server publishes the store's content."""
 
     def is_private(self) -> bool:
-        """Return whether this server has claimed it, and no other one."""
+        """Return whether only this server has claimed it."""
 
     def piece(self, name: str, at: int, size: int) -> bytes:
         """Return `size` bytes of a part from `at` on, or as many as there are; it does not count as used."""
@@ -94,25 +94,25 @@ class Followed(Protocol):
     """A prefix that another worker computes."""
 
     def progress(self) -> tuple[int, int] | None:
-        """Return how many of its tokens have KV there, and its length if its state is there, else 0.
+        """Return its tokens with KV there, and its length if its state is there, else 0.
 
         None: the worker does not answer.
         """
 
 
 class PeerStore(Store, Protocol):
-    """Memory of other workers of a cluster, which is read alone. It has what the workers that were asked said."""
+    """Memory of other workers of a cluster, which is only read. It has the parts that the asked workers offered."""
 
     @property
     def bytes_by_way(self) -> tuple[int, int]:
-        """Bytes of payloads that came through memory which both workers have, and over the network."""
+        """Bytes of payloads through shared memory, and over the network."""
 
     @property
     def reachable(self) -> bool:
-        """False: no other worker is known, or each has failed a short time ago."""
+        """False: no other worker is known, or each is paused after a failure."""
 
     def ask(self, peers: Sequence[bytes], namespace: str, key: bytes, tokens: int) -> None:
-        """Ask workers, by their incarnations, for parts of a prompt of `tokens` tokens; `has` knows of them then.
+        """Ask workers, by their incarnations, for parts of a prompt of `tokens` tokens; `has` knows them afterwards.
 
         `key`: the prompt's, of the index. Workers that are unknown, or do not answer, have nothing.
         """
@@ -120,8 +120,8 @@ class PeerStore(Store, Protocol):
     def follow(self, peer: bytes, namespace: str, key: bytes, at: int) -> Followed | None:
         """Ask a worker for the parts, now and later, of a prefix of `at` tokens that it computes.
 
-        None: it is unknown, or does not answer. `get` and `read_into` know of all parts then, `has` does not: they may
-        not be there yet.
+        None: it is unknown, or does not answer. Afterwards `get` and `read_into` know all parts; `has` does not, since
+        they may not be there yet.
         """
 
     def expect(self, peers: Sequence[bytes], key: bytes, name: str) -> None:
@@ -130,7 +130,7 @@ class PeerStore(Store, Protocol):
     def expect_tail(self, peer: bytes, id: bytes, entries: int, key: bytes, name: str) -> None:
         """Assume that a worker keeps the tail with this number, of the prompt `key`, under this name.
 
-        `entries`: bytes of the head's entries beside a page that it is to send, too.
+        `entries`: bytes of the head's entries of a page, which it sends, too.
         """
 
 

@@ -1,4 +1,4 @@
-"""Scripted traffic for one question each: is a prefix that was left behind still there when it is needed?"""
+"""Scripted traffic that returns to an earlier prefix, to test whether a cache still holds it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headwater.traces.request import Request, Trace
 from headwater.traces.tokens import Tokens
 
 ANSWER = 256  # tokens
-QUERY = 1_024  # tokens after the prefix that is left behind
+QUERY = 1_024  # tokens after the earlier prefix
 
 
 @dataclass(frozen=True, slots=True)
 class ForkedChains:
-    """`chains` sessions of `tokens` tokens one after the other, then a fork off the first one, then each once more.
+    """`chains` sessions of `tokens` tokens one after the other, then a fork off the first one, then a request of each.
 
     A session grows by `turn` tokens a request. The fork shares `fork` tokens with the first. A cache that evicts the
     least recently used state has evicted that one, although the KV and the deeper states are there (SGLang, pull
@@ -30,7 +30,7 @@ class ForkedChains:
     fork: int = 8_192
 
     def trace(self, name: str, tokens: Tokens, data: Path | None = None, seed: int = 0) -> Trace:
-        """Write the trace; nothing is drawn. Raises ConfigError for lengths that are no number of turns."""
+        """Write the trace; nothing is drawn. Raises ConfigError for lengths that are not a multiple of `turn`."""
         _check(self.turn, tokens=self.tokens, fork=self.fork)
         words, clock = Words(TokenIds()), count()
         made, grown = list[Request](), list[Conversation]()
@@ -48,10 +48,10 @@ class ForkedChains:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """`sessions` sessions that grow to `tokens` tokens, are compacted, go on; then the first goes back before that.
+    """`sessions` sessions that grow to `tokens` tokens, are compacted, continue, and return to the earlier history.
 
-    Compaction puts `summary` tokens in the place of the history, `turns` more requests of `turn` tokens follow. Then
-    each session asks once more from its whole history on.
+    Compaction replaces the history by `summary` tokens, and `turns` requests of `turn` tokens follow. Then each session
+    sends a request that continues its whole earlier history.
     """
 
     sessions: int = 3
@@ -61,7 +61,7 @@ class Compacted:
     turns: int = 6
 
     def trace(self, name: str, tokens: Tokens, data: Path | None = None, seed: int = 0) -> Trace:
-        """Write the trace; nothing is drawn. Raises ConfigError for lengths that are no number of turns."""
+        """Write the trace; nothing is drawn. Raises ConfigError for lengths that are not a multiple of `turn`."""
         _check(self.turn, tokens=self.tokens)
         words, clock = Words(TokenIds()), count()
         made, whole = list[Request](), list[Conversation]()

@@ -49,7 +49,7 @@ class Passages(Reader):
 class Stories(Reader):
     """Long documents with questions, one document a line: `text` and `questions` [{`question`, `answers`}] (SQuALITY).
 
-    A document is a session: each question is put to the document alone, without the questions before. The first of
+    A document is a session: each question follows the document, without the questions before. The first of
     `answers` is the generated text.
     """
 
@@ -67,7 +67,7 @@ class Stories(Reader):
                 yield chat.request(str(record.get("id", number)), chat.text(), 1)
 
     def notes(self) -> tuple[str, ...]:
-        return ("a question is asked of its document alone, without those before",)
+        return ("a question follows its document, without the questions before",)
 
 
 class Books(Reader):

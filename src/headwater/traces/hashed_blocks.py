@@ -42,7 +42,7 @@ class Mooncake(Reader):
 
     def notes(self) -> tuple[str, ...]:
         return (
-            "no sessions: what was generated is not known, so it is not cached",
+            "no sessions: answers are not known, so they are not cached",
             f"blocks of {self.block_tokens} tokens: only full ones count",
         )
 
@@ -85,8 +85,8 @@ class ClaudeCode(Reader):
         agents = [f"{self._subagents:,} sub-agents are sessions of their own"] if self._subagents else []
         return (
             "blocks of 64 tokens: only full ones count",
-            "what was generated is known where the session's next request goes on from it, else it is not cached",
-            "when sessions began is not known: it is drawn",
+            "an answer is known if the session's next request continues it, else it is not cached",
+            "the start times of sessions are not known: they are drawn",
             *dropped,
             *agents,
         )
@@ -135,7 +135,7 @@ class _Text:
 
 @dataclass(slots=True)
 class _Thread:
-    raw: bytes = b""  # the last request's ids, as they were written
+    raw: bytes = b""  # the last request's ids, as text
     text: _Text = field(default_factory=_Text)
     last: int | None = None  # number of the last request among all
 
@@ -151,7 +151,7 @@ class BlockTexts:
     def add(self, session: str, raw: bytes, n_in: int, n_out: int, think: float | None, system: int) -> None:
         """Add a request. raw: ids of the prompt's full blocks, comma-separated. system: tokens of system and tools.
 
-        The output of the request before is known as far as this prompt continues it.
+        The output of the previous request is known up to where this prompt continues it.
         """
         thread = self._threads.setdefault(session, _Thread())
         common, more = self._read(raw, thread)
@@ -175,7 +175,7 @@ class BlockTexts:
             yield replace(request, text=text.packed)
 
     def _extend(self, number: int, blocks: int) -> None:
-        """Note that the thread goes on from this request with a prompt of `blocks`."""
+        """Note that the thread continues this request with a prompt of `blocks`."""
         request, text = self._asked[number]
         end = request.prompt_tokens + request.output_tokens
         known = max(request.prompt_tokens, min(end, blocks * self._block))

@@ -34,7 +34,7 @@ class Reader(ABC):
         """Yield the requests in the file's order."""
 
     def notes(self) -> tuple[str, ...]:
-        """Return remarks on what was inferred or left out; called after the file is read."""
+        """Return remarks on inferred and omitted values; called after the file is read."""
         return ()
 
 

@@ -107,7 +107,7 @@ class Recorded:
 
 
 def as_tokens(requests: Sequence[Recorded], page: int) -> Iterator[Request]:
-    """Yield each request with token ids in place of page hashes, which segments need.
+    """Yield each request with token ids instead of page hashes, which segments need.
 
     All tokens of one page get one id, and so do those of one segment, wherever it stands; those after the last full
     page equal no others. So equal prefixes of whole pages, and equal segments, have equal ids.

@@ -30,7 +30,7 @@ class Request:
     namespace: str = ""
     segments: tuple[Span, ...] = ()  # of the prompt, ascending and disjoint, in traces of tokens
     fidelity: Fidelity = Fidelity.BALANCED  # where there are segments
-    retry: bool = False  # sent again beside its session: its end is not that of a conversation
+    retry: bool = False  # sent again, apart from its session: it does not end the conversation
     ended: bool = False  # hint: its conversation ends with this request
     priority: int = 0  # hint, as of a Generation
 

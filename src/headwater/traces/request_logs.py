@@ -61,9 +61,9 @@ class SharedTexts:
 class TokenLists(Reader):
     """Token ids: {"t", "session", "input": [ids], "output": [ids], "segments": [[start, end], ...]}.
 
-    All but the input may be missing; `fidelity` and `exact` are as the server takes them. A line may also be only the
-    input's ids. Other names: `prompt_token_ids` and `prompt`; and those of Marconi's published traces, which SegLen's
-    have, too: `ts`, `session_id`, `input_tokens`, `output_tokens`.
+    All but the input may be missing; `fidelity` and `exact` are as in the server's API. A line may also be a list
+    of the input's ids. Other names: `prompt_token_ids` and `prompt`; and those of Marconi's published traces, which
+    SegLen's have, too: `ts`, `session_id`, `input_tokens`, `output_tokens`.
     """
 
     interleaved = True
@@ -90,11 +90,11 @@ class TokenLists(Reader):
 
 
 class RequestLogs(Reader):
-    """Requests to an OpenAI-style API: `messages` or `prompt`, and the answer where it was logged.
+    """Requests to an OpenAI-style API: `messages` or `prompt`, and the answer if it was logged.
 
     The request may be the line itself, or in its `body` (OpenAI's batches) or `request`; the answer is in `response` or
     `completion`: text, a message, or the API's own answer. Without it, at most the number of generated tokens is known.
-    Lines of one `session` (`session_id`, `conversation_id`) go on from each other; others are requests of their own.
+    Lines of one `session` (`session_id`, `conversation_id`) continue each other; others are independent requests.
     `cache_salt` is the namespace. Segments are marked as for the server, by its usual separator, in parts or as
     `documents`; `exact` and `fidelity` are read, too.
     """

@@ -38,7 +38,7 @@ def find(path: Path, data: Path | None = None) -> Path:
             names = ", ".join(sorted(stem(file) for file in found))
             raise TraceError(f"{candidate} is {len(found)} files, must be one of {names}")
     more = NO_DATA if data is None else f", nor is there one below {data}"
-    raise TraceError(f"{path} is no file{more}")
+    raise TraceError(f"{path} is not a file{more}")
 
 
 def stem(path: Path) -> str:

@@ -18,10 +18,9 @@ CHARACTERS = 4  # of a token
 
 
 class Sent:
-    """Prefixes that a router has sent to each worker, by block: its guess of what is cached there.
+    """Prefixes that a router has sent to each worker, by block: its estimate of the worker's cache.
 
-    Of a worker with more than `limit` blocks, those that were sent least recently are forgotten, ends of prefixes
-    first.
+    A worker keeps at most `limit` blocks; those that were sent least recently are forgotten, ends of prefixes first.
     """
 
     def __init__(self, limit: int) -> None:
@@ -38,7 +37,7 @@ class Sent:
             sent.popitem(last=False)
 
     def matched(self, name: str, blocks: Sequence[int]) -> int:
-        """Return how many leading blocks of a prompt were sent to a worker."""
+        """Return the number of leading blocks of a prompt that were sent to a worker."""
         sent = self._blocks[name]
         return next((at for at, block in enumerate(blocks) if block not in sent), len(blocks))
 
@@ -47,12 +46,12 @@ class Sent:
         self._blocks.pop(name, None)
 
     def size(self, name: str) -> int:
-        """Return the number of blocks that a worker is thought to have."""
+        """Return the number of blocks that a worker is assumed to have."""
         return len(self._blocks[name])
 
 
 class SessionAffinity(Choice):
-    """All requests of a session go to one worker, and those without a session by their first block."""
+    """One worker for all requests of a session; those without a session by their first block."""
 
     def choose(self, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
         names = [one.name for one in candidates]
@@ -63,9 +62,9 @@ class SessionAffinity(Choice):
 class ApproximateTree(Choice):
     """SGLang's router with `cache_aware`: the worker that was sent most of the prompt, if it is more than a threshold.
 
-    Else it goes to the worker with the smallest tree; and where requests are out of balance, to the one with the
-    fewest. The tree has what was sent, whatever was evicted since. It is of characters there, and of blocks here; of
-    several workers with the same match, the order of a hash table decides there.
+    Otherwise the worker with the smallest tree is chosen; if loads are out of balance, the one with the fewest
+    requests. The tree has all sent prompts, evicted or not. It consists of characters there, and of blocks here; there
+    the order of a hash table decides between equal matches.
     Source: sgl-router/src/policies/cache_aware.rs at 026f853. Trees are cut each minute there, here at each request.
     """
 
@@ -191,7 +190,7 @@ class Aibrix(Choice):
 
     A worker is overloaded if it has more requests than mean + `stddev_factor` x standard deviation. Without a match,
     the fewest requests decide. If the most requests are above `imbalance_factor` times one more than the mean, and at
-    least `min_gap` above the fewest, only workers with the fewest are matched. By default it matches what was sent,
+    least `min_gap` above the fewest, only workers with the fewest are matched. By default it matches sent prompts,
     not events.
     Source: vllm-project/aibrix, pkg/plugins/gateway/algorithms/prefix_cache.go at 01de8a5. Blocks are smaller there and
     forgotten after 20 minutes; its 200,000 blocks are those of all workers, here of each.

@@ -150,7 +150,7 @@ class SimulatedWorker:
             scheduler.answers.add(answer, scheduler.limits.max_running)
 
     def begin(self, now: float) -> float | None:
-        """Begin the next work, and publish its evictions; return its end, or None if there is no work."""
+        """Begin the next work, and publish its evictions; return its end, or None without work."""
         self.serving.now = now
         has_work = self.serving.begin(self.inbox, self.tally)
         self._publish()

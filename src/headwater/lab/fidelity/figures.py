@@ -145,7 +145,7 @@ def kept_table(means: Mapping[str, MeanFidelity]) -> Table:
 def deviations_table(found: Mapping[int, Deviation], ends: int) -> Table:
     """Return the deviation of attention at the ends of segments, and its ratio to that of the interior."""
     names = ("head", "interior", "tail", "head/interior", "tail/interior")
-    title = f"segments computed alone: deviation of attention by key, ends of {ends} tokens"
+    title = f"segments computed apart: deviation of attention by key, ends of {ends} tokens"
     table = Table(title, ("layer",), names)
     for layer, one in found.items():
         ratios = (f"{end / one.interior:.2f}" if one.interior else NONE for end in (one.head, one.tail))

@@ -74,13 +74,13 @@ class Workbench:
         return self._run(prompt, (Run(0, len(prompt.tokens), ()),), (), ())
 
     def composed(self, prompt: Prompt, recipe: Recipe) -> Computed:
-        """Compute each reused segment alone, and compose the prompt of them."""
+        """Compute each reused segment by itself, and compose the prompt of them."""
         spans = recipe.composed(prompt)
         segments = [self._built(prompt, span, recipe) for span in spans]
         return self._run(prompt, runs(spans, recipe.widths, 0, len(prompt.tokens)), spans, segments)
 
     def _built(self, prompt: Prompt, span: Span, recipe: Recipe) -> Segment:
-        """Compute a segment alone: its states are returned, its KV is written at its place in the prompt."""
+        """Compute a segment by itself: return its states, and write its KV at its place in the prompt."""
         model, tokens = self.model, prompt.tokens[span.start : span.end]
         head, end = recipe.widths.head, len(tokens) - recipe.widths.tail
         self.states.zero(SEGMENT)

@@ -83,14 +83,14 @@ def measured(spec: ModelSpec, prompt: Prompt, recipe: Recipe, composed: Computed
     )
 
 
-def deviation(prompt: Prompt, ends: int, whole_HTT: torch.Tensor, alone: Sequence[torch.Tensor]) -> Deviation:
-    """Return by how much attention errs in segments that are computed alone (HYPIC, section 3.2, figure 3).
+def deviation(prompt: Prompt, ends: int, whole_HTT: torch.Tensor, apart: Sequence[torch.Tensor]) -> Deviation:
+    """Return the error of attention in segments that are computed apart (HYPIC, section 3.2, figure 3).
 
-    `alone` is the attention within each of the prompt's segments; a head and a tail have `ends` tokens each.
+    `apart` is the attention within each of the prompt's segments; a head and a tail have `ends` tokens each.
     """
     sums, counts = [0.0] * 3, [0] * 3
     spliced_HTT = torch.zeros_like(whole_HTT)
-    for span, own in zip(prompt.segments, alone, strict=True):
+    for span, own in zip(prompt.segments, apart, strict=True):
         spliced_HTT[:, span.start : span.end, span.start : span.end] = own
     query = torch.cat([torch.arange(span.start, span.end) for span in prompt.segments])
     off_NT = (whole_HTT - spliced_HTT)[:, query].abs().mean(dim=0)
@@ -161,7 +161,7 @@ class AttentionWatch:
 def probabilities(mixer: Attention, x_NC: torch.Tensor, step: Step) -> torch.Tensor:
     """Return the attention [H, N, K] of the tokens of a step's last slice to all keys up to them."""
     last = step.batch.slices[-1]
-    assert step.attention is not None, "the layer is no attention layer"
+    assert step.attention is not None, "the layer has no attention"
     q_NGQD = mixer.heads.project(x_NC, step.batch).q_NGQD[last.first : last.first + last.length]
     keys, _ = step.attention.arena.gather(mixer.layer, last.table_P, last.end)
     k_KGD = keys[: last.end].reshape(last.end, mixer.shape.kv_heads, -1)

@@ -131,14 +131,14 @@ def _bin_name(bits: int) -> str:
 
 MEANING: dict[str, str] = {
     Reason.FULL: "all but the last page was cached: no miss",
-    Reason.DIVERGED: "the prompt leaves what is cached there",
+    Reason.DIVERGED: "the prompt leaves the cached tree there",
     Reason.COLD: "nothing in its namespace begins like it",
     Reason.OTHER_NAMESPACE: "its namespace holds nothing, others do",
     Reason.NO_CHECKPOINT: "KV is cached deeper, but no state was kept there",
     Reason.EVICTED: "a deeper match was evicted",
-    Reason.NO_MEMORY: "a match could not be held beside the request",
+    Reason.NO_MEMORY: "a match did not fit in memory with the request",
     Reason.TOO_SHORT: "the prompt has no full page before its last token",
-    Reason.CACHE_OFF: "there is no cache",
+    Reason.CACHE_OFF: "the cache is off",
     TOO_LARGE: "no memory could have held the request: it was refused",
     WORKERS_LOST: "several workers failed, one after the other, that the request was sent to: it got an error",
 }

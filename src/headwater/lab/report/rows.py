@@ -101,7 +101,7 @@ def tiles(results: Sequence[Result], lines: Lines) -> list[tuple[str, str, str]]
     shown = [
         ("Best hit rate", percent(best.token_hit_rate), lines.title(best)),
         ("Ideal hit rate", percent(ideal), "endless memory, a checkpoint at every unit"),
-        ("Of the ideal", percent(best.token_hit_rate / ideal, 0) if ideal else "–", "reached by the best row"),
+        ("Share of the ideal", percent(best.token_hit_rate / ideal, 0) if ideal else "–", "reached by the best row"),
         ("FLOPs saved", percent(best.flops_saved_share), "of all prompts, by the best row"),
     ]
     timed = [(row.ttft_ms.p95, row) for row in able if row.ttft_ms is not None]

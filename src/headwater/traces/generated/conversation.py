@@ -23,7 +23,7 @@ class TokenIds:
 
 
 class Words:
-    """Source of texts. A text that has a name is the same at each use, and its length depends on its name alone."""
+    """Source of texts. A named text is the same at each use, and its length depends only on its name."""
 
     def __init__(self, ids: TokenIds, *key: int) -> None:
         self._key, self._ids = key, ids
@@ -65,7 +65,7 @@ class Conversation:
         return [end + answer for _, _, end, answer in self._asked]
 
     def until(self, end: int, session: str = "") -> Conversation:
-        """Return a conversation that goes on after the first `end` tokens; unless it is named, of the same session."""
+        """Return a conversation that continues after the first `end` tokens; the session is the same by default."""
         return Conversation(session or self.session, self.system, self.text[:end])
 
     def requests(self) -> Iterator[Request]:
@@ -90,7 +90,7 @@ def milliseconds(request: Request) -> int:
 
 
 def shared_tokens(one: Request, other: Request) -> int:
-    """Return how many tokens two prompts begin with alike."""
+    """Return the number of leading tokens that two prompts share."""
     pairs = zip(memoryview(_prompt(one)).cast("i"), memoryview(_prompt(other)).cast("i"), strict=False)
     count = 0
     for a, b in pairs:

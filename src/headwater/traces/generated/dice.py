@@ -60,7 +60,7 @@ def mixed(number: int) -> int:
 class Dice:
     """Random draws of SplitMix64 (Steele, Lea and Flood 2014, figure 15), in integers only.
 
-    Python promises equal sequences in later versions for `random.random()` alone, and `math.log` differs between
+    Python promises equal sequences in later versions only for `random.random()`, and `math.log` differs between
     platforms. Equal keys give equal draws, whatever was drawn with other keys.
     """
 

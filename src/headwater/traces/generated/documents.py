@@ -13,8 +13,8 @@ from headwater.traces.request import Request
 class Documents:
     """Sessions about one of `count` documents, that of rank r in proportion to 1/r^(exponent/100).
 
-    Every `drift` a document comes in at rank 1, and all others sink by one rank. Questions follow each other, or are
-    each put to the document alone.
+    Every `drift` a document enters at rank 1, and all others sink by one rank. Questions follow each other, or each
+    follows the document.
     """
 
     count: int = 100

@@ -72,7 +72,7 @@ class Kind:
         inner = sorted(dice.between(horizon // 5, horizon * 4 // 5) for _ in range(count - 1))
         names = [dice.pick(tuple(BEHAVIOURS)) for _ in range(dice.between(1, 4))]
         if set(names) == {"scans"}:
-            names[0] = "chats"  # nothing is ever shared by scans alone
+            names[0] = "chats"  # scans share nothing
         weights = [dice.between(1, 8) for _ in names]
         sources = []
         for number, name in enumerate(names):

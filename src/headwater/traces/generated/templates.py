@@ -9,7 +9,7 @@ from headwater.traces.generated.conversation import SPREAD, Words, asked
 from headwater.traces.generated.dice import Dice, zipf
 from headwater.traces.request import Request
 
-SLOTS = 1_000_000  # more than any template's slots: numbers of values go on from here
+SLOTS = 1_000_000  # more than any template has: numbers of values continue from here
 
 
 @dataclass(frozen=True, slots=True)
