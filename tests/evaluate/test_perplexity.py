@@ -38,7 +38,7 @@ def test_a_file_is_read_plain_or_packed(tmp_path, pack):
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        (b"\xff\xfe", "no UTF-8"),
+        (b"\xff\xfe", "not UTF-8"),
         (gzip.compress(b"text" * 99, mtime=0)[:-9], "cannot be unpacked"),
         (zstandard.compress(b"text")[:-2] + b"\0\0\0\0", "cannot be unpacked"),
     ],

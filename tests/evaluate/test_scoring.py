@@ -83,8 +83,8 @@ def test_call_is_well_formed_by_schema_and_exact_by_equality(calls, exact, well_
 
 def test_malformed_call_is_reported():
     assert "'look_down'" in malformed({"name": "look_down", "arguments": "{}"}, [LOOK_UP])
-    assert "no JSON" in malformed({"name": "look_up", "arguments": "code"}, [LOOK_UP])
-    assert "no JSON" in malformed({"name": "look_up", "arguments": "[" * 100_000}, [LOOK_UP])
+    assert "not JSON" in malformed({"name": "look_up", "arguments": "code"}, [LOOK_UP])
+    assert "not JSON" in malformed({"name": "look_up", "arguments": "[" * 100_000}, [LOOK_UP])
     assert "arguments: 'code' is a required property" in malformed({"name": "look_up", "arguments": "{}"}, [LOOK_UP])
 
 
