@@ -15,8 +15,9 @@ import torch
 from benchmarks import measure
 from benchmarks.measure import Figures, Row, ratios, timed
 from benchmarks.mixer_layers import LAYERS, WIDTH, Compared, products_of, run_oracle
-from headwater.mixers.batch import CHUNK, Slice, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
+from headwater.mixers.slices import CHUNK, Slice
 
 TOKENS, SMALL_TOKENS = (2048, 8192), (64, 128)
 STEPS, SMALL_STEPS, BATCHES = 20, 2, (1, 16)

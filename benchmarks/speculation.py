@@ -29,7 +29,8 @@ from benchmarks.measure import Row, ratios
 from headwater.config import DTYPES, WEIGHTS, ServeConfig
 from headwater.engine.answering import Judged
 from headwater.engine.engine import Engine
-from headwater.engine.sampler import Choice, StepLogits
+from headwater.engine.sampler import Choice
+from headwater.engine.step_logits import StepLogits
 from headwater.models.embedded import embedded
 from headwater.schedule.speculation import speculation_of
 

@@ -10,7 +10,8 @@ import torch
 
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
-from headwater.mixers.batch import STATE, Slice, StepBatch
+from headwater.mixers.batch import STATE, StepBatch
+from headwater.mixers.slices import Slice
 from headwater.models.hybrid import HybridModel
 
 FULL = bool(os.environ.get("HEADWATER_TEST_FULL"))  # `make test-full`: as many steps as once; `make test`: fewer

@@ -1,9 +1,8 @@
-"""No modules of headwater import each other in a circle at module level, for type checking or otherwise."""
+"""No modules of headwater import each other in a circle: at module level, within functions, or for type checking."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -20,18 +19,10 @@ def modules() -> dict[str, Path]:
     return {".".join(at.with_suffix("").parts).removesuffix(".__init__"): path for at, path in files.items()}
 
 
-def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what runs when a module is imported: everything outside of functions."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield child
-            yield from statements(child)
-
-
 def imported(tree: ast.Module, known: dict[str, Path]) -> set[str]:
     """Return the modules that a module imports."""
     names: list[str] = []
-    for node in statements(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -55,6 +46,11 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     imports = {name: imported(ast.parse(path.read_text("utf-8")), known) for name, path in known.items()}
     assert sum(map(len, imports.values())) > 1000
     assert cycle(imports) == []
+
+
+def test_import_within_a_function_counts() -> None:
+    tree = ast.parse("def build():\n    from headwater.engine.engine import Engine\n")
+    assert imported(tree, modules()) == {"headwater.engine.engine"}
 
 
 @pytest.mark.parametrize("imports", [{"a": {"b"}, "b": {"c"}, "c": {"a"}}, {"a": {"a"}}])

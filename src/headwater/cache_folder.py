@@ -29,7 +29,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def own_folder(*below: str) -> Path:
-    """Make the folder, and folders below it, for this user alone. Raises OSError if it cannot be, or is another's."""
+    """Make the folder, and folders below it, for this user only. Raises OSError if it cannot be, or is another's."""
     folder = cache_folder(os.environ)
     for path in (folder, *(folder.joinpath(*below[:i]) for i in range(1, len(below) + 1))):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def own_folder(*below: str) -> Path:
 
 
 def write_whole(path: Path, parts: Iterable[str], mode: int = 0o666) -> None:
-    """Write a file beside `path`, and rename it to `path` when it is complete. Raises OSError."""
+    """Write a file next to `path`, and rename it to `path` when it is complete. Raises OSError."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

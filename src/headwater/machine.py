@@ -46,7 +46,7 @@ HIDDEN_BY_TORCH = dict.fromkeys(("default", "avx2"), ("avx512", "amx"))
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """A processor, as far as the choice of kernels depends on it."""
+    """Features of a processor that the choice of kernels depends on."""
 
     name: str
     features: tuple[str, ...]  # those of CPU_FEATURES that it has and that the environment leaves in use
@@ -160,7 +160,7 @@ def peak_memory() -> int:
 
 
 def return_free_memory() -> None:
-    """Return memory to the system that the allocator keeps and nothing uses; that of glibc alone can, in about 2 ms."""
+    """Return memory to the system that the allocator keeps and nothing uses; only glibc's can, in about 2 ms."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

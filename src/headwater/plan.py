@@ -63,7 +63,7 @@ class Match:
     branch_tokens: int  # where the prompt leaves the tree; more than kv_tokens only where edges outlive their pages
     reason: Reason
     version: int = field(default=0, compare=False)  # of the index, which every change of nodes or checkpoints raises
-    is_first: bool = False  # as far as is known, no other request left the tree here (see `placement.headwater`)
+    is_first: bool = False  # no other known request left the tree here (see `placement.headwater`)
 
     @property
     def stranded_tokens(self) -> int:
@@ -104,11 +104,13 @@ class Draft:
     publish: int = 0  # KV of the pages before this page multiple goes to the index at commit; the rest is private
     replaces: int | None = None  # a rolling checkpoint at this position is given up when this leg commits
     reuse: bool = True  # False: no match is held; all of [0, end) is in pages of its own
-    counts: bool = True  # False: finding its prefix here is no hit (the prefill of a finished answer)
+    counts: bool = True  # False: finding its prefix here is not a hit (the prefill of a finished answer)
     hold_checkpoint: bool = True  # False: the matched checkpoint is unpinned as soon as it is restored
     retained: tuple[Retention, ...] = ()  # of checkpoints on the path, once this leg commits
     priority: int = 0  # of the request, among those of its namespace: -1, 0 or 1
-    spares: Place | None = None  # what is cached beyond this place is not evicted for the leg, nor what ranks above it
+    spares: Place | None = (
+        None  # cached content beyond this place is not evicted for the leg, nor content that ranks above it
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ class Plan:
     request: int
     start: int
     end: int
-    restore: Sequence[int]  # pages of the checkpoint to gather before computing; () = go on from the slot, or zero
+    restore: Sequence[int]  # pages of the checkpoint to gather before computing; () = continue from the slot, or zero
     table: Sequence[int]  # page ids that hold KV of tokens [0, end), in order; none for models without attention
     write_from: int  # index into `table`: pages before it are read-only for this leg (their bits are there already)
     saves: tuple[Save, ...]

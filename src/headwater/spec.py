@@ -20,7 +20,12 @@ KEY_BLOCK = 512  # tokens: an attention's bits depend on how its last block of k
 WEIGHTS = ("auto", "int8", "int4")  # how weights are held; auto: as stored
 # of a quantised weight's element: its code, and for each group a float16 scale and a zero of 8 bits
 QUANTISED_BYTES = {"int8": 1 + 3 / GROUP, "int4": 0.5 + 3 / GROUP}
-PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")  # of a text model, alone or in a larger one
+PREFIXES = (
+    "model.",
+    "model.language_model.",
+    "language_model.model.",
+    "",
+)  # of a text model, by itself or in a larger one
 FLOAT8 = "float8"  # format of numbers with a sign, 4 bits of exponent and 3 of mantissa (e4m3)
 
 
@@ -166,7 +171,7 @@ class ModelCosts(ABC):
         return round(rest * self.table_element_bytes) + sum(n * self.layer_bytes(layer) for layer, n in self.counted)
 
     def weight_bytes_read(self, tokens: int) -> float:
-        """Bytes of weights that a step over so many tokens is expected to read, without embedding and head."""
+        """Bytes of weights that a step over `tokens` tokens is expected to read, without embedding and head."""
         return sum(n * (self.layer_bytes(layer) - self.bytes_unread(layer, tokens)) for layer, n in self.counted)
 
     def bytes_unread(self, layer: Layer, tokens: int) -> float:
@@ -203,7 +208,7 @@ class ModelCosts(ABC):
 
     @property
     def draft_bytes(self) -> int:
-        """Bytes that are kept of a draft until it is judged, in place of the states after it."""
+        """Bytes that are kept of a draft until it is judged, instead of the states after it."""
         return self.element_bytes * sum(n * layer.draft_elements for layer, n in self.counted)
 
     @cached_property
@@ -317,7 +322,7 @@ class ModelSpec(Architecture, ModelCosts):
 
     @property
     def mtp_page_bytes(self) -> int:
-        """Bytes beside a page for the MTP head: its entries, and the hidden state of the page's last token.
+        """Bytes for the MTP head in addition to a page: its entries, and the hidden state of the page's last token.
 
         0 if the family has none.
         """

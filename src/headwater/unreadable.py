@@ -1,4 +1,4 @@
-"""Paths and files that are no readable checkpoint: the reason, and what helps. They are looked at, never executed."""
+"""Paths and files that are not a readable checkpoint: the reason, and advice. They are read, never executed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def download(name: str = "ORG/NAME") -> str:
 
 
 def why_no_model(path: Path) -> str:
-    """Say why a path, which has no config.json below it, is no model's folder."""
+    """Explain why a path without a config.json below it is not the folder of a model."""
     if path.is_file():
         return f"{why_unreadable(path)}; a model is a folder in Hugging Face format: {download()}"
     if path.is_dir():
@@ -90,7 +90,7 @@ def _why_truncated(path: Path) -> str:
             tensors = json.loads(file.read(header) if header <= LONGEST_HEADER else b"")
             ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return f"its {size:,} bytes are no whole safetensors file: {download()}"
+            return f"its {size:,} bytes are not a whole safetensors file: {download()}"
     described = 8 + header + max(ends, default=0)
     if size < described:
         return f"it is truncated, with {size:,} of {described:,} bytes: {download()} again"

@@ -334,7 +334,7 @@ def test_a_model_without_safetensors_is_refused_with_the_weights_that_it_has(hub
     assert hub.asked("pytorch_model.bin") == []
     hub.add(NAME.repository, {"README.md": b""})
     assert "has no model.safetensors, and no other weights: only" in refusal(capsys, "fidelity", str(NAME))
-    assert "has no config.json: it is no model in Hugging Face format" in refusal(capsys, "inspect", str(NAME))
+    assert "has no config.json: it is not a model in Hugging Face format" in refusal(capsys, "inspect", str(NAME))
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
@@ -356,7 +356,7 @@ def test_unsupported_architecture_is_refused_before_its_weights_are_downloaded(h
 
 def test_a_hash_that_is_none_names_no_file_in_the_cache(hub, monkeypatch, tmp_path):
     monkeypatch.setattr("tests.hub_mirror.sha256", lambda content: "../../../outside")
-    with pytest.raises(DownloadError, match="a hash of some-org/some-model that is none"):
+    with pytest.raises(DownloadError, match="an invalid hash of some-org/some-model"):
         whole_folder(NAME)
     assert not list(tmp_path.rglob("outside*"))
 

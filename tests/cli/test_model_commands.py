@@ -43,7 +43,7 @@ def test_profiles_prints_the_source_of_each_profile(capsys: pytest.CaptureFixtur
 
 def test_an_unknown_profile_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profiles", "qwen9"]) == 2
-    assert "'qwen9' is no folder with a config.json" in capsys.readouterr().err
+    assert "'qwen9' is neither a folder with a config.json" in capsys.readouterr().err
 
 
 def test_fit_writes_a_device_that_predicts_its_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

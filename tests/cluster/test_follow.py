@@ -234,7 +234,7 @@ def test_a_read_that_raises_ends_the_follow(make, error) -> None:  # noqa: F811
 
 
 def test_a_follow_without_progress_is_given_up(make, monkeypatch) -> None:  # noqa: F811
-    monkeypatch.setattr("headwater.engine.tiers.follow.STALLED", 0.2)
+    monkeypatch.setattr("headwater.engine.tiers.follow.STALL_SECONDS", 0.2)
     with followed(make) as (a, b, gate, first):
         before = free(b)
         follow(b, a, first)

@@ -24,7 +24,7 @@ from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.sockets import PLAIN, Contact, opened
 from headwater.cluster.wire import Peer
 from headwater.config import ServeConfig
-from headwater.engine.tiers.segments import MOST_EXPECTED
+from headwater.engine.tiers.segments import MAX_EXPECTED_SEGMENTS
 from headwater.schedule.sequence import key_of
 from headwater.schedule.tail import TailPlace
 from headwater.tiers.fingerprint import Fingerprint
@@ -431,10 +431,10 @@ def test_known_segments_displace_no_prefix_and_cover_the_engines_limit() -> None
     memory = PeerMemory(b"own", PLAIN)
     memory.know([Peer(b"other", Contact("tcp://other", b""))])
     memory._found.note(Offered(memory._channels[b"other"], Find(b"other", "", b"prompt", 2), b"", {"run": 0}))
-    names = [f"segment {number}" for number in range(MOST_EXPECTED + 1)]
+    names = [f"segment {number}" for number in range(MAX_EXPECTED_SEGMENTS + 1)]
     for name in names:
         memory.expect([b"other"], name.encode(), name)
-    assert memory.has(["run", *names]) == [True, False, *[True] * MOST_EXPECTED]
+    assert memory.has(["run", *names]) == [True, False, *[True] * MAX_EXPECTED_SEGMENTS]
 
 
 def test_a_pull_speed_is_reported_while_some_peer_can_be_asked(make) -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from headwater.mixers.batch import STATE, Slice, StepBatch
+from headwater.mixers.batch import STATE, StepBatch
 from headwater.mixers.recurrent import LayerState, SegmentState
+from headwater.mixers.slices import Slice
 from tests.contract.recurrences import Case
 
 ROWS, TRANSITIONS = 40, 4

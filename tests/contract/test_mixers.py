@@ -65,7 +65,7 @@ def test_a_cut_at_a_page_boundary_changes_no_bit(mixer: Case, dtype: torch.dtype
         assert parts.same_state(5, whole, 3), cuts
 
 
-def test_states_kept_on_the_way_are_those_of_a_run_that_ended_there(mixer: Case) -> None:
+def test_states_saved_within_a_run_equal_those_of_a_run_ending_there(mixer: Case) -> None:
     x_LD, rig = tokens(LONGEST), LayerRig(mixer)
     saves = tuple((end, 10 + i) for i, end in enumerate(range(64, LONGEST, 64)))
     rig.step([Piece(tokens(200, 2), 1), Piece(x_LD, 0, saves=saves), Piece(tokens(300, 3), 2)])

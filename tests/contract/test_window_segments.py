@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headwater.layers.attention import Rotary, WindowAttention
-from headwater.mixers.batch import Slice
+from headwater.mixers.slices import Slice
 from tests.contract.layer_rig import relative_error
 from tests.mixers.window.rig import NONE, Rig, shape_of
 

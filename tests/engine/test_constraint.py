@@ -16,7 +16,8 @@ from headwater.engine import constraint as module
 from headwater.engine.constraint import MAX_CACHED, MAX_SOURCE, ConstraintCompiler, ConstraintMachine
 from headwater.engine.detokenizer import byte_table
 from headwater.engine.proof.selfcheck import SelfCheck
-from headwater.engine.sampler import Sampling, sample
+from headwater.engine.sampler import Sampling
+from headwater.engine.step_logits import sample
 from headwater.errors import ConstraintError, InvalidLogits
 from headwater.events import FailedEvent, FinishedEvent, TokenEvent
 from headwater.mixers import numerics

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.cli.doctor import OK, Finding
+from headwater.cli.machine_findings import OK, Finding
 from headwater.cli.model_findings import of_dtype
 from headwater.engine.engine import Engine
 from headwater.engine.live import Deadlines, NoObserver

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.engine.sampler import Penalties, Sampling, sample
+from headwater.engine.sampler import Penalties, Sampling
+from headwater.engine.step_logits import sample
 from headwater.request import SamplingParams
 
 V = 12

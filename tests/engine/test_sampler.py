@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.engine.sampler import Sampling, _most_likely, draw, sample, uniform
+from headwater.engine.sampler import Sampling, _most_likely, draw, uniform
+from headwater.engine.step_logits import sample
 from headwater.errors import InvalidLogits
 from headwater.request import SamplingParams
 

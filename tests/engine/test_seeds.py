@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from headwater import kernels
-from headwater.engine import sampler
+from headwater.engine import sampler, step_logits
 from headwater.engine.passes import Passes, passes
-from headwater.engine.sampler import Sampling, sample
+from headwater.engine.sampler import Sampling
+from headwater.engine.step_logits import sample
 from headwater.request import SamplingParams
 
 PROMPT, ROWS = (5, 17, 17, 4000), 3
@@ -98,7 +99,8 @@ def _passes(request, monkeypatch):
     if request.param == "kernels" and not kernels.available():
         pytest.skip("numba is not installed")
     chosen = Passes() if request.param == "torch" else passes()
-    monkeypatch.setattr(sampler, "passes", lambda: chosen)
+    for module in (sampler, step_logits):
+        monkeypatch.setattr(module, "passes", lambda: chosen)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.full
-def test_they_pass_on_a_cpu() -> None:
+def test_card_tests_pass_on_a_cpu() -> None:
     command = [sys.executable, "-m", "pytest", "tests/card", "-k", "qwen3_5-float32 or reuse_raw"]
     ran = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"HEADWATER_TEST_CARD": "cpu"}, capture_output=True, text=True, timeout=600

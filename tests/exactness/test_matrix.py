@@ -14,7 +14,8 @@ import torch
 
 from headwater import kernels
 from headwater.memory.slots import StateMemory
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.slices import Slice
 from headwater.models.load import load_model
 from tests.checkpoints import TRAINED
 from tests.exactness.formats import FORMATS

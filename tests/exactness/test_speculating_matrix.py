@@ -161,7 +161,7 @@ def test_states_after_decoded_tokens_in_the_cache_are_seen(load, contents):
 
 
 @pytest.mark.parametrize("page_size", [64, 192, pytest.param(128, marks=pytest.mark.full)])
-def test_pages_of_any_size_and_prompts_of_whole_pages_and_steps_change_no_bit(load, contents, page_size):
+def test_page_sizes_and_prompts_of_whole_pages_change_no_bit(load, contents, page_size):
     loaded, check = load("qwen3_5", "float32", 2)
     model = load_model(loaded.path, "float32", page_size=page_size)
     step = 384  # whole pages of each size
@@ -198,7 +198,7 @@ def at_each_step(rig: Rig, look: Callable[[], object], planned: list[Step]) -> N
     rig.engine.scheduler.plan_step = noting
 
 
-def test_a_checkpoint_at_a_branch_point_beside_a_neighbour_that_drafts(load, contents):
+def test_checkpoint_at_a_branch_point_is_exact_while_a_neighbour_drafts(load, contents):
     loaded, check = load("qwen3_5", "float32", 2)
     trunk = words(700, "trunk")
 
@@ -231,7 +231,7 @@ def test_a_checkpoint_at_a_branch_point_beside_a_neighbour_that_drafts(load, con
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late"])
-def test_a_request_that_ends_amid_drafts_leaves_nothing_and_changes_no_bit_of_others(load, how):
+def test_request_that_ends_amid_drafts_changes_no_bit_of_others(load, how):
     """It ends with accepted drafts that are not replayed yet; its prompt is asked again, in a slot that was left."""
     loaded, check = load("qwen3_5", "float32", 2)
     prompts, ended = [words(200 + 40 * i, i) for i in range(3)], list[int]()

@@ -187,7 +187,7 @@ def test_an_end_within_a_draft_ends_the_answer(load) -> None:
     assert last.accepted_drafts + last.rejected_drafts > 0
 
 
-def test_a_draft_that_is_taken_without_being_sampled_shows(load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_accepted_without_sampling_is_detected(load, monkeypatch: pytest.MonkeyPatch) -> None:
     """A control: the state goes on with a draft that was wrong."""
     from headwater.schedule.scheduler import Scheduler
 

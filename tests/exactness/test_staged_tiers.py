@@ -95,7 +95,7 @@ def test_a_copy_that_is_not_waited_for_is_found(load, tmp_path: Path, monkeypatc
     assert not again.same_bits(first)
 
 
-def test_loads_are_right_where_memory_evicts_beside_them(load, same_bits_as_without_a_cache, staged) -> None:
+def test_staged_loads_are_exact_while_memory_evicts(load, same_bits_as_without_a_cache, staged) -> None:
     """Prefixes go to the host's memory and come back, several times over, while another request computes."""
     make, store = Make(*load("qwen3_5", "float32", 2)), MemoryStore(10**9)
     prompts = [words(PROMPT, "evicted", i) for i in range(3)]

@@ -45,7 +45,9 @@ def test_memory_and_redis_give_the_same_bits(make, same_bits_as_without_a_cache,
         assert all(same_bits_as_without_a_cache(make, [first, again, turn]))
 
 
-def test_what_the_first_tier_lacks_comes_from_the_second(make, same_bits_as_without_a_cache, redis, tmp_path) -> None:
+def test_parts_missing_in_the_first_tier_come_from_the_second(
+    make, same_bits_as_without_a_cache, redis, tmp_path
+) -> None:
     """Each part on disk is dropped in turn, then all are."""
     with server(make, [DiskStore(tmp_path / "tier", None), redis()]) as rig:
         first = rig.ask(words(PROMPT, "both"))
@@ -101,7 +103,7 @@ def test_a_load_whose_part_is_evicted_meanwhile_is_computed(make, same_bits_as_w
     assert all(same_bits_as_without_a_cache(make, answers))
 
 
-def test_loads_are_right_where_memory_evicts_beside_them(make, same_bits_as_without_a_cache, tmp_path) -> None:
+def test_loads_are_exact_while_memory_evicts(make, same_bits_as_without_a_cache, tmp_path) -> None:
     """Loaded prefixes are evicted, and loaded again, several times over, while another request computes."""
     prompts = [words(PROMPT, "evicted", i) for i in range(3)]
     with server(make, disk(tmp_path)) as rig:

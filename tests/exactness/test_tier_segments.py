@@ -187,7 +187,7 @@ def test_a_composed_session_is_never_served_to_an_exact_request(
 ) -> None:
     """A composed prefix is not stored, and its marks give other names. With names of token ids alone it is served."""
     if guards != "both":
-        monkeypatch.setattr("headwater.engine.tiers.io.is_marked", lambda key: False)
+        monkeypatch.setattr("headwater.engine.tiers.copies.is_marked", lambda key: False)
     if guards == "none":
         digests, prefix_parts = Names.digests, PrefixParts.parts
         monkeypatch.setattr(Names, "digests", lambda names, space, key: digests(names, space, unmarked(key)))

@@ -91,7 +91,7 @@ def test_a_restarted_server_resumes_from_disk(load, same_bits_as_without_a_cache
     assert all(same_bits_as_without_a_cache(make, [first, again, turn]))
 
 
-def test_what_comes_back_differs_in_no_bit(load, tmp_path):
+def test_loaded_prefix_changes_no_bit(load, tmp_path):
     make = Make(*load("qwen3_5", "float32", 2))
     prompt, key = words(PROMPT, "tier"), None
     contents = []
@@ -184,7 +184,7 @@ def test_only_the_state_is_read_if_its_kv_is_in_memory(load, same_bits_as_withou
     assert same_bits_as_without_a_cache(make, [again]) == [True]
 
 
-def test_a_run_of_which_memory_has_a_part_is_read_whole_and_checked(load, same_bits_as_without_a_cache, tmp_path):
+def test_run_partly_in_memory_is_read_whole_and_checked(load, same_bits_as_without_a_cache, tmp_path):
     make = Make(*load("qwen3_5", "float32", 2))
     first = stored_prompt(make, tmp_path)
     with server(make, disk(tmp_path)) as rig:
@@ -199,7 +199,7 @@ def test_a_run_of_which_memory_has_a_part_is_read_whole_and_checked(load, same_b
     assert same_bits_as_without_a_cache(make, [again]) == [True]
 
 
-def test_loads_go_on_in_company_and_in_memory_that_is_short(load, same_bits_as_without_a_cache, tmp_path):
+def test_loads_continue_among_other_requests_and_in_short_memory(load, same_bits_as_without_a_cache, tmp_path):
     make = Make(*load("qwen3_5", "float32", 2))
     prompts = [words(500 + 40 * i, i) for i in range(8)]
     with server(make, disk(tmp_path)) as rig:

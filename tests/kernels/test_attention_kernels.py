@@ -21,7 +21,7 @@ from headwater.kernels.compiling import use_threads
 from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
 from headwater.memory.arena import Arena
 from headwater.mixers.attention import Attention, AttentionStep
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.cpu.attention import (
     SCRATCH_BYTES,
     AttentionOnCpu,
@@ -31,6 +31,7 @@ from headwater.mixers.cpu.attention import (
     HeadShape,
     Pages,
 )
+from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 from headwater.spec import Architecture, Block, ModelSpec, Part
 
@@ -168,7 +169,7 @@ def tokens_of_one_sequence(rig, layer, steps):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("of", ["kernels", "torch"])
-def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(of, dtype):
+def test_attention_of_several_tokens_in_one_step_equals_them_in_turn(of, dtype):
     rig = Rig(SHAPES["all"], dtype)
     layer = getattr(rig, of)
     in_turn = tokens_of_one_sequence(rig, layer, [[row] for row in range(7)])
@@ -222,7 +223,7 @@ def test_rows_in_groups_whose_scratch_is_small_have_the_same_bits(monkeypatch):
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "key_width", "width"), [(32, 8, 128, 128), (64, 1, 576, 512)])
-def test_the_scratch_of_a_chain_of_32_rows_at_a_long_context_is_bounded(monkeypatch, heads, kv_heads, key_width, width):
+def test_scratch_of_32_rows_of_one_long_sequence_is_bounded(monkeypatch, heads, kv_heads, key_width, width):
     sizes, n, longest, none = [], 32, 131_072, np.empty(0, np.float32)
     named = signature(attention.attend.compiled.py_func)
 
@@ -324,6 +325,6 @@ def one_more_is_written(before, keys, values, positions):
 
 
 @pytest.mark.parametrize("change", [the_last_but_one_is_not_written, the_first_two_are_exchanged, one_more_is_written])
-def test_the_self_check_names_keys_of_a_sequence_that_are_not_those_of_one_after_the_other(monkeypatch, change):
+def test_self_check_names_keys_that_differ_from_those_computed_in_turn(monkeypatch, change):
     changed_pages(monkeypatch, change)
     assert found(SHAPES["all"]) == [f"kernel of attention at {TOKENS} tokens of a sequence"]

@@ -82,7 +82,7 @@ def test_files_that_are_cut_off_are_compiled_again(first_start, tmp_path: Path, 
     assert later.stderr == ""
 
 
-def test_a_disk_that_is_full_is_told_once(tmp_path: Path) -> None:
+def test_full_disk_is_logged_once(tmp_path: Path) -> None:
     full = """
 import errno, os
 from numba.core.caching import IndexDataCacheFile
@@ -105,7 +105,7 @@ def test_code_for_another_processor_has_a_folder_of_its_own(first_start, tmp_pat
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o500])
-def test_a_folder_that_others_can_write_to_or_nobody_is_not_used(tmp_path: Path, mode: int) -> None:
+def test_folder_writable_by_others_or_by_no_user_is_not_used(tmp_path: Path, mode: int) -> None:
     folder = tmp_path / "cache"
     folder.mkdir()
     folder.chmod(mode)
@@ -154,9 +154,7 @@ LESSER = {"AVX2": (), "AVX-512": (pytest.mark.full,)}  # half a minute of compil
 
 
 @pytest.mark.parametrize("processor", [pytest.param(n, marks=LESSER[n]) for n in processors.had() if n in LESSER])
-def test_code_for_a_lesser_processor_uses_no_wider_registers_and_gives_the_same_bits(
-    processor: str, tmp_path: Path
-) -> None:
+def test_code_for_a_lesser_processor_has_its_registers_and_the_same_bits(processor: str, tmp_path: Path) -> None:
     environment = processors.environment(processor) | {"NUMBA_CACHE_DIR": str(tmp_path)}
     run = subprocess.run([sys.executable, "-c", ASSEMBLY], env=environment, capture_output=True, text=True, check=True)
     wide, compiled, of_512_bits, multiplying, digest = run.stdout.split()

@@ -93,7 +93,7 @@ def same_as_alone(form: str, times: float = 1.0) -> bool:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_rows_have_the_bits_of_products_with_their_expert_alone(form):
+def test_rows_have_the_bits_of_products_with_only_their_expert(form):
     assert same_as_alone(form)
     assert not same_as_alone(form, 1 + 2**-7), "control: other bits are seen"
 
@@ -118,7 +118,7 @@ def test_a_row_does_not_depend_on_the_others(form, dtype):
             assert torch.equal(moe.forward(x[first:last], n_prefill), whole[first:last]), (first, last)
 
 
-def test_of_experts_that_rank_the_same_the_first_are_taken():
+def test_first_experts_are_chosen_among_equal_ranks():
     shape = replace(QWEN, shared=0, shared_gate=False, normalise=False)
     weights = weights_of(shape) | {"gate.weight": torch.zeros(shape.experts, WIDTH)}
     x = torch.randn(2, WIDTH)
@@ -136,7 +136,7 @@ def test_sigmoids_that_are_all_zero_make_no_nan():
     assert ExpertsOnCpu.of(shape, Weights(weights)).forward(torch.ones(3, WIDTH), 0).isfinite().all()
 
 
-def test_experts_in_several_formats_or_without_the_kernels_are_computed_one_by_one():
+def test_experts_in_several_formats_or_without_kernels_are_computed_one_by_one():
     weights = dict(weights_of(QWEN))
     assert isinstance(ExpertsOnCpu.of(QWEN, Weights(weights)), ExpertsOnCpu)
     before = numerics.current()
@@ -163,7 +163,7 @@ def test_the_self_check_finds_the_kernels_exact(monkeypatch, name):
     assert found(monkeypatch, SHAPES[name], lambda y_RN: y_RN) == []
 
 
-def test_the_self_check_names_what_depends_on_company_or_threads(monkeypatch):
+def test_self_check_names_experts_that_depend_on_other_rows_or_threads(monkeypatch):
     rows = 3 * QWEN.per_token
     assert "moe at 3 rows" in found(monkeypatch, QWEN, lambda y_RN: y_RN + (len(y_RN) == rows))
     names = found(monkeypatch, QWEN, lambda y_RN: y_RN + (threads_in_use() == 1))

@@ -11,10 +11,10 @@ from headwater.kernels import attention
 from headwater.layers.attention import Rotary
 from headwater.layers.mla import LatentAttention
 from headwater.memory.arena import Arena
-from headwater.mixers.batch import Slice
 from headwater.mixers.cpu.attention import AttentionStepOnCpu
 from headwater.mixers.cpu.mla import LatentAttentionOnCpu, latent_attention_of
 from headwater.mixers.mla import LatentAttentionMixer
+from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 from tests.mixers.mla.test_latent_attention import KIMI, WIDTH, Rig
 
@@ -102,7 +102,7 @@ IN_TURN = [[row] for row in range(TOKENS)]
 
 
 @pytest.mark.parametrize("of", [Rig, KernelRig])
-def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(of):
+def test_latent_attention_of_several_tokens_in_one_step_equals_them_in_turn(of):
     rig = of(SHAPES[1])
     at_once, in_two = (tokens_of_one_sequence(rig, steps) for steps in (AT_ONCE, [[0, 1, 2], [3, 4, 5, 6]]))
     in_turn = tokens_of_one_sequence(rig, IN_TURN)
@@ -128,6 +128,6 @@ def test_wrong_rows_of_a_sequence_in_one_step_are_found(of, written, monkeypatch
     assert not any(map(torch.equal, at_once, in_turn))
 
 
-def test_latents_that_are_no_whole_vectors_are_left_to_torch():
+def test_latents_that_are_not_whole_vectors_are_computed_by_torch():
     rig = Rig(KIMI)
     assert type(latent_attention_of(0, KIMI, Weights(rig.weights))) is LatentAttentionMixer

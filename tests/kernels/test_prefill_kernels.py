@@ -62,7 +62,7 @@ def test_another_state_is_far_from_the_reference(case: Case) -> None:
     assert not close(rig.step([Piece(x_LD[64:], 7, 64)])[0], wanted_LD[64:])
 
 
-def test_widths_that_are_no_whole_vectors_are_left_to_torch() -> None:
+def test_widths_that_are_not_whole_vectors_are_computed_by_torch() -> None:
     x_LD, case = tokens(LONG), Case(DeltaNet(WIDTH, 2, 4, 16, 24, 4), GATED_DELTA_NET)
     rig, torchs = KernelRig(case), LayerRig(case)
     assert rig.layer.prefill is None
@@ -90,7 +90,7 @@ def test_rows_do_not_depend_on_later_tokens(case: Case, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prompt_has_the_bits_in_any_company_and_on_any_number_of_threads(case: Case, dtype: torch.dtype) -> None:
+def test_prompt_has_the_same_bits_among_others_and_on_any_threads(case: Case, dtype: torch.dtype) -> None:
     prompts = [tokens(n, n).to(dtype) for n in (LONG, 3, 64, 97)]
     alone, together = KernelRig(case, dtype), KernelRig(case, dtype)
     use_threads(1)

@@ -126,9 +126,7 @@ def test_another_decay_is_far_from_the_reference(case: Case) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_sequence_has_the_same_bits_in_any_company_order_and_number_of_threads(
-    case: Case, dtype: torch.dtype
-) -> None:
+def test_sequence_has_the_same_bits_among_others_and_on_any_threads(case: Case, dtype: torch.dtype) -> None:
     assert differing(case, dtype) == []
 
 
@@ -176,7 +174,7 @@ IN_TURN = [[0, 3, 4], [1, 5], [2]]
 @pytest.mark.pairs
 @pytest.mark.parametrize("of", [KernelRig, LayerRig])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(
+def test_recurrence_of_several_tokens_in_one_step_equals_them_in_turn(
     case: Case, dtype: torch.dtype, of: type[LayerRig]
 ) -> None:
     wanted_BD, in_turn = after_tokens(case, dtype, of, IN_TURN, 2)
@@ -251,7 +249,7 @@ def test_prefill_has_the_bits_of_torch(case: Case) -> None:
     assert kernel.same_state(0, torchs, 0)
 
 
-def test_another_state_memory_is_taken_at_once(case: Case) -> None:
+def test_replaced_state_memory_is_used_at_once(case: Case) -> None:
     rig, other = (prefilled(case, SLOTS[:1], torch.float32) for _ in range(2))
     decoded(rig, SLOTS[:1], torch.float32)
     layer, other.layer = other.layer, rig.layer

@@ -9,7 +9,7 @@ import numba
 
 from headwater.kernels.compiling import use_threads
 from headwater.mixers.activations import RMSNorm, StreamNorm
-from headwater.mixers.cpu.norm import StreamNormOnCpu
+from headwater.mixers.cpu.stream import StreamNormOnCpu
 
 ROWS, WIDTH = 70, 208
 PAIRS = [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)]
@@ -61,7 +61,7 @@ class Leaning(StreamNormOnCpu):
 
 
 @pytest.mark.parametrize(("stream", "dtype"), PAIRS)
-def test_a_row_has_the_same_bits_at_all_heights_and_with_the_sum_apart(stream, dtype):
+def test_row_has_equal_bits_at_all_heights_and_with_separate_sum(stream, dtype):
     x, out = rows_of(WIDTH, stream, dtype)
     norm = norms_of(WIDTH, dtype)[1]
     assert same_at_all_heights(norm, x, out)

@@ -71,7 +71,7 @@ def test_a_sort_keeps_the_order_of_equal_ones(size, halves):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_drawn_is_torchs_choice(size):
+def test_drawn_token_equals_torchs(size):
     probs_RV = torch.softmax(rows_of(size), -1)
     generator = torch.Generator().manual_seed(size)
     for _ in range(50):
@@ -119,12 +119,12 @@ def test_tokens_of_probability_zero_are_never_drawn():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_ranks_count_what_is_larger(size):
+def test_ranks_count_larger_logits(size):
     x_RV = rows_of(size, halves=True)
     assert passes().n_larger(x_RV, x_RV[:, size // 2]) == BY_TORCH.n_larger(x_RV, x_RV[:, size // 2])
 
 
-def test_the_self_check_finds_the_kernels_exact_and_names_a_pass_that_is_not(monkeypatch):
+def test_self_check_accepts_the_kernels_and_names_an_inexact_pass(monkeypatch):
     assert list(broken_passes(5000)) == []
 
     class Leaning(KernelPasses):

@@ -84,7 +84,7 @@ def test_a_caller_has_its_own_number_of_threads():
     assert (seen, threads_in_use()) == ([1], before)
 
 
-def test_without_openmp_threads_there_are_no_kernels(monkeypatch, caplog):
+def test_kernels_are_unavailable_without_openmp_threads(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "numba.np.ufunc.omppool", None)
     kernels.available.cache_clear()
     assert not kernels.available()

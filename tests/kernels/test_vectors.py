@@ -125,7 +125,7 @@ def test_lanes_without_an_element_are_zeros():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_triples_are_taken_apart_and_put_together(dtype):
+def test_triples_are_split_and_joined(dtype):
     @called
     def apart(x, y):
         a, b, c = vectors.load_triples(x, 2)
@@ -146,7 +146,7 @@ def test_triples_are_taken_apart_and_put_together(dtype):
     assert z[[0, 1, -1]].tolist() == [0, 0, 0]
 
 
-def test_an_operator_is_an_instruction_and_a_part_has_no_code_for_python(monkeypatch):
+def test_operator_is_one_instruction_and_part_has_no_code_for_python(monkeypatch):
     seen = []
     listener = event.RecordingListener()
     monkeypatch.setattr(listener, "on_start", lambda of: seen.append(of.data["dispatcher"].py_func.__name__))

@@ -10,9 +10,10 @@ pytest.importorskip("numba", reason="numba is not installed")
 from headwater.kernels import attention
 from headwater.layers.attention import Rotary
 from headwater.mixers import window as windows
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.cpu.attention import WindowAttentionOnCpu
 from headwater.mixers.rotary import TABLE_BLOCK
+from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 from tests.mixers.window.rig import NONE, Rig, shape_of
 
@@ -73,7 +74,7 @@ def test_company_changes_no_bit(window, monkeypatch):
 
 @pytest.mark.parametrize("of", [Rig, KernelRig])
 @pytest.mark.parametrize("window", [1, 40, 300])
-def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(window, of):
+def test_window_attention_of_several_tokens_in_one_step_equals_them_in_turn(window, of):
     rows = [(slot, LENGTHS[slot] + i) for slot, n in ((1, 5), (3, 1), (7, 3)) for i in range(n)]
     outputs, rings = [], []
     for steps in ([rows], [[row] for row in rows], [rows[:3], rows[3:7], rows[7:]]):
@@ -93,7 +94,7 @@ def test_a_ring_that_two_sequences_have_is_refused(of):
 
 
 @pytest.mark.parametrize("of", [Rig, KernelRig])
-def test_a_ring_that_sequences_in_different_parts_of_a_step_have_is_refused(of):
+def test_ring_shared_by_sequences_in_different_parts_is_refused(of):
     rig, rows = of(shape_of(40)), [(1, 39), (1, 40), (2, 40), (2, 41), (1, 41)]
     with pytest.raises(ValueError, match=r"^3 decoding sequences have slots \[1, 2, 1\]: each needs one of its own$"):
         rig.run([], rows, rig.x[:5])

@@ -72,7 +72,7 @@ def test_written_tokens_come_back_and_zeros_after_them(dtype: str, page_size: in
 
 
 @pytest.mark.parametrize("page_size", [64, 1024])
-def test_no_gather_sees_what_another_left_in_scratch(page_size: int) -> None:
+def test_gather_never_sees_scratch_of_another_gather(page_size: int) -> None:
     spec = read_config(CONFIG, "float32", page_size)
     arena = poisoned(spec, n_pages=24)
     position = torch.arange(1500)
@@ -111,7 +111,7 @@ def test_memory_that_is_not_touched_is_not_resident() -> None:
     assert resident() - before < 100_000_000
 
 
-def test_first_use_of_an_arena_takes_a_page_fault_for_2_mb_not_for_4_kb() -> None:
+def test_first_use_of_an_arena_faults_once_per_2_mb() -> None:
     """Loads fill fresh memory: faults of 4 KB took twice the time of reading and checking what they read."""
     enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not enabled.is_file() or "[never]" in enabled.read_text():
@@ -183,7 +183,7 @@ def test_without_madvise_discarded_memory_reads_as_zeros(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("platform", "libc"), [("darwin", None), ("linux", "without")])
-def test_it_is_imported_where_madvise_is_another_or_missing(
+def test_arena_imports_if_madvise_differs_or_is_missing(
     platform: str, libc: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)

@@ -65,7 +65,7 @@ def test_pages_that_follow_each_other_are_one_copy(arena: torch.Tensor) -> None:
     assert not arena[10:30].any()
 
 
-def test_what_was_not_read_whole_does_not_get_to_the_card(arena: torch.Tensor) -> None:
+def test_incomplete_read_is_not_copied_to_the_card(arena: torch.Tensor) -> None:
     bytes_of, before = StagedBytes(arena, LateLane), arena.clone()
 
     def fails(views: list[memoryview]) -> str:
@@ -149,13 +149,13 @@ class Card:
         self.within = None
 
 
-def test_on_a_card_copies_are_on_a_stream_of_their_own_and_pinned_memory_grows(
+def test_card_copies_use_their_own_stream_and_pinned_memory_grows(
     arena: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = arena.clone()
     with monkeypatch.context() as patch:
         card = Card(patch)
-        patch.setattr(module, "MOST_PINNED", 9 * SIZE)
+        patch.setattr(module, "MAX_PINNED_BYTES", 9 * SIZE)
         bytes_of = StagedBytes(arena, lambda: CardLane(torch.device("cuda")))
         found = [b"".join(bytes_of.views(pages)) for pages in ([4], [4, 5, 9], [9, 8, 7, 6], range(12), [0])]
         bytes_of.fill([3, 1], spread(bytes(2 * SIZE)))

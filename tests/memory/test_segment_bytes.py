@@ -13,7 +13,7 @@ PARTS = (("recurrent", (4, 16, 40), "float32"), ("conv", (33, 3), "bfloat16"))
 LAYOUT = StateLayout.of([(layer, name, shape, dtype) for layer in (0, 2) for name, shape, dtype in PARTS])
 
 
-def test_views_are_what_was_saved_bit_for_bit() -> None:
+def test_views_equal_the_saved_bits() -> None:
     n_pages = -(-LAYOUT.bytes // PAGE_BYTES)
     states = StateMemory(LAYOUT, 3, n_pages * PAGE_BYTES)
     for number, part in enumerate(LAYOUT.parts):
@@ -29,7 +29,7 @@ def test_views_are_what_was_saved_bit_for_bit() -> None:
         assert torch.equal(view, states.view(part.layer, part.name)[1])
 
 
-def test_a_part_that_is_not_there_and_bytes_that_are_too_few_are_refused() -> None:
+def test_missing_part_and_too_few_bytes_are_refused() -> None:
     stored = LaidOut(LAYOUT, torch.zeros(LAYOUT.bytes, dtype=torch.uint8))
     with pytest.raises(KeyError):
         stored.view(1, "recurrent")

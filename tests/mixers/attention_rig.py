@@ -8,7 +8,8 @@ import torch
 
 from headwater.memory.arena import Arena
 from headwater.mixers.attention import AttentionStep
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.slices import Slice
 
 
 class AttentionRig:

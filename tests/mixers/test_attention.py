@@ -6,8 +6,8 @@ import torch
 from headwater.layers.attention import GroupedAttention
 from headwater.memory.arena import Arena
 from headwater.mixers.attention import Attention
-from headwater.mixers.batch import Slice
 from headwater.mixers.rotary import TABLE_BLOCK, RotaryTable
+from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 from headwater.models.families import read_config
 from headwater.spec import ModelSpec
@@ -122,7 +122,7 @@ def test_the_end_of_a_slice_changes_no_bit(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 6])
-def test_decode_alone_and_among_others_is_equal(kv_heads: int, dtype: str) -> None:
+def test_decode_is_equal_by_itself_and_among_others(kv_heads: int, dtype: str) -> None:
     spec = make_spec(kv_heads=kv_heads, dtype=dtype)
     lengths = [1, 2, 64, 65, 300, 511, 512, 513]
     x = Rig(spec).x[:8].flip(0)
@@ -167,7 +167,7 @@ def test_a_slice_that_writes_nothing_is_computed() -> None:
     assert torch.equal(again, whole[64:320])
 
 
-def test_rotation_depends_on_the_position_alone() -> None:
+def test_rotation_depends_only_on_the_position() -> None:
     rotary = attention_of(make_spec()).rotary
     long, short = RotaryTable(rotary, "cpu"), RotaryTable(rotary, "cpu")
     position = torch.tensor([0, 5, TABLE_BLOCK - 1, TABLE_BLOCK + 3])

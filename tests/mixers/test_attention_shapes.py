@@ -8,7 +8,8 @@ import torch
 from headwater.layers.attention import GroupedAttention, Rotary
 from headwater.memory.arena import Arena
 from headwater.mixers.attention import Attention, AttentionStep
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 from headwater.spec import Architecture, Block, ModelSpec, Part
 
@@ -108,7 +109,7 @@ def test_pages_of_any_size_give_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("name", ["one head", "odd heads on one", "neighbours", "some channels"])
-def test_decode_alone_and_among_others_is_equal(name: str) -> None:
+def test_decode_of_each_shape_is_equal_among_others(name: str) -> None:
     """Include layers of one KV head: a single product of theirs would be spread over threads."""
     rig = Rig(SHAPES[name])
     tables = [torch.tensor([i, 8 + i]) for i in range(5)]

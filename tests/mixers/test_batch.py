@@ -24,9 +24,9 @@ def step(
     ("parents", "message"),
     [
         ((STATE,), "2 decoding rows have 1 parents"),
-        ((1, STATE), "decoding row 0 continues row 1: it may continue the one before it alone"),
-        ((-2, 0), "decoding row 0 continues row -2: it may continue the one before it alone"),
-        ((STATE, 1), "decoding row 1 continues row 1: it may continue the one before it alone"),
+        ((1, STATE), "decoding row 0 continues row 1: it may continue only the row before it"),
+        ((-2, 0), "decoding row 0 continues row -2: it may continue only the row before it"),
+        ((STATE, 1), "decoding row 1 continues row 1: it may continue only the row before it"),
     ],
 )
 def test_rows_that_do_not_follow_one_another_are_refused(parents: tuple[int, ...], message: str) -> None:

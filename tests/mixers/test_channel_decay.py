@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.batch import CHUNK
 from headwater.mixers.gla import seen
+from headwater.mixers.slices import CHUNK
 
 HEADS, KINDS, WIDTH = 5, 2, 24
 FLUSHED = torch.finfo(torch.float32).tiny  # what is smaller is zero, here as in the server
@@ -62,7 +62,7 @@ def _sums_to_the_end(g_MtK: torch.Tensor) -> torch.Tensor:
         "infinite in some tokens",
     ],
 )
-def test_all_pairs_are_those_of_float64_whatever_the_decays(decays: str) -> None:
+def test_all_pairs_equal_float64_for_any_decays(decays: str) -> None:
     given = inputs(decays)
     with torch.inference_mode():
         got = seen(given[0], given[1], given[2])
@@ -83,7 +83,7 @@ def test_a_strong_decay_leaves_no_error_in_weak_ones_after_it() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 7, 24, 128])
-def test_a_head_has_the_same_bits_alone_and_among_others(width: int) -> None:
+def test_head_has_the_same_bits_by_itself_and_among_others(width: int) -> None:
     given = [t[..., :width] if width <= WIDTH else t.repeat_interleave(6, -1)[..., :width] for t in inputs()]
     together = seen(*(t.contiguous() for t in given))
     for head in range(HEADS):

@@ -17,7 +17,7 @@ class Told:
         self._dropped()
 
 
-def test_it_is_computed_again_for_another_object_only() -> None:
+def test_value_is_computed_again_only_for_another_object() -> None:
     made: list[str] = []
     last = LastValue(lambda name: made.append(name) or [name])
     first, equal = ["x"], ["x"]

@@ -14,19 +14,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from headwater import kernels, machine
 from headwater.engine.proof import selfcheck
-from headwater.mixers import linear as linear_module
+from headwater.mixers import products
 from headwater.mixers.linear import (
     Embedding,
     Linear,
-    TorchProduct,
     answers_product,
     first_bad_height,
     guarded_modes,
-    product_dtype,
     prompts_product,
     weight_layout,
 )
 from headwater.mixers.numerics import MODES, Numerics
+from headwater.mixers.products import TorchProduct, product_dtype
 from headwater.mixers.quantised import Quantised, joined
 from headwater.models.families import read_config
 from headwater.models.quantisation.method import float8
@@ -200,7 +199,9 @@ def test_weights_of_several_formats_stand_side_by_side(mode: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("mode", MODES)
-def test_the_last_outputs_alone_have_the_bits_of_all(mode: str, kind: str, dtype: torch.dtype, rows: int) -> None:
+def test_product_of_only_the_last_outputs_has_the_same_bits(
+    mode: str, kind: str, dtype: torch.dtype, rows: int
+) -> None:
     bias_N, x_RK = random(200), random(rows, 64, dtype=dtype)
     whole = Linear(WEIGHTS[kind](200, 64), bias_N.to(dtype), Numerics(mode), dtype)
     for first in (0, 64, 128):
@@ -267,7 +268,7 @@ def test_float8_gives_the_bits_of_its_values(form: str, rows: int, monkeypatch: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 6, 7, 65])
-def test_rows_of_products_in_float8_do_not_depend_on_others_or_on_threads(rows: int, dtype: torch.dtype) -> None:
+def test_float8_rows_do_not_depend_on_other_rows_or_threads(rows: int, dtype: torch.dtype) -> None:
     compiling = pytest.importorskip("headwater.kernels.compiling", reason="numba is not installed")
     linear = Linear(in_float8(200, 256, 2), numerics=Numerics("compiled"), dtype=dtype)
     x_RK = random(rows, 256, dtype=dtype)
@@ -330,7 +331,7 @@ def test_tiles_have_one_height_for_prefill_and_one_for_decode(monkeypatch: pytes
     assert heights == [256, 256, 32, 32]
 
 
-def test_prefill_rows_do_not_depend_on_what_decodes_beside_them() -> None:
+def test_prefill_rows_do_not_depend_on_decoding_rows() -> None:
     x_RK, linear = random(300, 64), Linear(random(48, 64), numerics=Numerics("tiled"))
     alone_RN = linear(x_RK[:200], 200)
     for n_decode in (1, 32, 100):
@@ -404,7 +405,7 @@ def test_without_bfloat16_products_sums_are_made_in_float32_and_rounded_once(mon
 def test_torch_converts_a_block_of_outputs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x_RK, bias_N = quantised(100, 64), random(5, 64), random(100)
     whole_RN = Linear(weight, bias_N, Numerics("plain"))(x_RK, 0)
-    monkeypatch.setattr(linear_module, "BLOCK_BYTES", 7 * 4 * 64)
+    monkeypatch.setattr(products, "CONVERTED_BYTES", 7 * 4 * 64)
     heights, rows = [], Quantised.rows
     monkeypatch.setattr(Quantised, "rows", lambda self, at: heights.append(at.stop - at.start) or rows(self, at))
     in_blocks_RN = Linear(weight, bias_N, Numerics("plain"))(x_RK, 0)
@@ -424,7 +425,7 @@ def test_torch_converts_a_block_of_outputs_at_a_time(monkeypatch: pytest.MonkeyP
 )
 def test_products_by_processor(monkeypatch, cpu, dtype, wanted, kernel) -> None:
     panels = pytest.importorskip("headwater.mixers.panels", reason="numba is not installed")
-    monkeypatch.setattr(linear_module.machine, "cpu", lambda: cpu)
+    monkeypatch.setattr(products.machine, "cpu", lambda: cpu)
     assert product_dtype(dtype) == wanted
     assert panels.held(random(64, 96, dtype=dtype), dtype).few is getattr(panels, kernel)
     assert panels.held(random(64, 90, dtype=dtype), dtype).few is panels.multiply  # no whole runs of 32 inputs

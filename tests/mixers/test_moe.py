@@ -175,7 +175,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 @MODES
 @DTYPES
-def test_a_decoding_row_has_the_same_bits_beside_prompts_that_chose_its_experts(dtype, mode) -> None:
+def test_decoding_row_has_the_same_bits_when_prompts_choose_its_experts(dtype, mode) -> None:
     assert same_beside_prompts(in_mode(mode, dtype), dtype)
 
 

@@ -19,7 +19,7 @@ def exponents(n: int) -> torch.Tensor:
     return -40 * torch.rand(n, generator=torch.Generator().manual_seed(0))
 
 
-def test_they_are_those_of_float64() -> None:
+def test_powers_equal_float64() -> None:
     x_N = exponents(10_000)
     wanted_N = x_N.double().exp2()
     assert ((powers(x_N) - wanted_N).abs() / wanted_N).max() < 1.2e-7
@@ -31,7 +31,7 @@ def test_ends() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_an_elements_bits_do_not_depend_on_where_it_stands_or_on_how_many_there_are(threads: int) -> None:
+def test_bits_of_an_element_do_not_depend_on_position_or_count(threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

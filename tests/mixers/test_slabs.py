@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.mixers.slabs import CACHE_LINE, HUGE_PAGE, SLAB, Slabs
+from headwater.mixers.weight_memory import CACHE_LINE, HUGE_PAGE, SLAB_BYTES, Slabs
 from tests.mixers.test_linear import WEIGHTS
 
 HAS_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage").is_dir()
@@ -34,7 +34,7 @@ def flags_at(address: int) -> set[str] | None:
 
 @pytest.mark.skipif(not HAS_HUGE_PAGES, reason="this system has no transparent huge pages")
 @pytest.mark.parametrize("kind", WEIGHTS)
-def test_panels_of_every_format_lie_in_memory_that_is_advised_to_have_huge_pages(kind: str) -> None:
+def test_panels_of_every_format_lie_in_memory_with_huge_pages(kind: str) -> None:
     panels = pytest.importorskip("headwater.mixers.panels", reason="numba is not installed")
     arrays = [part for part in panels.held(WEIGHTS[kind](100, 64), torch.float32).arrays if np.size(part) > 1]
     assert len(arrays) >= (3 if kind.startswith("int") else 1)
@@ -45,7 +45,7 @@ def test_panels_of_every_format_lie_in_memory_that_is_advised_to_have_huge_pages
 
 def test_tensors_are_zeros_that_do_not_overlap_and_begin_at_cache_lines() -> None:
     slabs = Slabs()
-    shapes = [(3,), (5, 7), (1,), (HUGE_PAGE,), (SLAB // 4,), (2,), (SLAB // 4 + 3,), (0,), (9,)]
+    shapes = [(3,), (5, 7), (1,), (HUGE_PAGE,), (SLAB_BYTES // 4,), (2,), (SLAB_BYTES // 4 + 3,), (0,), (9,)]
     tensors = [slabs.empty(shape, torch.float32) for shape in shapes]
     assert not any(tensor.any() for tensor in tensors)
     for number, tensor in enumerate(tensors):

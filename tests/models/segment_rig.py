@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from headwater.memory.slots import Segment, StateMemory
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.slices import Slice
 from headwater.mixers.window import Rings
 from headwater.models.hybrid import HybridModel
 from tests.support import Bench, Sequence

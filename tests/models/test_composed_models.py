@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
 from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
-from headwater.mixers.batch import Slice
+from headwater.mixers.slices import Slice
 from headwater.models.build import build_model
 from headwater.models.hybrid import HybridModel
 from headwater.models.load import load_model
@@ -137,7 +137,7 @@ def test_the_first_layers_are_those_of_one_pass_at_any_position(name: str, check
 
 
 @pytest.mark.parametrize("name", [*SMALLEST.values(), *WINDOWS])
-def test_a_prompt_of_seams_alone_is_that_of_one_pass(name: str, checkpoint: Callable[[str], Path]) -> None:
+def test_prompt_of_only_seams_equals_one_pass(name: str, checkpoint: Callable[[str], Path]) -> None:
     """Slices of one slot in one step, which begin at any position."""
     rig = SegmentRig(load_model(checkpoint(name), "float32").model)
     tokens = text(150, 1)

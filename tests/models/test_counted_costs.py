@@ -16,8 +16,9 @@ from headwater.layers.attention import WindowAttention
 from headwater.layers.mla import LatentAttention
 from headwater.memory.arena import Arena
 from headwater.mixers import numerics
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.numerics import Numerics
+from headwater.mixers.slices import Slice
 from headwater.models.load import LoadedModel, load_model
 from headwater.spec import ModelSpec
 from tests.checkpoints import RECIPES, SMALLEST
@@ -67,9 +68,7 @@ def beyond_the_start(spec: ModelSpec) -> int:
     return sum(4 * w.heads * w.head_dim * w.window * (w.window - 1) // 2 for w in windows)
 
 
-def test_flops_of_a_prefill_and_of_a_decoded_token_are_those_that_are_counted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flops_of_prefill_and_decode_equal_the_counted_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = random.Random(0).choices(range(500), k=PROMPT)
     with counted(monkeypatch) as flops:
         loaded = load_model(folder, "float32")
@@ -95,7 +94,7 @@ def test_weights_are_those_of_the_checkpoints_file(folder: Path) -> None:
     assert sum(load_model(folder).spec.parameters_by_kind().values()) == weights
 
 
-def test_a_token_writes_the_bytes_of_kv_that_the_spec_says(folder: Path) -> None:
+def test_token_writes_the_kv_bytes_of_the_spec(folder: Path) -> None:
     """One page of tokens is prefilled in an arena full of poison: what is not poison any more was written."""
     loaded = load_model(folder, "float32")
     bench = Bench(loaded.model, poison=True)
@@ -105,7 +104,7 @@ def test_a_token_writes_the_bytes_of_kv_that_the_spec_says(folder: Path) -> None
     assert Arena(loaded.spec, 3).pages.nbytes == 3 * loaded.spec.page_bytes
 
 
-def test_a_checkpoint_takes_the_bytes_that_the_spec_says(folder: Path) -> None:
+def test_checkpoint_has_the_bytes_of_the_spec(folder: Path) -> None:
     """States after one page are left in a row full of poison: what is not poison any more was written."""
     loaded = load_model(folder, "float32")
     spec, bench = loaded.spec, Bench(loaded.model)

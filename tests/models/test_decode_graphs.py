@@ -54,11 +54,11 @@ def test_a_replayed_step_has_the_bits_of_an_eager_one(
     assert pair.graphs.recorder.count == 2, "of two sequences, and of one"
 
 
-def test_a_longer_page_table_is_recorded_anew(
+def test_longer_page_table_is_recorded_again(
     gpu_path: Callable[[bool], None], checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu_path(True)
-    monkeypatch.setattr(decode_graphs, "LEAST_PAGES", 1)
+    monkeypatch.setattr(decode_graphs, "MIN_PAGES", 1)
     monkeypatch.setattr(gpu, "SPLIT", 64)
     model = load_model(checkpoint("qwen3"), "float32").model
     pair, counts = Pair(model, (63, 127, 190), recorder_of), []
@@ -107,7 +107,7 @@ def test_no_family_waits_for_the_device(
         lambda x: torch.zeros(3),
     ],
 )
-def test_what_waits_for_the_device_is_noticed(wait: Callable[[torch.Tensor], object]) -> None:
+def test_wait_for_the_device_is_detected(wait: Callable[[torch.Tensor], object]) -> None:
     with torch.inference_mode(), recorded(), pytest.raises(Waited):
         wait(torch.arange(4.0, device="cpu"))
 

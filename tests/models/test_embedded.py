@@ -67,23 +67,23 @@ def test_all_of_its_files_are_in_the_package() -> None:
     assert set(embedded().iterdir()) <= packed
 
 
-def test_it_is_small_enough_to_come_with_the_package() -> None:
+def test_embedded_model_is_small_enough_for_the_package() -> None:
     assert sum((embedded() / name).stat().st_size for name in ("model.safetensors", "tokenizer.json")) <= MOST_BYTES
 
 
-def test_it_is_found_without_torch() -> None:
+def test_embedded_model_is_found_without_torch() -> None:
     program = "import sys; from headwater.models.embedded import embedded; embedded(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
-def test_a_package_without_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_package_without_the_embedded_model_raises_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "FOLDER", tmp_path / "headwater-tiny")
     with pytest.raises(CheckpointError, match=r"headwater-tiny/config\.json is missing.*not installed"):
         embedded()
 
 
-def test_its_chat_template_is_the_one_that_it_was_trained_with(loaded: LoadedModel) -> None:
+def test_embedded_chat_template_equals_that_of_training(loaded: LoadedModel) -> None:
     assert loaded.chat_template == template.FILE.read_text("utf-8")
 
 
@@ -154,7 +154,7 @@ def test_tools_calls_and_results_are_framed(loaded: LoadedModel) -> None:
     assert render(loaded, [ASK, call, result]).count("<|im_start|>user") == 2
 
 
-def test_its_head_drafts_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedded_head_drafts_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most drafts of tool calls are right."""
     with_head = load_model(embedded(), "float32", mtp=True)
     config = ServeConfig(memory=64 << 20, speculation="mtp")

@@ -57,14 +57,14 @@ def test_every_family_has_a_checkpoint_to_be_tested_with() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_family_says_what_it_is_held_to_and_what_it_refuses(family: Family) -> None:
+def test_every_family_has_an_oracle_and_refusals(family: Family) -> None:
     assert family.oracle
     assert family.profile in PROFILES
     assert family.refuses
 
 
 @pytest.mark.parametrize(("family", "refusal"), REFUSALS)
-def test_a_part_that_there_is_no_code_for_is_refused_by_its_name(
+def test_unsupported_part_is_refused_by_name(
     family: Family, refusal: Refusal, checkpoint: Callable[[str], Path]
 ) -> None:
     config = json.loads((checkpoint(SMALLEST[family.name]) / "config.json").read_text())

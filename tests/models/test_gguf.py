@@ -77,7 +77,7 @@ def test_rows_are_reordered(name: str) -> None:
     assert torch.equal(moved.values(), weight.values()[[0, 1, 2, 4, 3, 5]])
 
 
-def test_the_gain_of_a_norm_is_that_of_the_file_to_the_bit() -> None:
+def test_gain_of_a_norm_has_the_bits_of_the_file() -> None:
     generator = torch.Generator().manual_seed(0)
     for scale in (0.01, 1.0, 30.0):
         gain = 1 + scale * torch.randn(10_000, generator=generator)
@@ -100,7 +100,7 @@ Change = Callable[[bytes], bytes]
 BROKEN: dict[str, tuple[Change, str]] = {
     "no magic": (lambda raw: b"GGML" + raw[4:], "no GGUF file: it begins with b'GGML', not with b'GGUF'"),
     "a pointer": (lambda raw: b"version https://git-lfs", "no GGUF file: it is a pointer of Git LFS"),
-    "empty": (lambda raw: b"", "its 0 bytes are no GGUF file"),
+    "empty": (lambda raw: b"", "its 0 bytes are not a GGUF file"),
     "a version": (lambda raw: raw[:4] + struct.pack("<I", 1) + raw[8:], r"version 1 is not one of \(2, 3\)"),
     "no header's end": (lambda raw: raw[:60], "header of its 60 bytes is cut off"),
     "many tensors": (lambda raw: raw[:8] + struct.pack("<Q", 2**60) + raw[16:], "cut off or broken"),
@@ -142,7 +142,7 @@ SIZES = FACTS | {
         ({"token_embd.weight": ((8, 32), 0, bytes(1024))}, "tensor 'blk.0.attn_q.weight' is missing from the file"),
     ],
 )
-def test_what_is_wrong_with_a_tensor_is_named(tensors: Any, error: str, tmp_path: Path) -> None:
+def test_error_names_the_defect_of_a_gguf_tensor(tensors: Any, error: str, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(pack(SIZES, tensors))
     with pytest.raises(CheckpointError, match=error):
         load_model(tmp_path / "model.gguf", "float32")

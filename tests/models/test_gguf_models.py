@@ -125,7 +125,7 @@ def same_values(folder: Path, tmp_path: Path, form: str, forms: dict[str, str] |
     assert ours == tokens
 
 
-def test_a_file_is_taken_where_a_folder_is(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+def test_file_is_accepted_like_a_folder(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     folder = checkpoint("qwen3_5_bfloat16")
     file = convert(folder, tmp_path / "small.gguf", "BF16")
     assert ServeConfig(model=file).model == file

@@ -15,10 +15,11 @@ from _pytest.mark import ParameterSet
 
 from headwater.engine.proof.selfcheck import self_check
 from headwater.mixers import numerics
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.linear import Linear
 from headwater.mixers.numerics import Numerics
 from headwater.mixers.recurrent import LayerState
+from headwater.mixers.slices import Slice
 from headwater.models.load import LoadedModel, load_model, read_spec
 from tests import checkpoints
 from tests.checkpoints.tokenizer import sayable
@@ -129,7 +130,7 @@ def test_logits_and_greedy_text_are_those_of_transformers(
         assert len(text) == GREEDY
 
 
-def test_what_came_long_before_matters(loaded: Callable[..., LoadedModel]) -> None:
+def test_distant_tokens_change_logits(loaded: Callable[..., LoadedModel]) -> None:
     """Else a lost state would go unnoticed: the tests' checkpoints must have a memory."""
     for name in FAMILIES:
         ours = loaded(name)
@@ -219,7 +220,7 @@ def known_tokens(ours: LoadedModel, of_prompts: bool = False) -> tuple[torch.Ten
 
 
 @pytest.mark.parametrize(("name", "dtype"), in_both_dtypes(FAMILIES))
-def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(
+def test_logits_of_several_tokens_in_one_step_equal_them_in_turn(
     name: str, dtype: str, loaded: Callable[..., LoadedModel]
 ) -> None:
     """Also beside a prompt, and beside another sequence's; what is decoded after them reads what they left."""
@@ -240,7 +241,7 @@ def test_tokens_that_were_decoded_and_are_rows_of_prompts_then_are_found(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_kept_of_a_draft_is_what_is_counted(name: str, loaded: Callable[..., LoadedModel]) -> None:
+def test_bytes_kept_of_a_draft_equal_the_counted_ones(name: str, loaded: Callable[..., LoadedModel]) -> None:
     ours = loaded(name)
     bench = Bench(ours.model)
     seq = bench.sequence(20)

@@ -108,7 +108,7 @@ def test_a_published_configuration_is_its_profile(name: str) -> None:
     assert spec.flops == profile.flops
 
 
-def test_layers_are_counted_from_one_in_the_object_that_says_what_they_are() -> None:
+def test_layers_in_the_config_are_counted_from_one() -> None:
     spec = read_config(KIMI, "bfloat16")
     mixers = spec.layers[::2]
     assert [i + 1 for i, layer in enumerate(mixers) if isinstance(layer, LatentAttention)] == FULL

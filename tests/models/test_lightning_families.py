@@ -82,7 +82,7 @@ RING_MINI: Config = {
 
 
 @pytest.mark.parametrize(("config", "name"), [(MINIMAX_M1, "minimax-m1"), (RING_MINI, "ring-mini-linear-2.0")])
-def test_a_published_model_costs_what_its_profile_says(config: Config, name: str) -> None:
+def test_published_model_has_the_costs_of_its_profile(config: Config, name: str) -> None:
     spec, profile = read_config(config, "bfloat16"), PROFILES[name]
     assert spec.kv_bytes_per_token == profile.kv_bytes_per_token
     assert spec.checkpoint_bytes == profile.checkpoint_bytes
@@ -98,7 +98,7 @@ def test_only_the_first_channels_of_minimax_rotate() -> None:
     assert attention.rotary == Rotary(64, 1e7)
 
 
-def test_minimax_means_the_same_by_its_own_keys_and_by_those_of_transformers() -> None:
+def test_minimax_is_equal_by_own_keys_and_by_transformers_keys() -> None:
     """The decay of the last layer is all that differs: next to nothing by both, as full attention closes the model."""
     theirs = MINIMAX_M1 | {"model_type": "minimax"}
     codes = theirs.pop("attn_type_list")
@@ -145,7 +145,7 @@ def test_layers_that_make_no_whole_group_of_ring_are_full_attention() -> None:
         (RING_MINI, {"score_function": None}, "'score_function' is None, only 'sigmoid' is supported"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_numbers(
+def test_lightning_sizes_that_do_not_match_are_refused_with_both_numbers(
     config: dict[str, Any], keys: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(CheckpointError) as refused:

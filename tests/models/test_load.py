@@ -80,7 +80,7 @@ def test_a_truncated_file_is_named(folder: Callable[[str], Path]) -> None:
     with pytest.raises(CheckpointError, match=rf"model\.safetensors: .* truncated, with {numbers}: .*`hf download"):
         load_model(path)
     file.write_bytes(whole[:100])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: .* its 100 bytes are no whole safetensors file"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: .* its 100 bytes are not a whole safetensors file"):
         load_model(path)
 
 
@@ -92,12 +92,10 @@ def test_a_truncated_file_is_named(folder: Callable[[str], Path]) -> None:
         (b"GGUF", "it is a GGUF file, a format"),
         (b"PK\x03\x04archive/data.pkl", "pickled file of PyTorch"),
         (b"\x80\x02}q\x00.", "pickled file of PyTorch"),
-        (b"", "its 0 bytes are no whole safetensors file"),
+        (b"", "its 0 bytes are not a whole safetensors file"),
     ],
 )
-def test_a_file_of_another_format_is_named_with_what_helps(
-    folder: Callable[[str], Path], content: bytes, what: str
-) -> None:
+def test_file_of_another_format_is_named_with_advice(folder: Callable[[str], Path], content: bytes, what: str) -> None:
     path = folder("qwen3_5")
     (path / "model.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"model\.safetensors: .*{what}"):
@@ -125,7 +123,7 @@ def test_weights_of_another_format_in_a_folder_are_named(
         ServeConfig(model=path)
 
 
-def test_a_name_on_the_hub_says_how_to_download_it() -> None:
+def test_error_for_a_hub_name_states_the_download_command() -> None:
     with pytest.raises(SettingError, match="`hf download some-org/some-model --local-dir some-model` and serve that"):
         ServeConfig(model=Path("some-org/some-model"))
 
@@ -182,7 +180,7 @@ def test_the_chat_template_comes_from_its_file_or_from_the_tokenizers_config(fol
     assert load_model(path).chat_template == "file"
 
 
-def test_the_text_model_of_a_multimodal_checkpoint_is_loaded_and_the_rest_skipped_with_a_line(
+def test_text_model_of_a_multimodal_checkpoint_is_loaded_and_the_rest_logged(
     folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "headwater.models")
@@ -248,9 +246,7 @@ def split_experts(tensors: dict[str, torch.Tensor]) -> None:
         (AMX, "float32", "float32", "stored in it"),
     ],
 )
-def test_auto_takes_bfloat16_where_the_processor_multiplies_it_and_the_weights_are_not_float32(
-    monkeypatch, cpu, stored, wanted, why
-):
+def test_auto_dtype_is_bfloat16_if_native_and_weights_are_not_float32(monkeypatch, cpu, stored, wanted, why):
     pretend(monkeypatch, cpu)
     chosen = choose_dtype({"dtype": stored})
     assert chosen.name == wanted
@@ -334,7 +330,7 @@ BROKEN_CONFIGS = (
 
 
 @pytest.mark.parametrize("broken", BROKEN_CONFIGS, ids=str)
-def test_a_config_with_a_value_of_another_kind_is_refused_by_its_key(tmp_path, broken):
+def test_config_value_of_another_kind_is_refused_by_its_key(tmp_path, broken):
     config = json.loads((embedded() / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | broken))
     with pytest.raises(CheckpointError, match=r"text_config|rope|model_type|layer|rms_norm_eps|rotary"):
@@ -342,7 +338,7 @@ def test_a_config_with_a_value_of_another_kind_is_refused_by_its_key(tmp_path, b
 
 
 @pytest.mark.parametrize("raw", [b"[" * 100_000, b'{"a": ' + b"1" * 5000 + b"}", b"\xff{}", b"[]"])
-def test_a_config_that_is_no_json_is_refused(tmp_path, raw):
+def test_config_that_is_not_json_is_refused(tmp_path, raw):
     (tmp_path / "config.json").write_bytes(raw)
     for read in (read_spec, read_folder):
         with pytest.raises(CheckpointError, match=r"config\.json"):

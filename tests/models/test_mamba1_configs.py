@@ -67,7 +67,7 @@ def test_more_experts_a_token_than_there_are_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("config", "key"), [(JAMBA, "mamba_dt_rank"), (MAMBA, "time_step_rank")])
-def test_a_rank_that_is_left_open_is_a_sixteenth_of_the_width_rounded_up(config: dict[str, Any], key: str) -> None:
+def test_default_rank_is_a_sixteenth_of_the_width_rounded_up(config: dict[str, Any], key: str) -> None:
     for rank, taken in (("auto", -(-config["hidden_size"] // 16)), (48, 48)):
         assert rank_of(config | {key: rank}) == taken
 
@@ -78,7 +78,7 @@ def rank_of(config: dict[str, Any]) -> int:
     return layer.step_rank
 
 
-def test_mambas_head_is_its_embedding_unless_the_config_says_otherwise() -> None:
+def test_head_is_the_embedding_unless_the_config_unties_it() -> None:
     assert read_config(MAMBA, "float32").tied
     assert not read_config(MAMBA | {"tie_word_embeddings": False}, "float32").tied
 

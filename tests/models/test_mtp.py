@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from headwater.draft.drafter import NO_DRAFT
 from headwater.engine import mtp as engine_mtp
-from headwater.engine.mtp import MOST_WAITING, MtpRunner, filled_up
+from headwater.engine.mtp import MAX_WAITING_ENTRIES, MtpRunner, filled_up
 from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.models import mtp
 from headwater.models.load import load_model, read_spec
@@ -191,7 +191,7 @@ def test_entries_that_wait_longest_are_written_with_those_of_other_sequences(mak
         prompts = [words(100 + 37 * i, "waits", i) for i in range(3)]
         answers = [rig.submit(prompt, 90, drafting=Drafting(tokens=1)) for prompt in prompts]
         texts = [rig.wait(answer).everything for answer in answers]
-    assert any(len(lengths) > 1 and max(lengths) == MOST_WAITING for lengths in stored)
+    assert any(len(lengths) > 1 and max(lengths) == MAX_WAITING_ENTRIES for lengths in stored)
     assert len(found) >= 9
     for tokens, row_V in found:
         assert any(text[: len(tokens)] == tokens for text in texts)
@@ -199,7 +199,7 @@ def test_entries_that_wait_longest_are_written_with_those_of_other_sequences(mak
         assert (row_V - logits[len(tokens) - 2]).abs().max().item() < CLOSE
 
 
-def test_a_lost_hidden_state_and_a_position_that_is_not_masked_are_found(make, with_head, monkeypatch) -> None:
+def test_lost_hidden_state_and_unmasked_position_are_detected(make, with_head, monkeypatch) -> None:
     oracle, made = Oracle(with_head("qwen3_5")), make("qwen3_5")
 
     def after_a_hit() -> float:
@@ -246,7 +246,7 @@ def test_answers_and_cache_are_those_without_a_head(make, monkeypatch) -> None:
         assert plain.account == drafted.account
 
 
-def test_right_drafts_are_taken(make, monkeypatch) -> None:
+def test_right_drafts_are_accepted(make, monkeypatch) -> None:
     """The head is made to know the answer: a step then gives as many tokens as it drafts, and one."""
     made, prompt = make("qwen3_5"), words(120, "right")
     with made(PAGES) as rig:
@@ -306,7 +306,7 @@ def test_first_tokens_are_sent_before_entries_are_written_which_are_the_same(mak
     assert torch.equal(*entries)
 
 
-def test_who_copies_a_prefix_waits_for_its_entries(make) -> None:
+def test_copy_of_a_prefix_waits_for_its_entries(make) -> None:
     """They are asked for while the first token is chosen, and written, too, if the answer is given up then."""
     made, told = make("qwen3_5"), list[bool]()
 
@@ -357,7 +357,7 @@ def test_a_checkpoint_without_a_head_is_refused(checkpoint, tmp_path) -> None:
             Engine.load(ServeConfig(model=checkpoint(name), speculation="mtp"))
 
 
-def test_the_head_takes_memory_beside_each_page(make) -> None:
+def test_head_needs_memory_for_each_page(make) -> None:
     made, told = make("qwen3_5"), {}
     for speculation in ("off", "mtp"):
         with made(PAGES, speculation=speculation) as rig:
@@ -387,7 +387,7 @@ def test_a_head_drafts_for_composed_prompts_and_changes_none(make) -> None:
     assert told[0] == told[1]
 
 
-def test_rows_that_are_filled_up_are_not_taken_for_all_rows() -> None:
+def test_padding_rows_do_not_count_as_all_rows() -> None:
     """Three sequences with 1, 2 and 1 entries that wait: as many rows as drafts after both are filled up."""
     runner = object.__new__(MtpRunner)
     runner.device, runner.page_size = "cpu", 64

@@ -85,7 +85,7 @@ def test_a_memory_below_a_page_is_refused() -> None:
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name)
-def test_every_profile_says_where_it_is_from(profile: Profile) -> None:
+def test_every_profile_names_its_source(profile: Profile) -> None:
     assert profile.source
     assert PROFILES[profile.name] is profile
 
@@ -129,7 +129,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=examples(60))
 @given(configs(), st.integers(0, 5000), st.integers(0, 5000))
-def test_a_folders_profile_costs_what_the_engine_says(config: dict[str, Any], start: int, more: int) -> None:
+def test_profile_of_a_folder_has_the_costs_of_the_engine(config: dict[str, Any], start: int, more: int) -> None:
     spec = read_config(config, config["dtype"])
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
@@ -173,7 +173,9 @@ def test_neither_pool_is_without_pages(fraction: float) -> None:
 
 
 def test_a_name_that_is_neither_profile_nor_folder_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'qwen9' is no folder with a config.json, and no profile of marconi-7b, "):
+    with pytest.raises(
+        ConfigError, match=r"'qwen9' is neither a folder with a config.json nor a profile of marconi-7b, "
+    ):
         load_profile("qwen9")
 
 
@@ -225,7 +227,7 @@ def test_a_step_reads_the_experts_that_its_tokens_are_expected_to_choose() -> No
     assert experts.weights_read(10_000) == experts.weights
 
 
-def test_devices_in_parallel_keep_copies_of_what_has_no_heads_to_spread() -> None:
+def test_parallel_devices_copy_caches_without_heads_to_split() -> None:
     grouped = replace(PROFILES["qwen3.5-35b-a3b"], tensor_parallel=4)  # 2 heads of KV
     assert grouped.kv_bytes_per_token == 2 * PROFILES["qwen3.5-35b-a3b"].kv_bytes_per_token
     assert replace(grouped, tensor_parallel=2).kv_bytes_per_token == PROFILES["qwen3.5-35b-a3b"].kv_bytes_per_token
@@ -241,7 +243,7 @@ def test_latent_attention_keeps_one_row_a_token() -> None:
     assert PROFILES["kimi-linear-48b-a3b"].kv_bytes_per_token == 7 * 576 * 2
 
 
-def test_a_vanilla_transformer_takes_less_than_a_hybrid_that_keeps_every_blocks_state() -> None:
+def test_transformer_needs_less_than_a_hybrid_with_a_state_per_block() -> None:
     """Marconi, section 3 and figure 3b: 10K tokens in blocks of 16 are 17.4 GB, 3.3 times a Transformer's."""
     hybrid = 10_000 * MARCONI.kv_bytes_per_token + 10_000 // 16 * MARCONI.checkpoint_bytes
     assert hybrid / 1e9 == pytest.approx(17.4, abs=0.05)

@@ -105,7 +105,7 @@ def test_bytes_are_counted_as_weights_are_held(case: str) -> None:
     assert (spec.page_bytes, spec.checkpoint_bytes) == (plain.page_bytes, plain.checkpoint_bytes)
 
 
-def test_float8_takes_a_byte_and_its_scales_whatever_the_model_computes_in() -> None:
+def test_float8_needs_a_byte_and_scales_in_any_compute_dtype() -> None:
     for dtype in ("float32", "bfloat16"):
         assert read_config(NEXT_80B | {"quantization_config": FP8}, dtype).packed == ("float8", 1 + 4 / 128, None)
 
@@ -116,7 +116,7 @@ def opened(folder: Path, tensors: Parts, config: dict[str, Any]) -> CheckpointTe
     return CheckpointTensors(folder, torch.float32, torch.device("cpu"), method)
 
 
-def test_a_config_that_is_taken_has_a_reader() -> None:
+def test_accepted_config_has_a_reader() -> None:
     assert list(METHODS) == list(described.METHODS)
 
 
@@ -135,7 +135,7 @@ def test_values_are_those_of_the_format_to_the_bit(case: str, shape: tuple[int, 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_module_that_is_left_in_16_bits_is_read_as_it_is(case: str, tmp_path: Path) -> None:
+def test_module_left_in_16_bits_is_read_unchanged(case: str, tmp_path: Path) -> None:
     config, write = CASES[case]
     plain = torch.randn(N, K).bfloat16()
     tensors = opened(tmp_path, module("proj", write(N, K)[0]) | {"gate.weight": plain}, config)
@@ -201,7 +201,7 @@ def float8_of_one_scale(n: int, k: int) -> tuple[Parts, Weight]:
         ("fp8, blocks", {"weight": torch.zeros(N, K), "weight_scale": torch.ones(1)}, "torch.float32, must be of"),
     ],
 )
-def test_what_is_wrong_with_a_quantised_weight_is_named(config: str, parts: Parts, error: str, tmp_path: Path) -> None:
+def test_error_names_the_defect_of_a_quantised_weight(config: str, parts: Parts, error: str, tmp_path: Path) -> None:
     tensors = opened(tmp_path, module("proj", parts), CASES[config][0])
     with pytest.raises(CheckpointError, match=rf"model.safetensors: .*'proj.weight', 32 by 64: .*{error}"):
         tensors.raw("proj.weight", N, K)
@@ -235,7 +235,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_read_is_refused_by_its_name_before_any_weight(
+def test_unsupported_quantisation_is_refused_by_name_before_any_weight(
     case: str, checkpoint: Callable[[str], Path]
 ) -> None:
     changes, error = REFUSED[case]
@@ -273,7 +273,7 @@ def test_a_quantised_checkpoint_has_the_logits_of_its_values(
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_moe"])
-def test_prompts_and_answers_of_a_float8_checkpoint_have_the_bits_of_its_values(
+def test_float8_checkpoint_gives_the_bits_of_its_values(
     name: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """By kernels, which hold a byte a weight: those of the numbers times their scales, held in float32."""

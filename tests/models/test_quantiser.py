@@ -44,7 +44,7 @@ def squared_error(weight: torch.Tensor, found: Quantised) -> float:
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
-def test_a_value_is_within_half_a_step_of_its_weight_unless_the_range_cuts_it_off(bits: int) -> None:
+def test_value_is_within_half_a_step_of_its_weight_within_the_range(bits: int) -> None:
     """Weights beyond the lowest or highest value get that value, which is nearer to zero."""
     weight = gaussian()
     found = of(weight, bits)
@@ -56,7 +56,7 @@ def test_a_value_is_within_half_a_step_of_its_weight_unless_the_range_cuts_it_of
     assert cut_off.any() == (bits < 8)
 
 
-def test_error_is_what_so_many_bits_leave() -> None:
+def test_error_matches_the_number_of_bits() -> None:
     """Bound the relative squared error of Gaussian weights; a bit less is four times the error."""
     weight = gaussian(512, 1024)
     share = {bits: squared_error(weight, of(weight, bits)) / float(weight.square().sum()) for bits in (8, 4, 3)}
@@ -65,7 +65,7 @@ def test_error_is_what_so_many_bits_leave() -> None:
     assert share[3] > 3 * share[4] > 3 * 100 * share[8]
 
 
-def test_of_all_forms_the_one_with_the_least_error_is_taken() -> None:
+def test_form_with_the_least_error_is_chosen() -> None:
     for seed, weight in enumerate((gaussian(), gaussian().abs(), gaussian().exp(), gaussian().sign())):
         found = of(weight, 8)
         errors = {}
@@ -87,7 +87,7 @@ def test_weights_that_a_small_form_holds_exactly_take_it() -> None:
     assert torch.equal(found.values(), code_NK / 64)
 
 
-def test_a_groups_own_outlier_costs_that_group_alone() -> None:
+def test_outlier_costs_only_its_group() -> None:
     """The first 64 inputs of a row have one large weight: groups of 64 keep the error of the others."""
     weight = gaussian(8, 128)
     weight[:, 3] = 5.0
@@ -97,7 +97,7 @@ def test_a_groups_own_outlier_costs_that_group_alone() -> None:
     assert float(rest.square().sum() / weight[:, 64:].square().sum()) < 0.02
 
 
-def test_narrower_ranges_are_taken_where_they_leave_less_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrower_ranges_are_chosen_if_they_leave_less_error(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = gaussian(256, 512)
     narrowed = squared_error(weight, of(weight, 4))
     monkeypatch.setattr(quantiser, "RANGES", (1.0,))
@@ -140,7 +140,7 @@ def test_scales_that_float16_has_no_digits_for_are_float32(size: float) -> None:
     assert squared_error(weight, found) / float(weight.double().square().sum()) < 4e-5
 
 
-def test_a_row_of_tiny_weights_beside_large_ones_loses_less_than_a_step_of_theirs() -> None:
+def test_row_of_tiny_weights_among_large_ones_loses_less_than_a_step() -> None:
     weight = gaussian(8, 128)
     weight[0] *= 1e-5
     found = of(weight, 8)
@@ -279,7 +279,7 @@ def test_integers_are_held_as_integers(
     assert size + own_table == pytest.approx(spec.weight_bytes, rel=0.05)
 
 
-def test_what_stays_as_stored_is_logged(checkpoint: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_weights_kept_as_stored_are_logged(checkpoint: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "headwater.models"):
         load_model(checkpoint("qwen3_5"), "float32", weights="int8")
     lines = [line for line in caplog.messages if "no group of 64 divides" in line]

@@ -90,7 +90,7 @@ def test_a_replayed_step_has_the_bits_of_an_eager_one(name: str, checkpoint: Cal
     assert compare(model, (9, 63, 2), steps) == [True] * 3, "of two sequences, of one, and of three"
 
 
-def test_steps_with_several_rows_of_a_sequence_are_recorded_at_their_second_time(
+def test_steps_with_several_rows_of_a_sequence_are_recorded_second_time(
     checkpoint: Callable[[str], Path],
 ) -> None:
     model = load_model(checkpoint("qwen3_5"), "float32").model
@@ -203,8 +203,8 @@ def test_a_step_of_which_python_reads_numbers_stays_eager(name: str, checkpoint:
 def test_longer_sequences_are_recorded_for_themselves(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_graphs, "LEAST_PAGES", 1)
-    monkeypatch.setattr(decode_graphs, "LEAST_TOKENS", 64)
+    monkeypatch.setattr(decode_graphs, "MIN_PAGES", 1)
+    monkeypatch.setattr(decode_graphs, "MIN_TOKENS", 64)
     steps = [[0], [0], [0], [0], [1], [1]]
     for name, recordings in (("qwen3", 3), ("qwen3_windows_only", 3), ("mamba2", 3)):
         model = load_model(checkpoint(name), "float32").model

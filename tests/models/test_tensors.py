@@ -123,7 +123,7 @@ def test_queries_keys_and_values_may_be_one_tensor(tmp_path: Path) -> None:
     ("shape", "wanted", "missing"),
     [(MLP, "up_proj.weight", "here.up_proj.weight"), (EXPERTS, "experts.up_proj.weight", "here.experts.up_proj")],
 )
-def test_what_is_missing_is_named(shape: Layer, wanted: str, missing: str, tmp_path: Path) -> None:
+def test_missing_tensor_is_named(shape: Layer, wanted: str, missing: str, tmp_path: Path) -> None:
     found = read(tmp_path, {"other": torch.zeros(1)}, shape, ())
     with pytest.raises(CheckpointError, match=f"tensor '{missing}' is missing"):
         found[wanted]
@@ -135,7 +135,7 @@ def test_half_of_a_tensor_has_its_shape_checked(tmp_path: Path) -> None:
         found["gate_proj.weight"]
 
 
-def test_of_several_names_the_one_that_is_there_is_read(tmp_path: Path) -> None:
+def test_existing_one_of_several_names_is_read(tmp_path: Path) -> None:
     ours = random(MLP)
     names = tuple((name, f"{at}.{name}") for name in ("gate_proj", "up_proj", "down_proj") for at in ("mlp", "moe"))
     for at in ("mlp", "moe"):

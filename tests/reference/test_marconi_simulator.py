@@ -74,7 +74,7 @@ def test_a_repeat_hits_in_whole_and_a_branch_on_its_third_request() -> None:
     assert [request.hit for request in served] == [0, 8, 0, 4]
 
 
-def test_it_evicts_before_it_inserts_and_may_exceed_its_capacity() -> None:
+def test_simulator_evicts_before_it_inserts_and_may_exceed_its_capacity() -> None:
     served = serve(CHECKPOINT_BYTES, None, b"aaaa", b"bbbbbbbb", b"aaaa")
     assert [request.evictions for request in served] == [(), (("L", 4, 4),), (("L", 8, 8),)]
     assert [request.hit for request in served] == [0, 0, 0]

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from headwater.cli.doctor import FAIL, OK, SLOW, WARN, Finding, Intended
 from headwater.cli.download import config_folder
+from headwater.cli.machine_findings import FAIL, OK, SLOW, WARN, Finding, Intended
 from headwater.engine.proof.selfcheck import SelfCheck, weight_shapes
 from headwater.engine.proof.verdict import verdict
 from headwater.errors import HeadwaterError
@@ -20,13 +20,13 @@ from headwater.mixers.linear import (
     Linear,
     answers_product,
     guarded_modes,
-    product_dtype,
     prompts_product,
     seconds_of,
     slowdown,
     weight_layout,
 )
 from headwater.mixers.numerics import Numerics, prepare_process
+from headwater.mixers.products import product_dtype
 from headwater.models.load import read_spec
 from headwater.spec import ModelSpec
 

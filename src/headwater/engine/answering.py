@@ -13,7 +13,8 @@ import torch
 from headwater.engine.live import Live, NoObserver, Observer
 from headwater.engine.meter import Meter
 from headwater.engine.runner import Runner
-from headwater.engine.sampler import Choice, StepLogits
+from headwater.engine.sampler import Choice
+from headwater.engine.step_logits import StepLogits
 from headwater.errors import ConstraintError, DeadlineExceeded, HeadwaterError, InvalidLogits, OutOfPages, QueueFull
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.models.load import LoadedModel

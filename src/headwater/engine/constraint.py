@@ -93,7 +93,7 @@ class ConstraintMachine:
         return length
 
     def _asked(self, question: Callable[[LLMatcher], Any]) -> Any:
-        """Ask a copy, in a time of its own: no draft may end an answer that would go on without it.
+        """Ask a copy, with limits of its own: no draft may end an answer that would continue without it.
 
         Raises ConstraintError if the question is beyond the limits, or questions took too long together.
         """

@@ -60,12 +60,12 @@ class Shadow:
 
 
 class DraftModel:
-    """Drafts by a model beside the larger one. Called on the engine's thread alone."""
+    """Drafts by a second, smaller model. Called only on the engine's thread."""
 
     def __init__(
         self, loaded: LoadedModel, vocab_size: int, memory: int, requests: int, device: torch.device | str = "cpu"
     ) -> None:
-        """Lay out `memory` bytes for so many requests at once. Raises ConfigError if that is too little.
+        """Lay out `memory` bytes for `max_running` requests. Raises ConfigError if that is too little.
 
         `vocab_size` is the larger model's: one of the two may have been filled up further, beyond their tokenizer.
         """
@@ -130,7 +130,7 @@ class DraftModel:
     def _caught_up(self, seq: AnySequence, most: int, budget: int) -> tuple[Request | None, int]:
         """Let the model have a request's tokens, all but some of the last, if the budget of prompts suffices.
 
-        Returns its sequence, with pages for as many drafts, or None, and what is left of the budget.
+        Returns its sequence, with pages for as many drafts, or None, and the rest of the budget.
         """
         if len(seq.tokens) + most > self.longest or max(seq.tokens) >= self._vocab:
             return None, budget

@@ -48,7 +48,7 @@ from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
 from headwater.mixers.linear import weight_layout
 from headwater.mixers.numerics import Numerics, end_workers, prepare_process
-from headwater.mixers.shared_weights import share
+from headwater.mixers.weight_memory import share
 from headwater.models.hub import folder_of
 from headwater.models.load import LoadedModel, load_model, open_weights, read_spec
 from headwater.request import Generation, Healing, SegmentEviction

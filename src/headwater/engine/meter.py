@@ -16,7 +16,7 @@ from headwater.schedule.tier_load import ReadSpeed, TierStats
 FORGETS = 0.9  # weight of earlier terms of a ratio with each new one
 PROBED = 192  # tokens of the prefill that is measured before any request comes
 RECENT = 20  # requests whose durations make the estimate
-MOST_SECONDS = 60  # the longest estimate that a client gets
+MAX_RETRY_SECONDS = 60  # that a client is advised to wait
 
 
 class Ratio:
@@ -42,11 +42,11 @@ class Backlog:
 
     running: int  # requests
     waiting: int
-    queued_tokens: int  # of prompts that are not computed yet, without what is known to be cached
+    queued_tokens: int  # of prompts that are not computed yet, without cached prefixes
     prefill: PrefillSpeed | None  # as measured; None before any prompt was computed
     request_seconds: float  # mean of recent requests, from submission to end
     held_tokens: int = 0  # of all these requests, prompts and answers so far
-    memory_tokens: int = 0  # whose KV fits into the whole memory; 0: there is no KV
+    memory_tokens: int = 0  # whose KV fits into the whole memory; 0 for a model without KV
     pull: ReadSpeed | None = None  # from other workers of a cluster; None: it pulls nothing
     loads: dict[str, ReadSpeed] = field(default_factory=dict)  # from its own tiers, by medium
 
@@ -70,7 +70,7 @@ class EngineStats:
     decode_tokens: int  # rows of decoding requests
     healings_waiting: int  # composed prefixes that wait for exact recomputation
     healed: int  # composed prefixes that were recomputed exactly
-    healings_superseded: int  # composed prefixes whose sessions went on: the longer one is healed
+    healings_superseded: int  # composed prefixes whose sessions continued: the longer one is healed
     healings_given_up: int  # for want of memory
     refused: int  # by QueueFull
     expired: int  # by DeadlineExceeded
@@ -135,7 +135,7 @@ class Meter:
 
     def retry_after(self, waiting: int, at_once: int) -> int:
         """Estimate the seconds until all requests that wait now have begun."""
-        return max(1, math.ceil(min(MOST_SECONDS, waiting * self._mean_seconds / at_once)))
+        return max(1, math.ceil(min(MAX_RETRY_SECONDS, waiting * self._mean_seconds / at_once)))
 
     def stats(self, scheduler: Scheduler) -> EngineStats:
         """Return all gauges and counters."""

@@ -1,8 +1,8 @@
-"""The MTP head beside a model's steps: it keeps an entry of every token that they compute, and drafts between them.
+"""MTP head of a model: it keeps an entry of every token that steps compute, and drafts between steps.
 
 Entries stand in an arena of the head's own, by the page ids of the model's arena; only those of true tokens are kept,
-and made of the model's hidden states. Beside each page stands the hidden state of its last token, from which a sequence
-goes on that resumes there. Entries that are missing, as of composed segments, cost drafts that are wrong, and no bit.
+and made of the model's hidden states. Each page has the hidden state of its last token, from which a
+resumed sequence continues. Entries that are missing, as of composed segments, cost drafts that are wrong, and no bit.
 The last leg of a prompt has its entries written once the first token is sent, which does not wait for them.
 
 N rows of a step, M tokens of a sequence, C model width, P pages, S sequences.
@@ -24,7 +24,8 @@ from torch import Tensor
 from headwater.draft.drafter import Draft
 from headwater.draft.mtp import draft_of
 from headwater.memory.arena import Arena, LazyBytes
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.slices import Slice
 from headwater.models.decode_graphs import filled_up_rows
 from headwater.models.mtp import MtpModule
 from headwater.models.mtp_graphs import MtpGraphs
@@ -34,8 +35,8 @@ from headwater.schedule.sequence import Phase
 from headwater.schedule.sequence import Sequence as AnySequence
 from headwater.schedule.step import Decode, Leg, Step
 
-MOST_WAITING = 32  # entries of a sequence that wait until it drafts
-ROWS_PER_SLOT = MOST_WAITING + MAX_REPLAYED_ROWS
+MAX_WAITING_ENTRIES = 32  # of a sequence, until it drafts
+ROWS_PER_SLOT = MAX_WAITING_ENTRIES + MAX_REPLAYED_ROWS
 LATEST = 10.0  # seconds: entries that are late are written within a step
 FORGETS = 0.9  # weight of earlier passes with each new one
 
@@ -100,7 +101,7 @@ class PassSeconds:
 
 
 class MtpRunner:
-    """Keeps the entries of a head, and computes its drafts. Called on the engine's thread alone."""
+    """Keeps the entries of a head, and computes its drafts. Called only on the engine's thread."""
 
     def __init__(self, module: MtpModule, n_pages: int, slots: int, device: torch.device | str = "cpu") -> None:
         spec = module.spec
@@ -116,8 +117,9 @@ class MtpRunner:
         self._late: list[tuple[AnySequence, Entries]] = []  # to be written by `write`
         self._seconds = PassSeconds()
         self._waiting = [Waiting() for _ in range(slots)]
-        # ROWS_PER_SLOT rows of each slot: those before the entries that wait
-        self._hidden_WC = self.hidden(slots * ROWS_PER_SLOT)
+        self._hidden_WC = self.hidden(
+            slots * ROWS_PER_SLOT
+        )  # before the entries that wait, ROWS_PER_SLOT rows of each slot
 
     @property
     def pass_seconds(self) -> float:
@@ -134,7 +136,7 @@ class MtpRunner:
 
         Of legs after which a token is sent, `write` writes them.
         """
-        legs = [leg for leg in step.legs if leg.plan.build is None]  # a segment's pages are no prefix of a sequence
+        legs = [leg for leg in step.legs if leg.plan.build is None]  # a segment's pages are not a prefix of a sequence
         of_legs = [(leg, entries) for leg in legs for entries in self._of_leg(leg, batch, hidden_NC)]
         self._store([entries for leg, entries in of_legs if not leg.wants_token])
         late = [(leg.seq, entries) for leg, entries in of_legs if leg.wants_token]
@@ -242,7 +244,7 @@ class MtpRunner:
 
     def _write_waiting(self, seqs: list[AnySequence]) -> None:
         """Write the entries that wait of all these sequences, in one pass, once as many wait as may of one of them."""
-        if max((self._of(seq) for seq in seqs), default=0) >= MOST_WAITING:
+        if max((self._of(seq) for seq in seqs), default=0) >= MAX_WAITING_ENTRIES:
             self._store([self._waiting_of(seq) for seq in seqs if self._of(seq)])
 
     def _waiting_of(self, seq: AnySequence) -> Entries:

@@ -21,11 +21,11 @@ class Preparations:
         self._numbers = count()
 
     def prepare(self, segment: bytes, peers: Sequence[bytes], done: Callable[[bool], None]) -> Callable[[], None]:
-        """Have a segment in memory, and call `done` then; False: there is no memory. Returns what cancels it.
+        """Load or build a segment, then call `done`: False if memory is short. Returns a function that cancels it.
 
         `segment`: its encoded key. `peers`: incarnations of workers that have it, from which it is pulled if that takes
         less time than computing it. `done` may be called before this returns, and is called on the engine's thread
-        otherwise. Any thread may call this. Raises ValueError or struct.error for what is no key of this model's,
+        otherwise. Any thread may call this. Raises ValueError or struct.error for a key of another model,
         RequestTooLarge for a segment longer than a prompt may be, ConfigError where no segments are stored.
         """
         key, number = SegmentKey.decoded(segment), next(self._numbers)

@@ -11,8 +11,9 @@ import torch
 from headwater.engine.mtp import MtpRunner
 from headwater.memory.arena import Arena
 from headwater.memory.slots import Segment, StateMemory
-from headwater.mixers.batch import STATE, Slice, StepBatch
+from headwater.mixers.batch import STATE, StepBatch
 from headwater.mixers.gpu import has_kernels
+from headwater.mixers.slices import Slice
 from headwater.models.decode_graphs import DecodeGraphs, filled_up_rows
 from headwater.models.hybrid import HybridModel
 from headwater.plan import Copied, Run

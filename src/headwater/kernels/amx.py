@@ -94,7 +94,7 @@ def configure_bytes(_, run):
 
 @intrinsic
 def write_dots(_, x, x_at, x_row, w, w_at, run, runs, total, total_at):
-    """Write the sums of products of 16 rows of int8 with a panel of uint8, int32 [16, 64] in the place of float32.
+    """Write the sums of products of 16 rows of int8 with a panel of uint8, int32 [16, 64] stored as float32.
 
     Arguments: inputs (int8), index of the first, their stride between rows; weights, four of an output side by side
     (32 bits), index of the first; inputs of a run, as configured; runs; sums, index of the first.

@@ -1,8 +1,8 @@
 """Attention of decoding rows over keys and values in place: pages of the arena, or rings of windows.
 
 A sequence's keys are cut into splits of 128 at absolute positions. One thread computes a split: scores, their maximum,
-weights, and the weighted values. A second pass combines a row's splits in order. So a row's bits depend on its sequence
-alone. Queries that share a KV head are computed together, four at a time, over keys that are read once.
+weights, and the weighted values. A second pass combines a row's splits in order. So a row's bits depend only on its
+sequence. Queries that share a KV head are computed together, four at a time, over keys that are read once.
 
 Arrays are flat, see `arrays.py`. B rows, T pages of a table, H query heads, G KV heads, Q = H / G queries that share
 one, rounded up to four in scratch, D channels of a key, V of a value. A token's keys are [G, D], its values [G, V].
@@ -29,11 +29,11 @@ from headwater.kernels.vectors import (
 )
 
 SPLIT = 128  # keys
-TOGETHER = 4  # queries
-AHEAD = 8  # keys between one that is read and one that is prefetched
-BEYOND = AHEAD + 4  # places after a split's last key: read in vain, or prefetched
-MIN_PARALLEL_HEADS = 64  # fewer are placed faster by one thread
-LOWEST = np.float32(-1e30)  # below all scores
+QUERY_GROUP = 4  # queries that are computed together
+PREFETCH_KEYS = 8  # distance between the key that is read and the one that is prefetched
+SPARE_KEYS = PREFETCH_KEYS + 4  # entries after the last key of a split that are read without effect, or prefetched
+MIN_PARALLEL_HEADS = 64  # that one thread places faster than several threads do
+MIN_SCORE = np.float32(-1e30)  # below all scores
 
 
 @part
@@ -47,8 +47,8 @@ def _write_scores(score, q, at, keys, row_at, n, width):
         b_0, b_1, b_2, b_3 = zero, zero, zero, zero
         for d in range(0, width, LANES):
             key_a, key_b = load(keys, row_a + d), load(keys, row_b + d)
-            prefetch(keys, row_at[i + AHEAD] + d)
-            prefetch(keys, row_at[i + AHEAD + 1] + d)
+            prefetch(keys, row_at[i + PREFETCH_KEYS] + d)
+            prefetch(keys, row_at[i + PREFETCH_KEYS + 1] + d)
             query = load(q, at_0 + d)
             a_0, b_0 = fma(query, key_a, a_0), fma(query, key_b, b_0)
             query = load(q, at_1 + d)
@@ -68,8 +68,8 @@ def _weigh(score, first, n):
     """Replace n scores by e^(score - maximum), later ones of their last vector by 0; return maximum and sum."""
     end = first + (n + LANES - 1) // LANES * LANES
     for i in range(first + n, end):
-        score[i] = LOWEST
-    best = fill(LOWEST)
+        score[i] = MIN_SCORE
+    best = fill(MIN_SCORE)
     for i in range(first, end, LANES):
         best = maximum(best, load(score, i))
     highest = max_lanes(best)
@@ -86,7 +86,7 @@ def _weigh(score, first, n):
 @part
 def _write_read(read, to, weight, values, row_at, n, width):
     """Write the sums of n values, by the weights of four queries, from `to` on: [4, V]."""
-    for d in range(to, to + TOGETHER * width, LANES):
+    for d in range(to, to + QUERY_GROUP * width, LANES):
         store(read, d, fill(np.float32(0)))
     for i in range(0, n, 4):
         row_0, row_1, row_2, row_3 = row_at[i], row_at[i + 1], row_at[i + 2], row_at[i + 3]
@@ -101,7 +101,7 @@ def _write_read(read, to, weight, values, row_at, n, width):
             v_0, v_1 = load(values, row_0 + at), load(values, row_1 + at)
             v_2, v_3 = load(values, row_2 + at), load(values, row_3 + at)
             for k in range(4):
-                prefetch(values, row_at[i + AHEAD + k] + at)
+                prefetch(values, row_at[i + PREFETCH_KEYS + k] + at)
             to_0 = to + at
             store(read, to_0, fma(a_3, v_3, fma(a_2, v_2, fma(a_1, v_1, fma(a_0, v_0, load(read, to_0))))))
             to_1 = to_0 + width
@@ -118,16 +118,16 @@ def _write_rows(row_at, table, first, n, page_size, page_row, width, base):
     for i in range(n):
         token = first + i
         row_at[i] = table[token // page_size] * page_row + token % page_size * width + base
-    for i in range(n, n + BEYOND):
+    for i in range(n, n + SPARE_KEYS):
         row_at[i] = row_at[0]
 
 
 @part
 def _attend_to_split(q, at_q, sharing, keys, values, k_at, v_at, n, k_width, v_width, highest_sum, reads, item):
     """Attend from the queries of one KV head, [Q, D] from `at_q` on, to one split."""
-    score = np.empty(TOGETHER * SPLIT, np.float32)
-    slots = (sharing + TOGETHER - 1) // TOGETHER * TOGETHER
-    for first in range(0, sharing, TOGETHER):
+    score = np.empty(QUERY_GROUP * SPLIT, np.float32)
+    slots = (sharing + QUERY_GROUP - 1) // QUERY_GROUP * QUERY_GROUP
+    for first in range(0, sharing, QUERY_GROUP):
         last = sharing - 1  # of fewer than four queries the last one is computed again
         offsets = (
             at_q + first * k_width,
@@ -136,7 +136,7 @@ def _attend_to_split(q, at_q, sharing, keys, values, k_at, v_at, n, k_width, v_w
             at_q + min(first + 3, last) * k_width,
         )
         _write_scores(score, q, offsets, keys, k_at, n, k_width)
-        for i in range(TOGETHER):
+        for i in range(QUERY_GROUP):
             to = item * slots + first + i
             highest_sum[2 * to], highest_sum[2 * to + 1] = _weigh(score, i * SPLIT, n)
         _write_read(reads, (item * slots + first) * v_width, score, values, v_at, n, v_width)
@@ -243,7 +243,7 @@ def attend(
     `highest_sum` and `reads` are scratch: 2 and V floats for each split of each KV head and each of its queries.
     """
     n, sharing, most = len(positions), heads // kv_heads, table_row * page_size
-    slots = (sharing + TOGETHER - 1) // TOGETHER * TOGETHER
+    slots = (sharing + QUERY_GROUP - 1) // QUERY_GROUP * QUERY_GROUP
     first_item = np.zeros(n + 1, np.int64)
     for row in range(n):
         first_item[row + 1] = first_item[row] + kv_heads * ((min(positions[row] + 1, most) + SPLIT - 1) // SPLIT)
@@ -257,7 +257,7 @@ def attend(
         first = max(split * SPLIT, first_key)
         n_keys = end - first
         table = tables[row * table_row : (row + 1) * table_row]
-        k_at, v_at = np.empty(SPLIT + BEYOND, np.int64), np.empty(SPLIT + BEYOND, np.int64)
+        k_at, v_at = np.empty(SPLIT + SPARE_KEYS, np.int64), np.empty(SPLIT + SPARE_KEYS, np.int64)
         _write_rows(k_at, table, first, n_keys, page_size, page_row, kv_heads * k_width, group * k_width)
         _write_rows(v_at, table, first, n_keys, page_size, page_row, kv_heads * k_width, group * v_width)
         at_q = (row * heads + group * sharing) * k_width

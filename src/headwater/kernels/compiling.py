@@ -37,7 +37,7 @@ def _compilers() -> tuple[Any, Any]:
 KERNELS, PARTS = _compilers()
 OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 OUTER = {**OPTIONS, "pipeline_class": KERNELS}
-# of a function that kernels alone call: numba's code for calls from Python and C would be a sixth of all compiling
+# of a function that only kernels call: numba's code for calls from Python and C would be a sixth of all compiling
 INNER = {**OPTIONS, "pipeline_class": PARTS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 # for which processor numba compiles, if not for this one, and how far LLVM optimises
 SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
@@ -88,7 +88,7 @@ class CompiledOnce(FunctionCache):
     A file that is cut off or broken is compiled and written again; one that cannot be written is left out.
     """
 
-    _lock: int | None = None  # descriptor of the locked file, from a miss until what was compiled is kept
+    _lock: int | None = None  # descriptor of the locked file, from a miss until the compiled code is stored
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         found = self._found(signature, target)
@@ -172,7 +172,7 @@ def key_of_code() -> str:
 
 
 def keep_compiled() -> bool:
-    """Let numba keep what it compiles in a folder of this user alone; False, with a line in the log, if there is none.
+    """Let numba store compiled code in a folder of this user only; False, with a line in the log, if there is none.
 
     NUMBA_CACHE_DIR, if it is set, stays.
     """

@@ -20,7 +20,7 @@ import numpy as np
 
 from headwater.kernels.compiling import lean_part
 from headwater.kernels.functions import exp, sigmoid, softplus
-from headwater.kernels.norms import L2_EPS
+from headwater.kernels.padded import L2_EPS
 from headwater.kernels.tile import PANEL, tile_of
 from headwater.kernels.vectors import LANES, fill, fma, load, spread, square_root, store, sum_lanes
 
@@ -76,7 +76,7 @@ def places_from(first, k_width, v_width, before):
 
 
 def floats_of(k_width: int, v_width: int, before: int, heads: int) -> int:
-    """Return the elements of a thread's memory, for states of so many heads."""
+    """Return the elements of a thread's memory, for states of `heads` heads."""
     panels = -(-v_width // PANEL)
     of_tokens = TOKENS * (3 * k_width + v_width) + (4 + 2 * panels) * SQUARE
     return of_tokens + 5 * VECTOR + (before + TOKENS) * LANES + v_width + heads * panels * k_width * PANEL

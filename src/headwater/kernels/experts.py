@@ -1,7 +1,7 @@
 """Products of rows with the weights of their experts, which lie in panels, one expert after the other.
 
 Rows are in the order of experts (`kernels/routing.py`), so an expert's weights are read once for all of its rows. A sum
-is the chain of `kernels/product.py`: a row has the bits of a product with its expert alone.
+is the chain of `kernels/product.py`: a row has the bits of a product with only its expert.
 
 R rows, K inputs, N outputs, a multiple of 64, E experts.
 """
@@ -19,9 +19,9 @@ from headwater.kernels.integers import add_panel, round_row, span_of
 from headwater.kernels.product import _some_widened, _widen, finish, some_rows_of_many
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 
-MAX_ROWS_PER_THREAD = 128  # rows of an expert that a thread keeps sums of
+MAX_ROWS_PER_THREAD = 128  # of one expert, whose sums a thread holds at a time
 BY_AMX = amx.usable()
-MAX_UNCONVERTED_ROWS = MAX_ROWS_PER_THREAD if WIDE else ROWS  # multiplied as float32 and bfloat16 are held
+MAX_UNCONVERTED_ROWS = MAX_ROWS_PER_THREAD if WIDE else ROWS  # of an expert, for which weights are not widened first
 
 
 @part

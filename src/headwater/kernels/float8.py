@@ -22,7 +22,7 @@ from headwater.kernels.tile import BLOCK, HEIGHTS, PAIRS, PANEL, VECTORS, Bfloat
 from headwater.kernels.vectors import f32x16, load, store
 
 BIAS = 256  # by which a float8's exponent makes it larger than the float16 of the same bits
-OF_FLOAT16 = -0x4080  # bits that a number has: sign, exponent but its highest bit, three of the mantissa
+FLOAT16_BITS = -0x4080  # bits that a number has: sign, exponent but its highest bit, three of the mantissa
 
 
 def _by(builder: ir.IRBuilder, operation: str, shorts: ir.Value, constant: int) -> ir.Value:
@@ -32,7 +32,7 @@ def _by(builder: ir.IRBuilder, operation: str, shorts: ir.Value, constant: int) 
 def _floats(builder: ir.IRBuilder, moved: ir.Value) -> ir.Value:
     """Return float32 of numbers over 256, from int16 that have their bits from bit 7 on and their sign in bit 15."""
     n = moved.type.count
-    halves = builder.bitcast(_by(builder, "and_", moved, OF_FLOAT16), ir.VectorType(ir.HalfType(), n))
+    halves = builder.bitcast(_by(builder, "and_", moved, FLOAT16_BITS), ir.VectorType(ir.HalfType(), n))
     return builder.fpext(halves, ir.VectorType(ir.FloatType(), n))
 
 
@@ -79,7 +79,7 @@ class Float8Dot(Dot):
 
 
 def tile_of(rows: int) -> Any:
-    """Return the tile of so many rows: `kernels/tile.py`'s, for weights of one group, with the outputs' scales."""
+    """Return the tile of `rows` rows: `kernels/tile.py`'s, for weights of one group, with the outputs' scales."""
 
     @intrinsic
     def tile(_, x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh, scale, scale_at):
@@ -119,7 +119,7 @@ pairs_of_bfloat16 = _unpacking(
 
 
 def elements(x, inputs):
-    """Return how many elements of rows hold so many inputs: half as many if they are pairs of bfloat16 (int32)."""
+    """Return how many elements of rows hold `n` inputs: half as many if they are pairs of bfloat16 (int32)."""
 
 
 @overload(elements)

@@ -8,9 +8,8 @@ from numba import prange
 from headwater.kernels.compiling import kernel
 from headwater.kernels.drafts import copied
 from headwater.kernels.functions import exp, silu, softplus
-from headwater.kernels.norms import inverse_rms
-from headwater.kernels.padding import copy_into, padded
-from headwater.kernels.rank_one import rank_one_step
+from headwater.kernels.one_token import rank_one_step
+from headwater.kernels.padded import copy_into, inverse_rms, padded
 from headwater.kernels.vectors import LANES, fill, load, load_some, store, store_some
 
 

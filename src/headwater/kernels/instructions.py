@@ -74,7 +74,7 @@ def _from_bytes(builder: ir.IRBuilder, some: ir.Value) -> ir.Value:
 
 
 def rounded(builder: ir.IRBuilder, floats: ir.Value) -> ir.Value:
-    """Return the nearest bfloat16, ties to even, as int16; the inputs are no NaN."""
+    """Return the nearest bfloat16, ties to even, as int16; no input is NaN."""
     bits = builder.bitcast(floats, INTS)
     odd = builder.and_(builder.lshr(bits, int_constant(16)), int_constant(1))
     up = builder.add(bits, builder.add(odd, int_constant(0x7FFF)))

@@ -19,7 +19,7 @@ USABLE = amx.usable_for_bytes()
 
 @intrinsic
 def _load_ints(_, array, index):
-    """Return 16 int32, in the place of float32, as float32."""
+    """Convert 16 int32, stored as float32, to float32."""
 
     def lower(context, builder, signature, arguments):
         pointer = address(context, builder, signature.args[0], *arguments)

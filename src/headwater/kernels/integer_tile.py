@@ -89,7 +89,7 @@ KIND: Any = Dot if machine.compiles("avx512_vnni") else Pairs
 
 
 def tile_of(rows: int) -> Any:
-    """Return the tile of so many rows: it adds the products with a span of inputs to its sums.
+    """Return the tile of `rows` rows: it adds the products with a span of inputs to its sums.
 
     Arguments: rounded rows (flat int8), index of the first, their stride; their scales and totals (flat float32), index
     of the first, their stride; codes (flat; int32: four of an output, uint32: eight), index of the first, steps of one

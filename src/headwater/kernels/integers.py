@@ -1,9 +1,9 @@
 """Products with weights of 2 to 8 bits: rows are rounded to int8, and integers are multiplied and summed exactly.
 
 A span is at most 128 inputs that share a row's scale and lie in one group of the weight. The sum of a span is an
-integer, so its order does not matter; spans are added in float32, in their order. So a row's bits depend on the row
-alone, and on every processor they are the same. With AMX 16 rows are multiplied at a time
-(`kernels/integer_amx.py`), and those that are left by the processor's dot product (`kernels/integer_tile.py`).
+integer, so its order does not matter; spans are added in float32, in their order. So a row's bits depend only on
+the row, and are the same on every processor. With AMX 16 rows are multiplied at a time
+(`kernels/integer_amx.py`), and the remaining rows by the processor's dot product (`kernels/integer_tile.py`).
 
 R rows, K inputs, N outputs.
 """
@@ -35,10 +35,10 @@ from headwater.kernels.vectors import (
     sum_lanes,
 )
 
-MAX_SPAN = 128  # inputs: a sum of so many products of 8 bits is exact in float32
+MAX_SPAN = 128  # inputs, whose products of 8 bits have an exact sum in float32
 BLOCK = 512  # inputs of a panel that all rows are multiplied by before the next: 32 KB at 8 bits
 LARGEST = 127  # of a rounded row
-LEAST = 1e-30  # largest value of a span that is told apart from zeros
+ZERO_SPAN = 1e-30  # a span counts as zeros if its largest value is at most this
 # rows that are multiplied by one panel after the other: 32 KB of sums
 ROWS_PER_PASS = 128 if integer_amx.USABLE else 2**30
 
@@ -53,7 +53,7 @@ def round_row(x, x_at, n_inputs, span, codes, at, scales, totals, span_at):
             some = load_some(x, x_at + c, first + span - c)
             largest = maximum(largest, maximum(some, nothing - some))
         most = max_lanes(largest)
-        factor = np.float32(LARGEST) / most if most > np.float32(LEAST) else np.float32(0)
+        factor = np.float32(LARGEST) / most if most > np.float32(ZERO_SPAN) else np.float32(0)
         for c in range(first, first + span, LANES):
             code = nearest(load_some(x, x_at + c, first + span - c) * fill(factor))
             store_some(codes, at + c, code, first + span - c)
@@ -64,7 +64,7 @@ def round_row(x, x_at, n_inputs, span, codes, at, scales, totals, span_at):
 
 @lean_part
 def span_of(group):
-    """Return the inputs of a span, for groups of so many."""
+    """Return the inputs of a span, for groups of `group` inputs."""
     span = group
     while span > MAX_SPAN or group % span:
         span -= 8

@@ -1,7 +1,7 @@
 """Compilers of kernels and of their parts: a part and the body of a loop over threads are linked into the kernel.
 
 Numba by itself optimises each function and makes machine code of it, and of the body of such a loop three times: half
-of all compiling. Nothing calls this code, because the kernel's own has all of it once more (decision 035).
+of all compiling. Nothing calls this code, because the kernel's own contains all of it again (decision 035).
 
 Numba documents `pipeline_class`, but not the methods of a code library. Importing this module raises ImportError if one
 of them is missing: kernels are then compiled as by numba itself.
@@ -17,7 +17,7 @@ from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler import Compiler
 from numba.core.cpu import CPUContext
 
-RARELY = (50_000, 20, 100)  # thresholds of garbage collection: a compiler makes and keeps some 100,000 objects
+GC_THRESHOLDS = (50_000, 20, 100)  # rare collections: a compiler makes and keeps some 100,000 objects
 
 for owner, names in (
     (JITCodeLibrary, ("_finalize_dynamic_globals", "_finalize_final_module", "_optimize_final_module")),
@@ -45,7 +45,7 @@ class LinkedLibrary(JITCodeLibrary):
 
 
 class PartCompiler(Compiler):
-    """Compiler of a function that kernels alone call."""
+    """Compiler of a function that only kernels call."""
 
     def compile_extra(self, function: Any) -> Any:
         self.state.targetctx = _linking(self.state.targetctx)
@@ -53,13 +53,13 @@ class PartCompiler(Compiler):
 
 
 class KernelCompiler(PartCompiler):
-    """Compiler of a kernel: it alone is optimised and becomes machine code, with all that it calls."""
+    """Compiler of a kernel: only it is optimised and becomes machine code, with all functions that it calls."""
 
     def compile_extra(self, function: Any) -> Any:
         self.state.library = self.state.targetctx.codegen().create_library(function.__qualname__)
         self.state.library.enable_object_caching()  # as numba does with the library that it creates
         before = gc.get_threshold()
-        gc.set_threshold(*RARELY)
+        gc.set_threshold(*GC_THRESHOLDS)
         try:
             return super().compile_extra(function)
         finally:

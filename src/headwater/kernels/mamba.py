@@ -57,11 +57,8 @@ def scan_into(out, x, projected, dt, b, c, rows, slots, firsts, drafts, states, 
         lines, line_row, of_states = states, channels, slots[sequence] * state_row
         for i in range(firsts[sequence], firsts[sequence + 1]):
             if i == drafts[sequence]:
-                lines, line_row, of_states = (
-                    copied_columns(states, of_states, channels, n_states, first, last),
-                    BLOCK,
-                    -first,
-                )
+                lines = copied_columns(states, of_states, channels, n_states, first, last)
+                line_row, of_states = BLOCK, -first
             read[:] = 0
             of_x = x[(i * blocks + block) * BLOCK :]
             for at in range(first, last, LANES):

@@ -9,9 +9,8 @@ from headwater.kernels.compiling import kernel, part
 from headwater.kernels.convolution import Convolution, convolve_into
 from headwater.kernels.drafts import copied, copied_inputs
 from headwater.kernels.functions import exp, silu, softplus
-from headwater.kernels.norms import inverse_rms
-from headwater.kernels.padding import fill_into, padded
-from headwater.kernels.rank_one import rank_one_step
+from headwater.kernels.one_token import rank_one_step
+from headwater.kernels.padded import fill_into, inverse_rms, padded
 from headwater.kernels.vectors import LANES, fill, fma, load, load_some, maximum, spread, store, store_some
 
 
@@ -20,42 +19,33 @@ def decode_into(
     out, projected, slots, firsts, drafts, states, state_row, taps, stored, stored_row,
     of_heads, norm, sizes, scales, limits, order, eps
 ):  # fmt: skip
-    """Write what each row reads, gated and normed; update the states of its slot in place.
+    """Write the gated and normed outputs of rows; update the states of their slots in place.
 
     Rows of `projected` are [z | x | B | C | dt], those of `out` [heads, width]. Rows from `firsts[s]` until
-    `firsts[s + 1]` are tokens of one sequence, in order, which is in row `slots[s]` of the state memory, where states
-    and stored inputs of the convolution begin a row every `state_row` and `stored_row` elements; those from `drafts[s]`
-    on do not advance it. `of_heads` are the
-    heads' decay rates, biases of steps, and skips; `sizes` are heads, groups, channels of a head, width of a state and
-    stored inputs of a channel; `scales` those of z and dt; `limits` the least and greatest step. `order` is 1 if the
-    gate comes before the norm, 2 if after it, 0 if there is no norm.
+    `firsts[s + 1]` are tokens of the sequence in row `slots[s]` of the state memory, in order; rows from `drafts[s]` on
+    do not advance it. `of_heads` are the heads' decay rates, biases of steps, and skips; `sizes` are heads, groups,
+    channels of a head, width of a state and stored inputs of a channel; `scales` those of z and dt; `limits` the lowest
+    and highest step. `order` is 1 if the gate comes before the norm, 2 if after it, 0 without a norm.
     """
     heads, groups, width, state, before = sizes
     inner, line = heads * width, padded(state)
     channels = inner + 2 * groups * state
-    row = inner + channels + heads
+    row, n_group = inner + channels + heads, inner // groups
     n = firsts[-1]
     shared = np.empty(n * groups * 2 * line, np.float32)  # B and C of each group
     reads = np.empty(n * inner, np.float32)
     for task in prange(len(slots) * groups):
         sequence = task // groups
         group = task - sequence * groups
-        channel = inner + group * state
         convolution, of_stored = Convolution(taps, stored, channels, before), slots[sequence] * stored_row
-        for i in range(firsts[sequence], firsts[sequence + 1]):
-            if i == drafts[sequence]:
-                ranges = (channel, state), (channel + groups * state, state)
-                convolution, of_stored = copied_inputs(convolution, of_stored, ranges), 0
-            at, to = i * row + inner, 2 * (i * groups + group) * line
-            convolve_into(shared[to:], projected, at, convolution, of_stored, channel, state)
-            convolve_into(shared[to + line :], projected, at, convolution, of_stored, channel + groups * state, state)
+        rows = firsts[sequence], firsts[sequence + 1], drafts[sequence]
+        share_into(shared, projected, row, rows, convolution, of_stored, inner, group, groups, state)
     for task in prange(len(slots) * heads):
         sequence = task // heads
         head = task - sequence * heads
-        convolution = Convolution(taps, stored, channels, before)
+        convolution, of_stored = Convolution(taps, stored, channels, before), slots[sequence] * stored_row
         x, taken = np.empty(padded(width), np.float32), np.empty(padded(width), np.float32)
         read, decay = np.empty(padded(width), np.float32), np.empty(line, np.float32)
-        of_stored = slots[sequence] * stored_row
         of_head, at = states, slots[sequence] * state_row + head * state * width
         for i in range(firsts[sequence], firsts[sequence + 1]):
             if i == drafts[sequence]:
@@ -70,16 +60,32 @@ def decode_into(
             group = i * groups + head // (heads // groups)
             key, query = shared[2 * group * line :], shared[(2 * group + 1) * line :]
             rank_one_step(of_head, at, state, width, query, key, decay, taken, read)
-            skip = spread(of_heads, 2 * heads + head)
-            to = i * inner + head * width
-            for c in range(0, width, LANES):
-                store_some(reads, to + c, fma(skip, load(x, c), load(read, c)), min(LANES, width - c))
+            skip_into(reads, i * inner + head * width, x, read, spread(of_heads, 2 * heads + head), width)
     for task in prange(n * groups):
         i = task // groups
-        of_group = inner // groups
-        first = (task - i * groups) * of_group
-        at = i * inner + first
-        finish_into(out, reads, at, projected, i * row + first, norm, first, of_group, scales[0], order, eps)
+        first, at_group = (task - i * groups) * n_group, i * inner + (task - i * groups) * n_group
+        finish_into(out, reads, at_group, projected, i * row + first, norm, first, n_group, scales[0], order, eps)
+
+
+@part
+def share_into(shared, projected, row, rows, convolution, of_stored, inner, group, groups, state):
+    """Write the convolved B and C of a group for a sequence's rows: first row, end, first draft."""
+    begin, end, drafts = rows
+    line, channel = padded(state), inner + group * state
+    for i in range(begin, end):
+        if i == drafts:
+            ranges = (channel, state), (channel + groups * state, state)
+            convolution, of_stored = copied_inputs(convolution, of_stored, ranges), 0
+        at, to = i * row + inner, 2 * (i * groups + group) * line
+        convolve_into(shared[to:], projected, at, convolution, of_stored, channel, state)
+        convolve_into(shared[to + line :], projected, at, convolution, of_stored, channel + groups * state, state)
+
+
+@part
+def skip_into(reads, to, x, read, skip, width):
+    """Write a head's reads plus its skipped inputs, skip · x."""
+    for c in range(0, width, LANES):
+        store_some(reads, to + c, fma(skip, load(x, c), load(read, c)), min(LANES, width - c))
 
 
 @part

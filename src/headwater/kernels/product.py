@@ -1,8 +1,8 @@
 """Products with weights in panels of 64 outputs: y = then(x Wᵀ + b) · factor.
 
-A sum is one chain of fused multiply-adds over the inputs in their order, in float32, whatever the number of rows and
-threads. So a row's bits depend on the row alone, and rows of prompts and of answers have the same. If the processor has
-AMX, bfloat16 is multiplied by bfloat16 32 inputs at a time (`kernels/amx.py`).
+A sum is one chain of fused multiply-adds over the inputs in their order, in float32, at any number of rows and threads.
+So a row's bits depend only on the row, and rows of prompts and of answers have the same bits. If the processor has AMX,
+bfloat16 is multiplied by bfloat16 32 inputs at a time (`kernels/amx.py`).
 
 Weights in float32 and bfloat16 are multiplied as they are held. Others are widened to float32 a block of inputs at a
 time, which many rows then share; so are these two for many rows on processors with registers of 256 bits. float8 is
@@ -25,7 +25,7 @@ from headwater.kernels.tile import BLOCK, HEIGHTS, LINES, PANEL, ROWS, VECTORS, 
 from headwater.kernels.vectors import LANES, load, lower_half, store, upper_half
 
 LINEAR, SILU, SIGMOID = range(3)  # activations
-ROWS_PER_PASS = 256  # rows that AMX multiplies by one panel after the other: they and their sums fit in a level-2 cache
+ROWS_PER_PASS = 256  # rows for each panel in turn: they and their sums fit in a level-2 cache
 
 tile_1, tile_2, tile_4, tile_6 = map(tile_of, HEIGHTS)
 fetching_tile_6 = fetching_tile_of(ROWS)
@@ -81,7 +81,7 @@ def _some_widened(rows, x, x_at, x_row, w, w_at, steps, total, total_at, fresh):
 
 @lean_part
 def finish(scratch, total_at, rows, first, n_outputs, bias, then, factor, factor_row, y, y_row):
-    """Write the sums of a panel as outputs [first, first + 64) of y, as far as y has them."""
+    """Write the sums of a panel as outputs [first, first + 64) of y, up to the last one of y."""
     for r in range(rows):
         for v in range(first, min(first + PANEL, n_outputs), LANES):
             sums = load(scratch, total_at + r * PANEL + v - first)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Call = tuple[Callable[..., object], tuple[Any, ...]]
 Work = Callable[[], Tensor]
 
-LEAST_BLOCK = 4096  # bytes
+MIN_BLOCK_BYTES = 4096
 IDLE = -(2**63)  # source of a row that is there for steps with more rows, see `drafts.gather_into`
 READ_BY_PYTHON = {"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"}
 SIZED_BY_CONTENT = {"aten::masked_select", "aten::nonzero", "aten::bincount", "aten::repeat_interleave"}
@@ -59,7 +59,7 @@ class Pool:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return memory of the smallest free block that is large enough; blocks have powers of two bytes."""
-        size = max(LEAST_BLOCK, 1 << (torch.Size(shape).numel() * dtype.itemsize - 1).bit_length())
+        size = max(MIN_BLOCK_BYTES, 1 << (torch.Size(shape).numel() * dtype.itemsize - 1).bit_length())
         block = min(
             (b for b in self._blocks if b.free and len(b.bytes) >= size), key=lambda b: len(b.bytes), default=None
         )

@@ -11,7 +11,7 @@ from numba import prange
 from headwater.kernels.compiling import kernel, part
 from headwater.kernels.vectors import LANES, fill, fma, load, square_root, store, sum_lanes
 
-MAX_SINGLE_THREAD_CHANNELS = 4096  # channels of all rows that one thread computes faster than several
+MAX_SINGLE_THREAD_CHANNELS = 4096  # channels · rows that one thread computes faster than several threads do
 
 
 @part

@@ -1,6 +1,6 @@
 """Routing: each row's experts with their weights, the rows in the order of experts, and the sum of what experts give.
 
-A row's choice and sum depend on the row alone; of experts that rank the same the first is taken. N rows, J experts a
+A row's choice and sum depend only on the row; among experts of equal rank the first is chosen. N rows, J experts a
 row, E experts, R = N · J rows of experts, X channels. Arrays are flat, see `arrays.py`.
 """
 
@@ -11,12 +11,12 @@ from numba import prange
 
 from headwater.kernels.compiling import kernel, part
 from headwater.kernels.functions import exp, sigmoid
-from headwater.kernels.padding import copy_into, padded
+from headwater.kernels.padded import copy_into, padded
 from headwater.kernels.vectors import LANES, fill, load, load_some, max_lanes, maximum, store, store_some, sum_lanes
 
 SOFTMAX, SIGMOID = range(2)  # scores of logits
 LOWEST = np.float32(-np.inf)
-LEAST_SUM = np.float32(1e-20)  # of weights: sigmoids may all be zero
+MIN_WEIGHT_SUM = np.float32(1e-20)  # sigmoids may all be zero
 ONE = np.float32(1)
 
 
@@ -80,7 +80,7 @@ def _choose(weight, expert, at, score, rank, n, per_token, normalises, scale):
         expert[j], weight[j], rank[e] = e, score[e], LOWEST
         total += score[e]
     if normalises:
-        total = max(total, LEAST_SUM)
+        total = max(total, MIN_WEIGHT_SUM)
         for j in range(at, at + per_token):
             weight[j] = weight[j] / total
     for j in range(at, at + per_token):

@@ -1,7 +1,7 @@
 """Passes over rows of the vocabulary: largest logits, tokens above a bound, ranks, order, and the token that is drawn.
 
 Each gives what torch's operations give, to the bit: the first of equal maxima, equal entries in the order of tokens,
-sums in float64 in that order. A row's result depends on the row alone.
+sums in float64 in that order. A row's result depends only on the row.
 
 R rows, V tokens, both in rows of `row` elements; arrays are flat, see `arrays.py`. Indices of hot loops are unsigned:
 then numba adds no test for those that count from the end.
@@ -93,7 +93,7 @@ def _any_above(x, at, bound):
 
 @part
 def _replace_least(heap, first, k, value):
-    """Put a value in the place of the least of k, which is the first; none is less than that at half its index."""
+    """Replace the lowest of k values, the first of a heap: none is lower than the one at half its index."""
     at = 0
     while True:
         child = 2 * at + 1

@@ -53,7 +53,7 @@ PAIRS = ir.VectorType(Bfloat(), 2 * LANES)
 
 
 def vectors_at_once(rows: int) -> int:
-    """Return how many vectors of a panel a tile of so many rows holds sums for: as many as there are registers."""
+    """Return how many vectors of a panel a tile of `rows` rows holds sums for, as registers allow."""
     return VECTORS if WIDE or rows == 1 else 2 if rows <= 3 else 1
 
 
@@ -142,7 +142,7 @@ def fetching_tile_of(rows: int) -> Any:
 
 
 def tile_of(rows: int, widened: bool = False) -> Any:
-    """Return the tile of so many rows: it adds the products of `steps` steps to its sums.
+    """Return the tile of `rows` rows: it adds the products of `steps` steps to its sums.
 
     Arguments: inputs (flat), index of the first, their strides between rows and between steps; weights (flat) and the
     index of the first; steps; sums (flat float32, 64 a row), index of the first, whether they begin at zero.

@@ -269,7 +269,7 @@ for _symbol, _name in (
 
 @intrinsic
 def maximum(_, a, b):
-    """Return the larger of each lane; the inputs are no NaN."""
+    """Return the larger of each lane; no input is NaN."""
 
     def lower(_context, builder, _signature, arguments):
         return builder.select(builder.fcmp_ordered(">", *arguments), *arguments)

@@ -16,7 +16,7 @@ class Mlp(Layer):
     kind: ClassVar[str] = "mlp"
     intermediate: int
     gated: bool = True
-    activation: str = "silu"  # of the gate, or of what goes up where there is none
+    activation: str = "silu"  # of the gate, or of the up projection without a gate
     bias: bool = False  # of all its products
     gate_scale: float = 1.0  # the gate is multiplied by this before the activation
 
@@ -34,7 +34,7 @@ class Experts(Layer):
     """Routed MLPs, and one that every token passes.
 
     An expert's weight is its score. It is chosen by the score, or by the score and a correction that only the choice
-    sees (DeepSeek-V3, section 2.1.2). A softmax over the chosen logits alone is `normalise` with softmax scores.
+    sees (DeepSeek-V3, section 2.1.2). A softmax over only the chosen logits is `normalise` with softmax scores.
     """
 
     kind: ClassVar[str] = "moe"
@@ -52,7 +52,7 @@ class Experts(Layer):
     scale: float = 1.0  # of the routed experts' weights
     gated: bool = True  # as in Mlp, of all experts
     activation: str = "silu"
-    latent: int = 0  # routed experts take, and give, so many channels, between two products of their own; 0: `hidden`
+    latent: int = 0  # channels into and out of routed experts, between two products of their own; 0: `hidden`
     bias: bool = False  # of the shared expert and of the products around a latent
 
     def tensors(self) -> Shapes:

@@ -12,8 +12,8 @@ from headwater.layers.layer import Layer, Shapes
 class GatedLinearAttention(Layer):
     """Linear attention with a decay for each key channel (Yang et al. 2023): decay (1), rank-one update and S^T q (2).
 
-    A decay's logarithm is log sigmoid of two projections with few channels between them, divided by `normaliser`.
-    What is read is normed head by head and gated by a silu. Tensors have flash-linear-attention's names, but for the
+    A decay's logarithm is log sigmoid of two projections with few channels between them, divided by `normaliser`. The
+    read values are normed head by head and gated by a silu. Tensors have flash-linear-attention's names, but for the
     norm.
     """
 

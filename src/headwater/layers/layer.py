@@ -44,7 +44,7 @@ class Layer(ABC):
     def quantised(self) -> Shapes:
         """Return the weights that are held as integers if weights are quantised, and how much of each.
 
-        Of some the first rows alone are quantised. A weight whose inputs no group divides is not.
+        Some have only their first rows quantised. A weight whose inputs no group divides is not.
         """
         return {name: shape for name, shape in self._large_products().items() if shape[-1] % GROUP == 0}
 
@@ -63,7 +63,7 @@ class Layer(ABC):
 
     @property
     def token_flops(self) -> int:
-        """FLOPs a token beside those of products, as of a recurrence and its convolution."""
+        """FLOPs a token in addition to those of products, as of a recurrence and its convolution."""
         return 0
 
     @property
@@ -86,7 +86,7 @@ class Layer(ABC):
 
     @property
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Name and shape of what is kept of all tokens before; "recurrent" is float32, others as the model."""
+        """Name and shape of each state; "recurrent" is float32, others have the model's dtype."""
         return ()
 
     @property

@@ -14,7 +14,7 @@ from headwater.layers.layer import Layer, Shapes
 class Lightning(Layer):
     """Linear attention with one fixed decay a head (Qin et al. 2024): decay (1), rank-one update and S^T q (2 each).
 
-    What is read is normed over the whole width (or groups of it) and gated by a sigmoid.
+    The read values are normed over the whole width (or groups of it) and gated by a sigmoid.
     """
 
     kind: ClassVar[str] = "lightning"
@@ -74,6 +74,6 @@ def geometric_slopes(heads: int) -> list[float]:
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """The same for a power of two; others take every second one of twice the power below them for what is missing."""
+    """ALiBi slopes; for other numbers than powers of two, every second slope of the next power is added."""
     power = 2 ** math.floor(math.log2(heads))
     return geometric_slopes(power) + geometric_slopes(2 * power)[::2][: heads - power]

@@ -12,7 +12,7 @@ from headwater.layers.layer import Layer, Shapes
 class Mamba2(Layer):
     """Mamba-2 (Dao & Gu 2024): decay (1), rank-one update and C h (2 each); `groups` of heads share B and C.
 
-    What is projected stands in the order z (the output's gate), x, B, C, dt.
+    The projection's outputs have the order z (the output's gate), x, B, C, dt.
     """
 
     kind: ClassVar[str] = "mamba2"

@@ -27,7 +27,7 @@ class LatentAttention(Layer):
     rotary: Rotary | None = None  # of the `rope_dim` channels; None: no positions there either (Kimi-Linear)
     norm_eps: float = 1e-6  # of the latents' norms, which have an epsilon of their own
     q_latent: int = 0  # channels of the compressed queries; 0: they are not compressed
-    bias: bool = False  # of what goes down to the latents, and of the output
+    bias: bool = False  # of the down projection to the latents, and of the output
     gated: bool = False  # each head's output is multiplied by the sigmoid of one channel (Ling 3.0)
 
     @property

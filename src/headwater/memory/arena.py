@@ -47,7 +47,7 @@ class LazyBytes:
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)[:size]
 
     def provide(self, size: int) -> None:
-        """Let the system provide the first `size` bytes now, if it can; other threads go on meanwhile."""
+        """Let the system provide the first `size` bytes now, if it can; other threads continue meanwhile."""
         if self._map is None or _MADVISE is None:
             return
         address = self.tensor.data_ptr()
@@ -183,7 +183,7 @@ class Scratch:
             torch.index_select(source, 0, table_P, out=rows[:n_tokens].view(len(table_P), -1))
 
     def expect(self, n_tokens: int) -> None:
-        """Provide memory for `n_tokens` tokens beside steps; the step that needs it takes it from here."""
+        """Provide memory for `n_tokens` tokens between steps, for the step that will need it."""
         n_rows = -(-n_tokens // KEY_BLOCK) * KEY_BLOCK
         if n_rows <= max(len(self._rows[0]), len(self._expected[0])) or self._rows[0].device.type != "cpu":
             return

@@ -1,4 +1,4 @@
-"""Bytes of pages of the arena, read and filled by threads beside the engine's: tiers store and load them.
+"""Bytes of pages of the arena, read and filled by other threads than the engine's: tiers store and load them.
 
 P pages of the arena, N pages of one call, B bytes of a page.
 """
@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import torch
 
-MOST_PINNED = 256 * 2**20  # bytes that a thread keeps; a larger part, of a long segment, takes other memory meanwhile
+MAX_PINNED_BYTES = 256 * 2**20  # that a thread keeps; a larger part, of a long segment, uses other memory
 
 Failure = TypeVar("Failure")
 Copy = tuple[torch.Tensor, torch.Tensor]  # target, source
@@ -22,7 +22,7 @@ Read = Callable[[list[memoryview]], Failure | None]
 
 
 class PageBytes(Protocol):
-    """Bytes of pages. Pages that are read do not change meanwhile; pages that are filled are the caller's alone."""
+    """Bytes of pages. Pages that are read do not change meanwhile; pages that are filled belong to the caller."""
 
     page_bytes: int
 
@@ -57,21 +57,21 @@ class Lane(Protocol):
         """Return `size` bytes of the host's memory, which are used until the next call."""
 
     def copy(self, pairs: Iterable[Copy]) -> None:
-        """Begin copies. Steps on the card go on."""
+        """Begin copies. Steps on the card continue."""
 
     def wait(self) -> None:
         """Wait until all copies that were begun have ended."""
 
 
 class CardLane:
-    """Copies on a stream of their own, from and to pinned memory: at most MOST_PINNED bytes, of a power of two."""
+    """Copies on a stream of their own, from and to pinned memory: at most MAX_PINNED_BYTES bytes, of a power of two."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pinned = torch.empty(0, dtype=torch.uint8)
 
     def memory(self, size: int) -> torch.Tensor:
-        if size > MOST_PINNED:
+        if size > MAX_PINNED_BYTES:
             return torch.empty(size, dtype=torch.uint8)
         if size > len(self._pinned):
             self._pinned = torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8, pin_memory=True)
@@ -91,7 +91,7 @@ class StagedBytes:
 
     No stream waits for another. A step has ended on the card when its plan is committed (`Runner.run`), and pages are
     read and filled by plans that come after that: so nothing of a step is in flight for them. A call returns when its
-    copies have ended: so a step that is planned later reads what was filled.
+    copies have ended: so a step that is planned later reads the filled content.
     """
 
     def __init__(self, pages_PB: torch.Tensor, lane: Callable[[], Lane]) -> None:
@@ -108,7 +108,7 @@ class StagedBytes:
     def fill(self, pages: Sequence[int], read: Read[Failure]) -> Failure | None:
         lane, rows_NB = self._staged(len(pages))
         failed = read(_views(rows_NB))
-        if failed is None:  # what is not what was stored does not get there
+        if failed is None:  # damaged content is not copied
             lane.copy(self._together(pages, rows_NB))
             lane.wait()
         return failed

@@ -66,7 +66,7 @@ class StateMemory(LaidOut):
         self._memory = LazyBytes(rows * self._stride, device)
         self.bytes_RB = self._memory.tensor.view(rows, self._stride)[:, :row_bytes]
         super().__init__(layout, self.bytes_RB)
-        # by layer and name of a part: inputs of the last step's drafts, which layers keep beside their states
+        # by layer and name of a part: inputs of the last step's drafts, which layers keep in addition to states
         self.kept: defaultdict[tuple[int, str], list[torch.Tensor]] = defaultdict(list)
 
     def zero(self, row: int) -> None:

@@ -1,4 +1,4 @@
-"""Activations, powers of two and RMS norms whose bits depend on an element (or its row) alone.
+"""Activations, powers of two and RMS norms whose bits depend only on an element (or its row).
 
 Torch's own fp32 `silu`, `sigmoid`, `softplus` and `exp2` have a vector body and a scalar tail that disagree in the last
 bit, so a result would depend on the width and on how threads split it. `exp`, `log1p`, `rsqrt` and arithmetic do not:
@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headwater.mixers.gpu import has_kernels
+from headwater.mixers.gpu import dense, has_kernels
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -129,17 +129,25 @@ class RMSNorm:
 
 
 class StreamNorm:
-    """A norm of the residual stream, which layers in `dtype` read."""
+    """Norm of the residual stream in the dtype of its readers; on a GPU one kernel adds a layer's output and norms."""
 
     def __init__(self, norm: RMSNorm, dtype: torch.dtype) -> None:
         self.norm, self.dtype = norm, dtype
 
     def __call__(self, x_NC: Tensor) -> Tensor:
         """Return the norm of the stream."""
+        if has_kernels(x_NC.device):
+            from headwater.mixers.gpu.norm import rms_norm  # needs Triton
+
+            return rms_norm(x_NC, self.norm.scale_C, self.norm.eps, self.dtype)
         return self.norm(x_NC).to(self.dtype)
 
     def after(self, x_NC: Tensor, out_NC: Tensor, scale: float) -> Tensor:
         """Add a layer's output, times `scale`, to the stream in place; return the norm of the sum."""
+        if has_kernels(x_NC.device) and dense(x_NC) is x_NC:
+            from headwater.mixers.gpu.norm import rms_norm  # needs Triton
+
+            return rms_norm(x_NC, self.norm.scale_C, self.norm.eps, self.dtype, out_NC, scale)
         x_NC += out_NC if scale == 1.0 else out_NC * scale
         return self(x_NC)
 

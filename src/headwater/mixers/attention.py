@@ -21,7 +21,8 @@ from headwater.mixers import softmax
 from headwater.mixers.activations import RMSNorm, sigmoid
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.gpu import has_kernels
-from headwater.mixers.linear import WHOLE_OUTPUTS, Linear
+from headwater.mixers.linear import Linear
+from headwater.mixers.products import OUTPUT_GRID
 from headwater.mixers.rotary import rotary_table, rotate_into
 from headwater.mixers.softmax import CausalMask, PagedBatch, paged_batches
 from headwater.mixers.weights import Weights
@@ -156,7 +157,7 @@ class Heads:
         return Projected(q_NGQD, k_NGD, v_NX.unflatten(1, (shape.kv_heads, -1)), gate_NHD)
 
     def keys_values(self, x_NC: Tensor, batch: StepBatch) -> tuple[Tensor, Tensor]:
-        """Compute keys and values alone, as `project` does."""
+        """Compute only keys and values, as `project` does."""
         keys = self.shape.kv_heads * self.shape.head_dim
         kv_NX = self._keys_values(x_NC, batch.n_prefill)[:, -2 * keys :]
         k_NGD, v_NGD = (x_NX.unflatten(1, (self.shape.kv_heads, -1)) for x_NX in kv_NX.split(keys, dim=1))
@@ -166,7 +167,7 @@ class Heads:
     def _keys_values(self) -> Linear:
         """The product of keys and values, with the last queries if they do not end where a product may begin."""
         queries = (2 if self.shape.gated else 1) * self.shape.heads * self.shape.head_dim
-        return self.qkv.outputs_from(queries // WHOLE_OUTPUTS * WHOLE_OUTPUTS)
+        return self.qkv.outputs_from(queries // OUTPUT_GRID * OUTPUT_GRID)
 
     def _placed(self, x_NHD: Tensor, norm: RMSNorm | None, batch: StepBatch) -> Tensor:
         """Norm each head and rotate it, in float32; round once."""

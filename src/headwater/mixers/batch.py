@@ -7,7 +7,7 @@ B = rows of decoding sequences, S = decoding sequences.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, zip_longest
@@ -20,110 +20,17 @@ from torch import Tensor
 
 from headwater.draft.drafter import MOST_DRAFTS
 from headwater.kernels import recording
+from headwater.mixers.slices import Round, Slice
 
-CHUNK = 64  # tokens: recurrences are cut at absolute multiples of it
 STATE = -1  # instead of a parent: the row continues the state in its slot
-NOT_KEPT = -1  # instead of a kept row's number
+DROPPED = -1  # instead of a kept row's number
 
 Rows = np.ndarray[Any, Any]  # int64
 
 
 @dataclass(frozen=True)
-class Slice:
-    """The next tokens of one sequence that is being prefilled.
-
-    `start` is a multiple of 64, except around segments, where it is any position. Before the step, row `slot` of the
-    state memory holds the state before the first token (zeroed or restored by the runner); after the step it holds the
-    state after the last token. For each `(position, row)` of `saves` (a position that is a multiple of 64 tokens after
-    `start`, or the end) the state after `position` tokens is also copied to `row`.
-
-    For each `(segment, at)` of `composes`, in order, the state in `slot` is first composed with that segment of the
-    step; the segment begins at position `at` of the sequence.
-    """
-
-    first: int  # index of its first row in the step
-    length: int
-    start: int  # position of its first token in the sequence
-    slot: int
-    table_P: Tensor  # int64, the pages that hold KV of positions [0, start + length)
-    write_from: int  # index into table_P: earlier pages hold their KV already and are not written
-    saves: tuple[tuple[int, int], ...] = ()
-    transition: int | None = None  # row of the transitions that the slice updates; None: its transition is not needed
-    composes: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def end(self) -> int:
-        """One past the position of its last token."""
-        return self.start + self.length
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """At most 64 tokens of a slice."""
-
-    parent: Slice  # the slice that it is a part of
-    index: int
-
-    @property
-    def first(self) -> int:
-        """Index of its first row in the step."""
-        return self.parent.first + self.index * CHUNK
-
-    @property
-    def length(self) -> int:
-        """Tokens: 64, or fewer in the last chunk of a slice."""
-        return min(CHUNK, self.parent.length - self.index * CHUNK)
-
-    @property
-    def rows(self) -> slice:
-        """Rows of the step."""
-        return slice(self.first, self.first + self.length)
-
-    @property
-    def is_last(self) -> bool:
-        """True if the slice ends with this chunk."""
-        return (self.index + 1) * CHUNK >= self.parent.length
-
-    @property
-    def state_rows(self) -> list[int]:
-        """Rows of the state memory that receive the state after this chunk."""
-        end = self.parent.start + self.index * CHUNK + self.length
-        rows = [row for position, row in self.parent.saves if position == end]
-        return [*rows, self.parent.slot] if self.is_last else rows
-
-
-def blocks(group: list[Slice], limit: int) -> Iterator[tuple[int, list[Chunk]]]:
-    """Yield the chunks of slices (longest first) in the order of time: the n-th of each sequence, then the next.
-
-    Each item is (number of sequences with a chunk in the block, chunks): at most `limit` chunks, at least one step, and
-    the same sequences in every step.
-    """
-    n_chunks = [-(-s.length // CHUNK) for s in group]
-    step = 0
-    while step < n_chunks[0]:
-        n_active = sum(n > step for n in n_chunks)
-        n_steps = min(max(1, limit // n_active), n_chunks[n_active - 1] - step)
-        yield n_active, [Chunk(s, i) for i in range(step, step + n_steps) for s in group[:n_active]]
-        step += n_steps
-
-
-@dataclass(frozen=True, eq=False)
-class Round:
-    """Slices of a step that are computed together: at most one of each slot."""
-
-    slices: tuple[Slice, ...]
-    rows: tuple[slice, ...]  # rows of the step, one range for each slice or one for all
-    device: torch.device
-
-    def of(self, x_NX: Tensor) -> Tensor:
-        """Select the rows of this round from all rows of the step."""
-        parts = [x_NX[at] for at in self.rows]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-@dataclass(frozen=True)
 class StepBatch:
-    """Everything that one forward pass needs beside the weights.
+    """Everything that one forward pass needs apart from the weights.
 
     Slices that share a slot are parts of one sequence, in the order of positions. Decoding rows of one sequence follow
     one another: the parent of the first is STATE, the parent of each other one is the row before it. Raises ValueError
@@ -146,7 +53,7 @@ class StepBatch:
             raise ValueError(f"{self.n_decode} decoding rows have {len(self.parents)} parents")
         for row, parent in enumerate(self.parents):
             if parent != STATE and not 0 <= parent == row - 1:
-                raise ValueError(f"decoding row {row} continues row {parent}: it may continue the one before it alone")
+                raise ValueError(f"decoding row {row} continues row {parent}: it may continue only the row before it")
         for of_each, what in ((self.drafted, "drafts"), (self.accepted, "accepted drafts")):
             if of_each and len(of_each) != len(self.firsts) - 1:
                 raise ValueError(f"{len(self.firsts) - 1} decoding sequences, and {what} of {len(of_each)}")
@@ -224,7 +131,7 @@ class StepBatch:
 
     @cached_property
     def true_and_drafted(self) -> tuple[tuple[Tensor, StepBatch], tuple[Tensor, StepBatch]]:
-        """Decoding rows that are no drafts, then drafts: their numbers, and a step of them alone, without tokens."""
+        """Decoding rows that are not drafts, then drafts: their numbers, and a step of only them, without tokens."""
         is_draft = [False] * self.n_decode
         for row in self.draft_rows.row_A.tolist():
             is_draft[row] = True
@@ -232,7 +139,7 @@ class StepBatch:
         return self.some_rows(true), self.some_rows(drafts)
 
     def some_rows(self, rows: list[int]) -> tuple[Tensor, StepBatch]:
-        """Return decoding rows by their numbers, and a step of them alone."""
+        """Return decoding rows by their numbers, and a step of only these rows."""
         place = {row: at for at, row in enumerate(rows)}
         row_B = torch.tensor(rows, dtype=torch.int64, device=self.position_N.device)
         parents = self.parents or (STATE,) * self.n_decode
@@ -331,10 +238,10 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class RecordedBatch(StepBatch):
-    """A step of decoding rows alone that is recorded, and repeated with other content in the same memory.
+    """Recorded step of only decoding rows, which is repeated with other content in the same memory.
 
-    Which rows are of one sequence, and which are drafts, is content, too. Work that asks for it in another form than
-    `decode_sequences` and `with_accepted_for_kernels` is not repeatable.
+    The content includes which rows are of one sequence, and which are drafts. Work that reads these in another form
+    than `decode_sequences` and `with_accepted_for_kernels` is not repeatable.
     """
 
     table_BT: Tensor = field(kw_only=True)  # int64, page tables
@@ -422,7 +329,7 @@ class WithAccepted:
         sources = np.empty(self.batch.n_decode, np.int64)
         sources[self.own_B.numpy()] = np.arange(len(self.own_B))
         sources[self.accepted.row_A.numpy()] = -1 - self.accepted.kept
-        keeps = np.full(len(self.own_B), NOT_KEPT)
+        keeps = np.full(len(self.own_B), DROPPED)
         keeps[self.drafts.row_A.numpy()] = self.drafts.kept
         return sources, keeps
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headwater.mixers.activations import silu
-from headwater.mixers.batch import CHUNK, Chunk
+from headwater.mixers.slices import CHUNK, Chunk
 
 
 class ShortConvolution:

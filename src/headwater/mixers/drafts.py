@@ -1,7 +1,7 @@
-"""Drafted tokens in layers with a state: a step leaves the state after its true rows, and keeps the drafts' inputs.
+"""Drafted tokens in layers with a state: a step ends with the state after its true rows, and keeps the drafts' inputs.
 
-The drafts that are accepted are replayed at the beginning of the sequence's next step: the state is read and written
-once a step, and every row finds the state that it finds in plain decoding. A rejected draft leaves nothing.
+Accepted drafts are replayed at the beginning of the sequence's next step: the state is read and written once a step,
+and each row sees the same state as in plain decoding. A rejected draft changes no state.
 
 A drafts, B decoding rows, S slots, X trailing dimensions of a layer's inputs.
 """
@@ -34,7 +34,7 @@ class Kept:
         return tuple(kept_SAX[drafts.slot_A, drafts.number_A] for kept_SAX in self.parts)
 
     def make_room(self, parts: tuple[Tensor, ...], slots: int) -> None:
-        """Make room for inputs like these of so many slots: memory that a step which is recorded names stays then."""
+        """Grow the memory to `slots` slots of inputs like these; once a step is recorded it must not grow again."""
         known = len(self.parts[0]) if self.parts else 0
         if known >= slots:
             return

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.mixers.activations import ACTIVATIONS, Activation, sigmoid
-from headwater.mixers.linear import Linear, Weight
+from headwater.mixers.linear import Linear
+from headwater.mixers.products import Weight
 from headwater.mixers.weights import Weights
 
 SCORES: dict[str, Activation] = {"softmax": partial(torch.softmax, dim=-1), "sigmoid": sigmoid}
@@ -105,7 +106,7 @@ class Router:
 class MixtureOfExperts:
     """Each token's J experts, weighted, and the shared expert, with a sigmoid gate or without.
 
-    A row's bits depend on the row alone: an expert computes rows independently of each other, and a token's experts are
+    A row's bits depend only on the row: an expert computes rows independently of each other, and a token's experts are
     added in the order of choice.
     """
 

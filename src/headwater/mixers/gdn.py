@@ -26,11 +26,13 @@ from torch import Tensor
 
 from headwater.layers.gdn import DeltaNet
 from headwater.mixers.activations import gated_rms_norm_into, inverse_l2, sigmoid, softplus
-from headwater.mixers.batch import CHUNK, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.gpu import has_kernels
-from headwater.mixers.linear import Linear, rows
+from headwater.mixers.linear import Linear
+from headwater.mixers.products import rows
 from headwater.mixers.recurrent import RecurrentMixer, Rows, Shape, queries_keys_values, scratch
+from headwater.mixers.slices import CHUNK
 from headwater.mixers.weights import Weights
 
 HEADS_A_BLOCK = 32  # chunks × heads whose intermediates fit in cache: 2-4 chunks of a small model, 1 of a large

@@ -29,8 +29,9 @@ from torch import Tensor
 
 from headwater.layers.gla import GatedLinearAttention
 from headwater.mixers.activations import LOG2_E, empty_vectors, exp2_, gated_rms_norm_into, softplus
-from headwater.mixers.batch import CHUNK, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.recurrent import RecurrentMixer, Rows, queries_keys_values, rank_one_step
+from headwater.mixers.slices import CHUNK
 from headwater.mixers.weights import Weights
 
 HEADS_A_BLOCK = 32  # chunks × heads whose intermediates fit in cache

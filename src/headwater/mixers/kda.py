@@ -21,11 +21,12 @@ from torch import Tensor
 
 from headwater.layers.kda import DeltaAttention
 from headwater.mixers.activations import gated_rms_norm_into, sigmoid, softplus
-from headwater.mixers.batch import CHUNK, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.gdn import Chunks, DeltaRule, norm_scales
 from headwater.mixers.gla import seen
 from headwater.mixers.recurrent import Rows, queries_keys_values
+from headwater.mixers.slices import CHUNK
 from headwater.mixers.weights import Weights
 
 HEADS_A_BLOCK = 32  # chunks × heads whose intermediates fit in cache

@@ -1,4 +1,4 @@
-"""Products with weights: all of the model's, with rows that do not depend on how many rows there are.
+"""All products of the model with its weights; a row does not depend on the number of rows.
 
 R rows, K inputs, N outputs, V vocabulary, D width.
 """
@@ -6,104 +6,29 @@ R rows, K inputs, N outputs, V vocabulary, D width.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Protocol, Self, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwater import kernels, machine
+from headwater import kernels
 from headwater.mixers import numerics as numerics_of_process
-from headwater.mixers.activations import sigmoid, silu
 from headwater.mixers.gpu import dense, has_kernels
 from headwater.mixers.numerics import Numerics, same_bits
+from headwater.mixers.products import OUTPUT_GRID, AnswersProduct, HeldWeight, TorchProduct, Weight
 from headwater.mixers.quantised import Quantised
-from headwater.mixers.shared_weights import kept
 
-LEAST_TIMES = 5  # that a product is timed
+MIN_TIMINGS = 5  # of a product
 PREFILL_TILE_OF_GPU = 1024  # rows: an H100 takes 28 µs for them, and 19 for 256 (1,024 by 7,168 weights)
-WHOLE_OUTPUTS = 64  # a product of some outputs begins at a multiple of it
-BLOCK_BYTES = 32 * 2**20  # of weights that torch converts at a time
-COMPOSED: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda y_RN: y_RN, "swish": silu, "sigmoid": sigmoid}
 
 Product = Callable[[Tensor], Tensor]
-Weight = Tensor | Quantised
-
-
-class HeldWeight(Protocol):
-    """A weight in the layout of one kind of product."""
-
-    def __call__(self, x_RK: Tensor, then: str = "none", factor_RN: Tensor | None = None) -> Tensor:
-        """Return then(x Wᵀ + b) · factor."""
-
-    def rows(self, index_R: Tensor) -> Tensor:
-        """Return rows of the weight."""
-
-    def outputs_from(self, first: int) -> HeldWeight:
-        """Return the product of the outputs from `first` on, a multiple of WHOLE_OUTPUTS, over the same memory."""
-
-
-@runtime_checkable
-class AnswersProduct(HeldWeight, Protocol):
-    """A weight with a kernel for rows of decoding sequences, of any number, where products are tiled otherwise."""
-
-    def answers_into(self, out_RN: Tensor, x_RK: Tensor, then: str, factor_RN: Tensor | None) -> None:
-        """Write then(x Wᵀ + b) · factor. Rows of the result may be strided."""
-
-    def opened(self, gate: Self, x_RK: Tensor) -> Tensor | None:
-        """Return (x Wᵀ) · silu(x Gᵀ), G the gate's weight; None if a product has a bias."""
-
-
-def rows(weight: Weight, at: Tensor) -> Weight:
-    """Return some outputs of a weight, in the order of `at`, int64."""
-    return weight[at] if isinstance(weight, Tensor) else weight.rows(at)
-
-
-class TorchProduct:
-    """The reference: the weight as stored, of which torch multiplies a block of outputs at a time."""
-
-    def __init__(self, weight_NK: Weight, bias_N: Tensor | None, dtype: torch.dtype) -> None:
-        # a copy, so that nothing keeps a checkpoint's file mapped
-        self.weight_NK = kept(weight_NK.clone()) if isinstance(weight_NK, Tensor) else weight_NK.clone()
-        self.dtype = dtype
-        on_gpu = isinstance(weight_NK, Tensor) and weight_NK.device.type != "cpu"
-        self.computes_in = dtype if on_gpu else product_dtype(dtype)
-        self.bias_N = None if bias_N is None else bias_N.to(self.computes_in)
-
-    def __call__(self, x_RK: Tensor, then: str = "none", factor_RN: Tensor | None = None) -> Tensor:
-        x_RK = x_RK.to(self.computes_in)
-        parts = [F.linear(x_RK, part_NK, bias_N) for part_NK, bias_N in self._blocks()]
-        y_RN: Tensor = COMPOSED[then]((parts[0] if len(parts) == 1 else torch.cat(parts, 1)).to(self.dtype))
-        return y_RN if factor_RN is None else y_RN.mul_(factor_RN)
-
-    def rows(self, index_R: Tensor) -> Tensor:
-        if isinstance(self.weight_NK, Quantised):
-            return self.weight_NK.rows(index_R).values().to(self.dtype)
-        return self.weight_NK.index_select(0, index_R).to(self.dtype)
-
-    def outputs_from(self, first: int) -> TorchProduct:
-        part, rest = copy(self), slice(first, None)
-        part.weight_NK = self.weight_NK[rest] if isinstance(self.weight_NK, Tensor) else self.weight_NK.rows(rest)
-        part.bias_N = None if self.bias_N is None else self.bias_N[rest]
-        return part
-
-    def _blocks(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield the weight and the bias in the dtype of products."""
-        n_out, n_in = self.weight_NK.shape
-        if isinstance(self.weight_NK, Tensor) and self.weight_NK.dtype == self.computes_in:
-            yield self.weight_NK, self.bias_N
-            return
-        height = max(1, BLOCK_BYTES // (4 * n_in))
-        for at in (slice(first, first + height) for first in range(0, n_out, height)):
-            some = self.weight_NK[at] if isinstance(self.weight_NK, Tensor) else self.weight_NK.rows(at).values()
-            yield some.to(self.computes_in), None if self.bias_N is None else self.bias_N[at]
 
 
 class Linear:
-    """The product y = x Wᵀ + b, in which a row of y depends on its row of x alone, not on the number of rows.
+    """The product y = x Wᵀ + b, in which a row of y depends only on its row of x, not on the number of rows.
 
     The weight is held once, as stored: float32, bfloat16, float16, float8 or integers; one after the other if there are
     several of different formats, whose outputs are side by side. Inputs and results are in `dtype`.
@@ -176,11 +101,11 @@ class Linear:
     def outputs_from(self, first: int) -> Linear:
         """Return the product of the outputs from `first` on, over the same memory. Raises ValueError for other places.
 
-        `first` is the first output of a weight, or a multiple of WHOLE_OUTPUTS after it.
+        `first` is the first output of a weight, or a multiple of OUTPUT_GRID after it.
         """
         rest, whole = copy(self), list(zip(self._parts, self._outputs, strict=True))
-        if any(at.start < first < at.stop and (first - at.start) % WHOLE_OUTPUTS for _, at in whole):
-            raise ValueError(f"outputs from {first} on: must be a multiple of {WHOLE_OUTPUTS} after a weight's first")
+        if any(at.start < first < at.stop and (first - at.start) % OUTPUT_GRID for _, at in whole):
+            raise ValueError(f"outputs from {first} on: must be a multiple of {OUTPUT_GRID} after a weight's first")
         rest._parts = [
             part if first <= at.start else part.outputs_from(first - at.start) for part, at in whole if first < at.stop
         ]
@@ -267,7 +192,7 @@ def answers_product(linear: Linear) -> Product:
 
 
 def _possible(numerics: Numerics, device: torch.device | str) -> Numerics:
-    """Return the numerics, tiled in place of compiled without numba or off the CPU."""
+    """Return the numerics, tiled instead of compiled without numba or on another device than the CPU."""
     can = numerics.mode != "compiled" or (kernels.available() and _on_cpu(device))
     return numerics if can else replace(numerics, mode="tiled")
 
@@ -286,15 +211,6 @@ def guarded_modes(device: torch.device | str = "cpu") -> tuple[str, ...]:
     return ("compiled", "tiled") if _on_cpu(device) and kernels.available() else ("tiled",)
 
 
-def product_dtype(dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.dtype:
-    """Return the dtype that torch's products in `dtype` are computed in: float32 if bfloat16 is not native.
-
-    Without AVX512-BF16 or AMX torch's bfloat16 product takes 5 to 50 times as long.
-    """
-    emulated = dtype == torch.bfloat16 and torch.device(device).type == "cpu" and not machine.cpu().native_bfloat16
-    return torch.float32 if emulated else dtype
-
-
 def weight_layout(mode: str, device: torch.device | str = "cpu") -> str:
     """Describe how weights are laid out for products."""
     return {"compiled": "panels of 64 outputs", "tiled": "rows, multiplied in tiles"}.get(
@@ -303,10 +219,10 @@ def weight_layout(mode: str, device: torch.device | str = "cpu") -> str:
 
 
 def seconds_of(product: Product, x_RK: torch.Tensor, seconds: float = 0.1) -> float:
-    """Return the least time of one product, of as many as fit into `seconds` and of at least 5: the first are slow."""
+    """Return the shortest time of a product among those that fit into `seconds`, at least 5: the first are slow."""
     times: list[float] = []
     end = time.perf_counter() + seconds
-    while (start := time.perf_counter()) < end or len(times) < LEAST_TIMES:
+    while (start := time.perf_counter()) < end or len(times) < MIN_TIMINGS:
         product(x_RK)
         times.append(time.perf_counter() - start)
     return min(times)

@@ -1,7 +1,7 @@
 """Mamba-1: h' = e^(dt A) h + dt x B, y = C h + D x for each channel (Gu and Dao, 2023, section 3).
 
-Every channel has decays of its own for each of its states, so there is no product of matrices: the work is arithmetic
-on tokens × states × channels, in five passes:
+Every channel has decays of its own for each of its states, so no product of matrices is possible: the work is
+arithmetic on tokens × states × channels, in five passes:
 
     a = 2^(dt A log₂e)      b = dt x B      h_t = a_t h_(t−1) + b_t      y = C h
 
@@ -23,9 +23,10 @@ from torch import Tensor
 
 from headwater.layers.mamba import Mamba
 from headwater.mixers.activations import LOG2_E, RMSNorm, empty_vectors, exp2_, silu, softplus
-from headwater.mixers.batch import CHUNK, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.recurrent import RecurrentMixer, Rows
+from headwater.mixers.slices import CHUNK
 from headwater.mixers.weights import Weights
 
 STRETCH = 1 << 17  # elements of a and of h: half a megabyte each
@@ -90,7 +91,7 @@ class Chunks:
     def transition_into(self, at: slice, transition_C: Tensor) -> None:
         """Add the chunk's steps to a running sum of them.
 
-        Halves are added to each other: a sum over a dimension may be split otherwise where it stands beside others.
+        Halves are added to each other: a sum over a dimension may be split in another way in a larger tensor.
         """
         (sum_lC,) = self.dt_ntC[at]
         while (half := len(sum_lC) // 2) > 0:

@@ -10,7 +10,7 @@ Work that does not need S is done for several chunks at once; the rest is two ba
 above 0, so no decay overflows. A chunk is padded with dt = 0, which leaves S as it is.
 
 The exponents are differences of sums, small ones of large sums where tokens forget much. So a sum is kept in two parts:
-multiples of 2^-GRID_BITS, whose differences are exact in float32, and what is left. A decay below
+multiples of 2^-GRID_BITS, whose differences are exact in float32, and the rest. A decay below
 2^-FORGOTTEN counts as 2^-FORGOTTEN: either is 0 in float32.
 
 N rows of a step, T tokens, n chunks (of any sequences), t = 64 tokens, B decoding sequences, H heads, G groups of heads
@@ -29,10 +29,11 @@ from torch import Tensor
 
 from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.activations import LOG2_E, empty_vectors, exp2_, inverse_rms, silu, softplus
-from headwater.mixers.batch import CHUNK, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.gla import decayed_by_channel
 from headwater.mixers.recurrent import RecurrentMixer, Rows, rank_one_step
+from headwater.mixers.slices import CHUNK
 from headwater.mixers.weights import Weights
 
 FORGOTTEN = 160.0  # binary digits

@@ -25,8 +25,8 @@ from headwater.layers.mla import LatentAttention
 from headwater.mixers import softmax
 from headwater.mixers.activations import RMSNorm, sigmoid
 from headwater.mixers.attention import AttentionStep
-from headwater.mixers.batch import Slice
 from headwater.mixers.rotary import rotary_table
+from headwater.mixers.slices import Slice
 from headwater.mixers.softmax import CausalMask
 from headwater.mixers.weights import Weights
 

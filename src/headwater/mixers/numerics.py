@@ -1,4 +1,4 @@
-"""Numerics of products, chosen so that a row's bits do not depend on how many rows there are.
+"""Numerics of products, chosen so that a row's bits do not depend on the number of rows.
 
 The self-check chooses them once, at start-up (`engine/proof/selfcheck.py`); weights are then laid out for them.
 Decision 035 has the measurements.
@@ -39,7 +39,7 @@ class Numerics:
 MODES = ("compiled", "tiled", "plain")
 # by oneDNN and by torch's layer over it, of those made for a shape and height: 0.7 MB each in bfloat16. Only products
 # without a guard (mode plain) meet many heights, tiles meet two and kernels of our own none
-KERNELS_KEPT = "256"
+CACHED_KERNELS = "256"
 SPINS = "GOMP_SPINCOUNT"  # times that a thread of GNU's OpenMP looks for work before it sleeps: 4,000 take 50 µs
 TINY = 2e-38  # a normal number, of which products with numbers below a half are denormal
 PAUSE_HARD = 2  # of OpenMP's `omp_pause_resource_t`
@@ -75,12 +75,12 @@ def prepare_process(threads: int | None = None) -> None:
 
     Strict reproducibility of MKL (unless MKL_CBWR is set already), denormals flushed to zero in every worker thread
     (transitions decay into denormals: slow, and rounded differently by different kernels), the thread count, which may
-    exceed the processors, and how many kernels are kept (1,024 by default: with it for oneDNN alone 250 prompts of any
-    lengths took 930 MiB without guarded products, with it for torch's layer alone 870, with neither 644).
+    exceed the processors, and how many kernels are kept (1,024 by default: with it only for oneDNN 250 prompts of any
+    lengths took 930 MiB without guarded products, with it only for torch's layer 870, with neither 644).
     """
     os.environ.setdefault("MKL_CBWR", "AVX512,STRICT" if machine.cpu().avx512 else "AVX2,STRICT")
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(cache, KERNELS_KEPT)
+        os.environ.setdefault(cache, CACHED_KERNELS)
     torch.set_flush_denormal(True)
     if threads is not None:
         torch.set_num_threads(threads)

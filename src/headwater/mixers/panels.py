@@ -42,8 +42,7 @@ from headwater.kernels.recording import empty
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 from headwater.kernels.vectors import LANES
 from headwater.mixers.quantised import Quantised
-from headwater.mixers.shared_weights import kept
-from headwater.mixers.slabs import Slabs
+from headwater.mixers.weight_memory import Slabs, kept
 
 # what the kernel for integers takes, in its order
 ARRAYS = ("code_NK", "scale_NX", "zero_NX", "minimum_NX", "outer_scale_NS", "outer_minimum_NS")
@@ -197,7 +196,7 @@ def _held_float8(weight: Quantised, dtype: torch.dtype) -> Held:
     n_in, n_groups = weight.shape[1], weight.scale_NX.shape[1]
     codes = _in_panels(weight.code_NK.contiguous().view(torch.int16))
     scales = _in_panels(weight.scale_NX.float() * BIAS)
-    none = weight.rows(torch.empty(0, dtype=torch.int64))  # copies, so that no code is kept beside the panels
+    none = weight.rows(torch.empty(0, dtype=torch.int64))  # copies, so that no code is kept in addition to the panels
 
     def rows(index_R: Tensor) -> Tensor:
         code_RK = _rows(codes, n_in // 2, 1, index_R).view(none.code_NK.dtype)
@@ -226,7 +225,7 @@ def _held_codes(weight: Quantised) -> Held:
     if small:
         in_order[0] = in_order[0].view(np.uint32)
     widths = {name: part.shape[1] for name, part in parts.items()}
-    none = weight.rows(torch.empty(0, dtype=torch.int64))  # copies, so that no code is kept beside the panels
+    none = weight.rows(torch.empty(0, dtype=torch.int64))  # copies, so that no code is kept in addition to the panels
 
     def rows(index_R: Tensor) -> Tensor:
         some: dict[str, Any] = {name: _rows(panels[name], widths[name], 1, index_R) for name in panels}
@@ -240,7 +239,7 @@ def _held_codes(weight: Quantised) -> Held:
 
 
 def scratch(floats: int) -> np.ndarray[Any, Any]:
-    """Return memory for so many float32 of each thread of a kernel; this thread reuses it."""
+    """Return memory for `floats` float32 of each thread of a kernel; this thread reuses it."""
     size = threads_in_use() * floats
     memory: np.ndarray[Any, Any] | None = getattr(_of_thread, "memory", None)
     if memory is None or len(memory) < size:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 MAX_BITS = 8
-TOGETHER = 8  # inputs: kernels read codes of so many at a time
+INPUT_GROUP = 8  # inputs whose codes kernels read at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +34,8 @@ class Quantised:
 
     def __post_init__(self) -> None:
         n_in, n_groups = self.code_NK.shape[1], self.scale_NX.shape[1]
-        if n_in % n_groups or n_in // n_groups % TOGETHER:
-            raise ValueError(f"{n_in} inputs cannot be divided into {n_groups} groups of a multiple of {TOGETHER}")
+        if n_in % n_groups or n_in // n_groups % INPUT_GROUP:
+            raise ValueError(f"{n_in} inputs cannot be divided into {n_groups} groups of a multiple of {INPUT_GROUP}")
         if not 1 <= self.bits <= MAX_BITS:
             raise ValueError(f"codes have {self.bits} bits, must be 1 to {MAX_BITS}")
 

@@ -22,13 +22,14 @@ import torch
 from torch import Tensor
 
 from headwater.layers.layer import Layer
-from headwater.mixers.batch import CHUNK, Chunk, Round, Slice, StepBatch, blocks
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.convolution import ShortConvolution, windows
 from headwater.mixers.drafts import Kept, with_accepted
 from headwater.mixers.linear import Linear
+from headwater.mixers.slices import CHUNK, Chunk, Round, Slice, blocks
 
 Shape = TypeVar("Shape", bound=Layer)
-DECODED_AT_ONCE = 1 << 20  # elements of states: 4 MB, which stay in cache between the decay and the read
+DECODE_ELEMENTS = 1 << 20  # of states, 4 MB, which stay in cache between the decay and the read
 _of_thread = threading.local()
 
 
@@ -218,7 +219,7 @@ class RecurrentMixer(ABC, Generic[Shape]):
     def _decode_into(self, rows: Rows, decoding: slice, slot_B: Tensor, state: LayerState) -> None:
         """Process a token of each of these decoding sequences, a few at a time if states are large."""
         slots = slot_B.tolist()
-        n_at_once = max(1, DECODED_AT_ONCE * len(state.recurrent) // state.recurrent.numel())
+        n_at_once = max(1, DECODE_ELEMENTS * len(state.recurrent) // state.recurrent.numel())
         for at in range(0, len(slots), n_at_once):
             some = slots[at : at + n_at_once]
             adjacent = slice(some[0], some[0] + len(some))

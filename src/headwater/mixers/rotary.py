@@ -18,7 +18,7 @@ TABLE_BLOCK = 4096  # positions
 
 
 class RotaryTable:
-    """Cosines and sines by position in float32, computed in blocks of fixed size: bits depend on the position alone."""
+    """Cosines and sines by position in float32, computed in blocks of fixed size: bits depend only on the position."""
 
     def __init__(self, rotary: Rotary, device: torch.device | str) -> None:
         width = rotary.dim

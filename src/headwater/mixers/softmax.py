@@ -1,11 +1,11 @@
-"""Causal attention of some queries over a sequence's keys, in bits that depend on the sequence alone.
+"""Causal attention of some queries over a sequence's keys, in bits that depend only on the sequence.
 
 Prefill: the position of a query fixes the keys it is computed over, all 512-token blocks up to its own, with later keys
 masked. The number of rows computed together has no influence if it is a multiple of 8 (fewer than 4 rows take another
 path through the product inside scaled_dot_product_attention; found by measurement, see docs/decisions).
 
-Decode: sequences whose key counts round up to the same number are one batch. The rounded count depends on the
-sequence's length alone. Counts are rounded up to 128: with 512, a sequence of 500 to 4,000 tokens takes 10% longer, in
+Decode: sequences whose key counts round up to the same number are one batch. The rounded count depends only
+on the sequence's length. Counts are rounded up to 128: with 512, a sequence of 500 to 4,000 tokens takes 10% longer, in
 a batch or not.
 
 Shapes: T queries (or tokens), R rows (T rounded up to 8), B decoding sequences, G KV heads, Q queries that share one KV
@@ -27,7 +27,7 @@ from headwater.spec import KEY_BLOCK
 
 ROWS = 8
 KEYS = 128  # tokens
-BATCH_KEYS = 2048  # keys of a batch of several sequences, at most: what is gathered for it fits in cache
+BATCH_KEYS = 2048  # at most, of a batch of several sequences: its gathered keys fit in cache
 
 
 class CausalMask:

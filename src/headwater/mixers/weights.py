@@ -11,7 +11,8 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor
 
-from headwater.mixers.linear import Linear, Weight
+from headwater.mixers.linear import Linear
+from headwater.mixers.products import Weight
 from headwater.mixers.quantised import Quantised, joined
 
 Stored = Weight | list[Weight]  # a list: weights whose outputs follow each other, as those of experts do
@@ -65,7 +66,7 @@ class Weights:
         return self.stored(name).to(device=self.device, dtype=torch.float32, copy=True)
 
     def optional(self, name: str) -> Tensor | None:
-        """Copy a tensor in float32, or return None if there is no tensor of this name."""
+        """Copy a tensor in float32, or return None if its name is unknown."""
         return self.vector(name) if name in self else None
 
     def cast(self, tensor: Tensor) -> Tensor:

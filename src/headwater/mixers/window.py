@@ -6,7 +6,7 @@ see. So cuts change no bit. Decode groups sequences by the number of tokens in t
 
 A window composes with a segment that was computed apart (HYPIC, sections 4.2 and 4.3) by position, as attention does:
 keys are re-rotated, values copied. Tokens leave the window as others enter, which is all that a transition does to a
-recurrent state. So nothing is stored beside the ring, and composition with transitions equals naive addition.
+recurrent state. So nothing is stored besides the ring, and composition with transitions equals naive addition.
 
 N rows of a step (prefill first, then decode), R rows of the state memory, C model width, T tokens of a slice or a
 segment, B decoding sequences of a batch, W tokens of the window, G KV heads, Q queries that share one, H = G Q heads,
@@ -25,8 +25,9 @@ from torch import Tensor
 from headwater.layers.attention import WindowAttention
 from headwater.mixers import softmax
 from headwater.mixers.attention import Heads, Projected
-from headwater.mixers.batch import CHUNK, DraftRows, Slice, StepBatch
+from headwater.mixers.batch import DraftRows, StepBatch
 from headwater.mixers.drafts import Kept
+from headwater.mixers.slices import CHUNK, Slice
 from headwater.mixers.softmax import DecodeBatch, decode_batches
 from headwater.mixers.weights import Weights
 from headwater.spec import KEY_BLOCK
@@ -135,12 +136,12 @@ class Rings:
 
 
 def in_rings(rings: tuple[Rings, ...], batch: StepBatch) -> Iterator[tuple[Tensor, StepBatch]]:
-    """Yield rows that are no drafts, then drafts, for a layer that writes each row's token to rings and reads them.
+    """Yield rows that are not drafts, then drafts, for a layer that writes each row's token to rings and reads them.
 
     Accepted tokens are put into the rings first. What drafts write is kept, and the rings are as before them at last.
     """
     window, accepted = rings[0].memory_RWGD.shape[1], batch.with_accepted.accepted
-    if max(batch.accepted, default=0) > window:  # the last ones alone stay in the rings
+    if max(batch.accepted, default=0) > window:  # only the last ones stay in the rings
         accepted = accepted.some([number >= n - window for n in batch.accepted for number in range(n)])
     position_A = batch.with_accepted.batch.position_N[accepted.row_A]
     for ring in rings if len(position_A) else ():

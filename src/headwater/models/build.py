@@ -90,7 +90,6 @@ def layer_classes(device: torch.device | str) -> LayerClasses:
     from headwater.mixers.gpu.attention import AttentionOnGpu, AttentionStepOnGpu, WindowAttentionOnGpu
     from headwater.mixers.gpu.experts import ExpertsOnGpu
     from headwater.mixers.gpu.mla import LatentAttentionOnGpu
-    from headwater.mixers.gpu.norm import StreamNormOnGpu
     from headwater.mixers.gpu.recurrent import RecurrentOnGpu
 
     return LayerClasses(
@@ -100,18 +99,17 @@ def layer_classes(device: torch.device | str) -> LayerClasses:
         WindowAttentionOnGpu,
         ExpertsOnGpu,
         AttentionStepOnGpu,
-        StreamNormOnGpu,
+        StreamNorm,
         Embedding,
     )
 
 
 def _on_cpu() -> LayerClasses:
     from headwater.mixers.cpu.attention import AttentionStepOnCpu, attention_of, window_attention_of
-    from headwater.mixers.cpu.embedding import EmbeddingOnCpu
     from headwater.mixers.cpu.experts import ExpertsOnCpu
     from headwater.mixers.cpu.mla import latent_attention_of
-    from headwater.mixers.cpu.norm import StreamNormOnCpu
     from headwater.mixers.cpu.recurrent import on_cpu
+    from headwater.mixers.cpu.stream import EmbeddingOnCpu, StreamNormOnCpu
 
     return replace(
         IN_TORCH,
@@ -129,8 +127,8 @@ def _on_cpu() -> LayerClasses:
 def build_model(spec: ModelSpec, tensors: ModelTensors) -> hybrid.HybridModel:
     """Pack the weights one layer after the other. Raises CheckpointError for a missing or misshapen tensor.
 
-    Memory at its peak is that of the packed weights, and of one layer besides: what was read of the files, and what was
-    made of it on the way, are given back after each layer. Embedding and head, the largest, come first.
+    Memory at its peak is that of the packed weights, and of one layer besides: the content of files, and values made
+    from it, are released after each layer. Embedding and head, the largest, come first.
     """
     if spec.weights != "auto":
         _tell_of_undivided(spec)
@@ -154,7 +152,7 @@ def build_mtp(spec: ModelSpec, tensors: ModelTensors, model: hybrid.HybridModel)
 
 
 def _blocks(spec: ModelSpec, tensors: ModelTensors, prefix: str, mixers: hybrid.Mixers) -> Iterator[hybrid.Residual]:
-    """Build the blocks one after the other; what was read of the files is given back after each."""
+    """Build the blocks one after the other; release the content of files after each."""
     index = 0
     for block in spec.blocks:
         functions = []

@@ -2,10 +2,10 @@
 
 On a GPU they are CUDA graphs, on a CPU the calls of kernels. A recorded step runs on memory that stays where it is. So
 a step's tokens, positions, slots and page tables are copied into tensors that are there to stay; lengths and pages
-follow from them in the kernels. On a CPU which rows are of one sequence, and which are drafts, is copied, too. What
-layers launch must depend on numbers of rows and sequences alone. Where page tables are filled up nothing is read, and a
-step with drafts is filled up with copies of its last row, so that fewer numbers of rows come up: a replayed step has
-the bits of an eager one. A result is valid until the next step.
+follow from them in the kernels. On a CPU which rows are of one sequence, and which are drafts, is copied, too. The
+launches of layers must depend only on numbers of rows and sequences. Where page tables are filled up nothing is read,
+and a step with drafts is filled up with copies of its last row, so that fewer numbers of rows come up: a replayed step
+has the bits of an eager one. A result is valid until the next step.
 
 B decoding sequences, T pages of a table, R rows whose logits are wanted, V vocabulary.
 """
@@ -27,12 +27,12 @@ from headwater.kernels.recording import IDLE
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
-from headwater.mixers.batch import NOT_KEPT, DraftRows, RecordedAccepted, RecordedBatch, StepBatch, WithAccepted
+from headwater.mixers.batch import DROPPED, DraftRows, RecordedAccepted, RecordedBatch, StepBatch, WithAccepted
 from headwater.models.hybrid import HybridModel
 
-LEAST_PAGES = 16  # of a recorded page table; longer ones are powers of two
-LEAST_ACCEPTED = 32  # accepted drafts for which a step is recorded that has or had any; more are powers of two
-LEAST_TOKENS = 1024  # of a recorded sequence without pages
+MIN_PAGES = 16  # of a recorded page table; longer ones are powers of two
+MIN_ACCEPTED = 32  # accepted drafts for which a step is recorded that has or had any; more are powers of two
+MIN_TOKENS = 1024  # of a recorded sequence without pages
 STEPS_OF_ROWS = ((8, 1), (16, 2), (32, 4))  # (most rows, multiple): padded sizes of steps with drafts
 
 Work = Callable[[], torch.Tensor]
@@ -100,12 +100,12 @@ class Shape:
     def of(cls, batch: StepBatch, page_size: int, filled_up: bool = False) -> Shape:
         """Return the shape of a step; `filled_up`: rounded up to a recorded size, for a step padded by its last row."""
         pages = max(table.shape[0] for table in batch.decode_tables)
-        pages = max(LEAST_PAGES, _power_of_two(pages)) if pages else 0
+        pages = max(MIN_PAGES, _power_of_two(pages)) if pages else 0
         if pages or batch.position_N.device.type != "cpu":
             tokens = pages * page_size
         else:
-            tokens = max(LEAST_TOKENS, _power_of_two(batch.longest))
-        accepted = max(LEAST_ACCEPTED, _power_of_two(sum(batch.accepted))) if batch.speculates else None
+            tokens = max(MIN_TOKENS, _power_of_two(batch.longest))
+        accepted = max(MIN_ACCEPTED, _power_of_two(sum(batch.accepted))) if batch.speculates else None
         rows, sequences = batch.n_decode, len(batch.firsts) - 1
         if filled_up and accepted is not None:
             rows, sequences = filled_up_rows(rows), _power_of_two(sequences)
@@ -155,7 +155,7 @@ class AcceptedRows(RecordedRows):
         sources, keeps = whole.copies
         self.copies[0][:] = IDLE
         self.copies[0][: len(sources)] = sources
-        self.copies[1][:] = NOT_KEPT
+        self.copies[1][:] = DROPPED
         self.copies[1][: len(keeps)] = keeps
 
     def whole(self) -> WithAccepted:
@@ -224,8 +224,8 @@ class Inputs:
     def batch(self, like: StepBatch) -> RecordedBatch:
         """A step on this memory whose every row's logits are wanted.
 
-        Its tensors are views that nobody has seen yet: what layers keep of a step, they know by its tensors. What does
-        not run from this memory alone, and so cannot be repeated, reads the sequences of `like`.
+        Its tensors are new views, since layers identify the values that they keep of a step by its tensors. Work that
+        needs other memory than this, and so cannot be repeated, reads the sequences of `like`.
         """
         n = len(self.token_B)
         parents = (*like.parents, *range(like.n_decode - 1, n - 1)) if self.accepted is not None else like.parents
@@ -270,7 +270,7 @@ class DecodeGraphs:
     def over(
         cls, model: HybridModel, arena: Arena, states: StateMemory, hidden_NC: torch.Tensor | None = None
     ) -> DecodeGraphs | None:
-        """Return the recorded steps of a model, or None where there is no recorder."""
+        """Return the recorded steps of a model, or None without a recorder."""
         if arena.pages.device.type == "cuda":
             return cls(model, arena, states, CudaRecorder(), hidden_NC)
         if not (kernels.available() and numerics.current().mode == "compiled"):

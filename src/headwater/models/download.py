@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headwater.errors import DownloadError
-from headwater.models.files import INDEX, SMALL, weight_files
+from headwater.models.files import INDEX, SMALL_FILES, weight_files
 from headwater.models.hub import HubFile, Listing, explained, http_client, sender
 
 PARALLEL = 4  # files
@@ -40,7 +40,7 @@ class Download:
         """
         listing.check_loadable()
         folder = listing.config()
-        small = [name for name in SMALL if name in listing.files]
+        small = [name for name in SMALL_FILES if name in listing.files]
         if INDEX in small:
             listing.get(INDEX)
         weights = weight_files(folder)
@@ -72,7 +72,7 @@ class Download:
         If it is interrupted, the threads end with their next bytes, and what arrived is kept.
         """
         stop = threading.Event()
-        large = [file for file in self.missing if file.name not in SMALL]
+        large = [file for file in self.missing if file.name not in SMALL_FILES]
         for file in self.missing:
             if file not in large:
                 self.listing.get(file.name)

@@ -14,7 +14,7 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-SMALL = (CONFIG, TOKENIZER, "tokenizer_config.json", "generation_config.json", "chat_template.jinja", INDEX)
+SMALL_FILES = (CONFIG, TOKENIZER, "tokenizer_config.json", "generation_config.json", "chat_template.jinja", INDEX)
 
 
 def weight_map(index: Path) -> dict[str, str]:

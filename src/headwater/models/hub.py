@@ -23,7 +23,7 @@ from headwater.models.files import CONFIG, INDEX, SINGLE, TOKENIZER, is_whole
 
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack")  # ends of names
 HASH = re.compile("[0-9a-f]{40,64}")
-MOST_NAMED = 2  # files with weights of other formats
+MAX_NAMED_FILES = 2  # with weights of other formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class Listing:
                 timeout=constants.HF_HUB_ETAG_TIMEOUT,
             )
         if info.sha is None:
-            raise DownloadError(f"{constants.ENDPOINT} does not name the commit of {name}: it is no complete hub")
+            raise DownloadError(f"{constants.ENDPOINT} does not name the commit of {name}: it is not a complete hub")
         listed = info.siblings or []
         hashes = [info.sha, *(one.lfs.sha256 for one in listed if one.lfs)]
         if not all(map(HASH.fullmatch, hashes)):  # they become names of files in the cache
-            raise DownloadError(f"{constants.ENDPOINT} lists a hash of {name} that is none: it is no hub to trust")
+            raise DownloadError(f"{constants.ENDPOINT} lists an invalid hash of {name}: it is not to be trusted")
         files = (HubFile(one.rfilename, one.size or 0, one.lfs.sha256 if one.lfs else None) for one in listed)
         return cls(name, info.sha, {file.name: file for file in files})
 
@@ -68,8 +68,8 @@ class Listing:
         """Raise DownloadError, which names the weights that there are, if the files that a model needs are missing."""
         if SINGLE not in self.files and INDEX not in self.files:
             others = [name for name in self.files if name.endswith(WEIGHTS)]
-            more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-            found = f"but {', '.join(others[:MOST_NAMED])}{more}" if others else "and no other weights"
+            more = f" and {len(others) - MAX_NAMED_FILES} more" if len(others) > MAX_NAMED_FILES else ""
+            found = f"but {', '.join(others[:MAX_NAMED_FILES])}{more}" if others else "and no other weights"
             raise DownloadError(f"{self.name} has no {SINGLE}, {found}: only safetensors are read")
         for needed in (CONFIG, TOKENIZER):
             if needed not in self.files:
@@ -87,7 +87,7 @@ class Listing:
     def config(self) -> Path:
         """Download config.json, and return its folder. Raises CheckpointError for a model that is not supported."""
         if CONFIG not in self.files:
-            raise DownloadError(f"{self.name} has no {CONFIG}: it is no model in Hugging Face format")
+            raise DownloadError(f"{self.name} has no {CONFIG}: it is not a model in Hugging Face format")
         folder = self.get(CONFIG).parent
         try:
             read_folder(folder)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from headwater.config_keys import read_json, text_config
 from headwater.errors import CheckpointError
 from headwater.hub_name import HubName, name_of
-from headwater.mixers.shared_weights import of_a_model
+from headwater.mixers.weight_memory import of_a_model
 from headwater.models.build import build_model, build_mtp
 from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_folder

@@ -1,6 +1,6 @@
 """A head of multi-token prediction (MTP): a block that drafts the token after the next, from its model's hidden states.
 
-Of each token of a sequence but the first it keeps one entry, as an attention layer does: that of position t is made of
+It keeps one entry of each token of a sequence but the first, as an attention layer does: that of position t is made of
 token t and of the model's hidden state at t − 1, after the final norm. So an entry depends on the tokens up to its own,
 and a page of entries is part of the prefix that the model's page belongs to. Position 0 has none, and is masked.
 
@@ -54,7 +54,7 @@ class MtpModule:
     def forward(self, batch: StepBatch, arena: Arena, hidden_NC: Tensor) -> tuple[Tensor, Tensor]:
         """Write entries of decoding rows; return float32 logits [R, V], and the head's own hidden states [R, C].
 
-        A draft's own pass takes the head's hidden state in place of the model's.
+        A draft's own pass takes the head's hidden state instead of the model's.
         """
         step, x_NC = self._step(batch, arena), self._inputs(batch, hidden_NC)
         output: Output | None = None

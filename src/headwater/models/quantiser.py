@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headwater.errors import CheckpointError
 from headwater.layers.layer import Layer
-from headwater.mixers.quantised import TOGETHER, Quantised
+from headwater.mixers.quantised import INPUT_GROUP, Quantised
 from headwater.mixers.weights import Stored, values_of
 from headwater.models.quantisation.method import float8
 
@@ -25,7 +25,7 @@ BLOCK = 2**18  # elements whose intermediates fit in cache
 # Parts of a group's range that its codes may span. With few codes, a narrower range cuts the largest weights and rounds
 # all others less: 5% less squared error for Gaussian weights at 4 bits, and nothing at 8.
 RANGES = (1.0, 0.93, 0.86, 0.79)
-MAX_SEARCHED_CODE = 15  # largest code of formats whose range is searched
+MAX_SEARCHED_CODE = 15
 NORMAL, LARGEST = 2.0**-14, 65504.0  # of float16
 
 
@@ -80,7 +80,7 @@ class Form:
 def quantised(weight_NK: Tensor, bits: int) -> Quantised | None:
     """Quantise a weight in the form with the least squared error; None if no group divides its inputs.
 
-    Of forms with equal errors the smallest is taken. The result depends on the weight alone, not on threads. Raises
+    Among forms with equal errors the smallest is chosen. The result depends only on the weight, not on threads. Raises
     ValueError for weights that are not finite.
     """
     top = 2**bits - 1
@@ -101,7 +101,7 @@ def in_float8(weight_NK: Tensor) -> Quantised | None:
     Checks and benchmarks of products take it; checkpoints bring their own.
     """
     group = math.gcd(FLOAT8_GROUP, weight_NK.shape[1])
-    if group % TOGETHER:
+    if group % INPUT_GROUP:
         return None
     groups_NXg = weight_NK.float().unflatten(1, (-1, group))
     scale_NX = groups_NXg.abs().amax(-1).clamp_(min=NORMAL).div_(torch.finfo(torch.float8_e4m3fn).max)

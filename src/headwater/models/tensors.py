@@ -200,7 +200,7 @@ class PartTensors(Mapping[str, Stored]):
 
 
 def of_shape(tensor: torch.Tensor, shape: Sequence[int], what: str) -> torch.Tensor:
-    """Return a view of the wanted shape. Raises CheckpointError unless shapes differ in dimensions of size 1 alone."""
+    """Return a view of the wanted shape. Raises CheckpointError unless shapes differ only in dimensions of size 1."""
     found, wanted = list(tensor.shape), list(shape)
     if [n for n in found if n != 1] != [n for n in wanted if n != 1]:
         raise CheckpointError(f"{what} has shape {found}, the config asks for {wanted}")

@@ -29,7 +29,7 @@ from headwater.layers.mla import LatentAttention
 from headwater.memory.arena import Arena
 from headwater.mixers import attention, numerics, softmax
 from headwater.mixers.batch import StepBatch, WithAccepted
-from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
+from headwater.mixers.cpu.recurrent_kernels import GatedDeltaNetKernel
 from headwater.mixers.linear import guarded_modes
 from tests.engine.proof.test_selfcheck import spec
 
@@ -129,7 +129,7 @@ def test_a_row_that_sees_later_keys_of_its_sequence_is_named(name: str, monkeypa
 
 
 @pytest.mark.parametrize("name", ["attention", "attention, odd", "latents", "latents, odd"])
-def test_a_row_that_does_not_see_the_first_key_of_a_split_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_that_misses_the_first_key_of_a_split_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row whose own key begins a split does not see it, if it is computed with others."""
     attend, batches = attention_kernels.attend, attention.paged_batches
     assert SPLIT % attention_kernels.SPLIT == SPLIT % softmax.KEYS == 0
@@ -206,7 +206,7 @@ def test_layers_of_equal_shapes_and_other_heads_are_all_checked() -> None:
     assert set(kept_layers(layers)) == set(layers)
 
 
-def test_layers_that_differ_in_decays_alone_are_checked_once() -> None:
+def test_layers_that_differ_only_in_decays_are_checked_once() -> None:
     slower = Lightning(WIDE, 2, 16, (0.01, 0.002), rotary=Rotary(8))
     kept = kept_layers([*LAYERS.values(), slower, Mlp(WIDE, 48)])
     assert len(kept) == len(LAYERS)

@@ -14,9 +14,10 @@ pytest.importorskip("numba", reason="numba is not installed")
 from headwater.engine.proof.cpu_recurrent_check import broken_decode, broken_prefill
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.gdn import DeltaNet
-from headwater.mixers.batch import CHUNK, StepBatch
-from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.cpu.recurrent_kernels import GatedDeltaNetKernel
 from headwater.mixers.gdn import GatedDeltaNet
+from headwater.mixers.slices import CHUNK
 from headwater.mixers.weights import Weights
 
 LAYER = DeltaNet(64, 2, 4, 16, 24, 4)

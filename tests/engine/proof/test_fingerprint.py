@@ -17,7 +17,7 @@ import torch
 from headwater import machine
 from headwater.engine.proof import verdict as verdicts
 from headwater.engine.proof.fingerprint import Probe, fingerprint, probe
-from headwater.engine.tiers.fingerprints import MOST, TierFingerprints
+from headwater.engine.tiers.tier import MAX_OTHER_FINGERPRINTS, TierFingerprints
 from headwater.models.load import LoadedModel, load_model
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.memory import MemoryStore
@@ -106,7 +106,7 @@ def test_surroundings_are_components(model, component: str, monkeypatch: Patch) 
 
 
 @pytest.mark.parametrize("component", GIVEN)
-def test_what_is_computed_and_how_are_components(model, component: str) -> None:
+def test_computation_and_its_settings_are_components(model, component: str) -> None:
     own, other = of(model), of(model, **GIVEN[component])
     assert component in own.differs(other)
     assert own.digest != other.digest
@@ -140,7 +140,7 @@ def test_every_component_has_a_change(model) -> None:
     assert set(of(model).components) <= {*SURROUNDINGS, *GIVEN, "files"}
 
 
-def test_each_component_alone_changes_every_name(model) -> None:
+def test_each_single_component_changes_every_name(model) -> None:
     own = of(model)
     digests = Names(KEY, own.digest, 4).digests("", bytes(40))
     for name in own.components:
@@ -167,7 +167,7 @@ def card(patch: Patch, **more: Any) -> None:
 
 
 @pytest.mark.parametrize("change", CARDS)
-def test_the_card_and_what_computes_on_it_are_a_component(model, change: str, monkeypatch: Patch) -> None:
+def test_card_and_its_libraries_are_a_component(model, change: str, monkeypatch: Patch) -> None:
     loaded, path = model
     on_card = replace(loaded, device="cuda"), path
     card(monkeypatch)
@@ -197,7 +197,7 @@ def test_the_probe_computes_where_the_model_does(model, gpu_path, monkeypatch: P
     assert probe(load_model(path, "float32")).digest == on_cpu.digest
 
 
-def test_a_fingerprint_in_a_store_is_read_with_its_key_alone() -> None:
+def test_fingerprint_in_a_store_is_read_only_with_its_key() -> None:
     store, own, other = MemoryStore(None), Fingerprint.of({"threads": "2"}), Fingerprint.of({"threads": "1"}, "tiny")
     TierFingerprints(store, KEY, other, 4).keep()
     names = Names(KEY, other.digest, 4)
@@ -215,18 +215,19 @@ def test_a_fingerprint_in_a_store_is_read_with_its_key_alone() -> None:
 
 def test_only_a_few_other_fingerprints_are_asked_for() -> None:
     store = MemoryStore(None)
-    for number in range(2 * MOST):
+    for number in range(2 * MAX_OTHER_FINGERPRINTS):
         other = Fingerprint.of({"files": str(number)})
         TierFingerprints(store, KEY, other, 4).keep()
         for units in range(1, number + 2):
             store.put(state_name(Names(KEY, other.digest, 4).digests("", bytes(4 * units)), units), [b"state"])
     one = TierFingerprints(store, KEY, Fingerprint.of({}), 4)
     one.learn(store.usage().states)
-    most = [Names(KEY, Fingerprint.of({"files": str(n)}).digest, 4).tag for n in range(2 * MOST - 1, MOST - 1, -1)]
+    numbers = reversed(range(MAX_OTHER_FINGERPRINTS, 2 * MAX_OTHER_FINGERPRINTS))
+    most = [Names(KEY, Fingerprint.of({"files": str(n)}).digest, 4).tag for n in numbers]
     assert [names.tag for names in one.others] == most
 
 
-def test_an_own_fingerprint_that_is_not_what_was_stored_is_stored_again() -> None:
+def test_changed_own_fingerprint_is_stored_again() -> None:
     store, own = MemoryStore(None), Fingerprint.of({"threads": "2"})
     kept = TierFingerprints(store, KEY, own, 4)
     kept.keep()
@@ -237,7 +238,7 @@ def test_an_own_fingerprint_that_is_not_what_was_stored_is_stored_again() -> Non
     assert Fingerprint.read(Sealer(KEY).unseal(name, store.get(name))) == own
 
 
-def test_a_fingerprint_that_another_key_wrote_is_left_alone() -> None:
+def test_fingerprint_written_with_another_key_is_kept() -> None:
     """It cannot be told from one that is damaged; `headwater tiers verify --delete` removes both."""
     store, own = MemoryStore(None), Fingerprint.of({"threads": "2"})
     other = TierFingerprints(store, bytes(32), own, 4)

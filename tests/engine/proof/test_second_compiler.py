@@ -37,7 +37,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     return processes
 
 
-def test_it_compiles_into_an_empty_folder_and_ends_with_the_block(tmp_path: Path, monkeypatch, started) -> None:
+def test_second_process_compiles_into_an_empty_folder_and_ends_with_the_block(
+    tmp_path: Path, monkeypatch, started
+) -> None:
     from headwater.kernels import compiling
 
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
@@ -64,7 +66,7 @@ def test_on_a_gpu_there_is_none(monkeypatch, started) -> None:
 
 
 @pytest.mark.parametrize("program", ["/no/such/python", "/bin/false"])
-def test_a_start_goes_on_without_it(monkeypatch, program) -> None:
+def test_start_continues_without_the_second_process(monkeypatch, program) -> None:
     monkeypatch.setattr(second_compiler, "_is_first_start", lambda: True)
     monkeypatch.setattr(sys, "executable", program)
     reached = False
@@ -73,7 +75,7 @@ def test_a_start_goes_on_without_it(monkeypatch, program) -> None:
     assert reached
 
 
-def test_it_stops_when_the_process_that_asked_for_it_is_gone(monkeypatch) -> None:
+def test_second_process_stops_when_its_parent_ends(monkeypatch) -> None:
     done: list[object] = []
 
     def checks(spec):

@@ -151,7 +151,7 @@ def test_rows_that_are_looked_up_wrongly_are_named(monkeypatch: pytest.MonkeyPat
     assert check.broken_by.endswith(", rows looked up")
 
 
-def test_where_tiles_fail_too_the_product_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_product_that_also_fails_in_tiles_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     break_rows(monkeypatch, ("compiled", "tiled"))
     check = self_check(spec())
     assert not check.deterministic

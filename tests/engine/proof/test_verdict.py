@@ -107,7 +107,7 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch, Path], Any]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_kernels_depend_on_is_in_the_key(
+def test_key_has_everything_that_kernels_depend_on(
     folder: Path, checks: list[str], what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     verdict(spec())
@@ -211,7 +211,7 @@ def test_without_a_folder_of_its_own_each_start_proves_and_serves(
         b'{"key": {}, "mode": "compiled", "proven": "2026-01-01T00:00:00+00:00"}',
     ],
 )
-def test_a_broken_file_is_no_verdict_and_is_replaced(folder: Path, checks: list[str], content: bytes) -> None:
+def test_broken_verdict_file_is_ignored_and_replaced(folder: Path, checks: list[str], content: bytes) -> None:
     verdict(spec())
     (file,) = files(folder)
     whole = file.read_bytes()

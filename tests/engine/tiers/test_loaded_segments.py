@@ -120,7 +120,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(make: Make, store, first
     assert again.same_bits(first)
 
 
-def test_what_is_stored_of_a_segment_depends_on_nothing_that_its_pages_held_before(make: Make) -> None:
+def test_stored_segment_does_not_depend_on_earlier_content_of_its_pages(make: Make) -> None:
     """Its last page of KV is not full: the rest may be of another tenant, and must not get into a store."""
     contents = []
     for before in (0x00, 0xFF):
@@ -181,7 +181,7 @@ def test_segments_are_loaded_only_if_that_beats_building(make: Make, store, firs
     assert again.same_bits(first)
 
 
-def test_what_is_read_at_once_is_compared_with_what_is_built_at_once(make: Make, store, first) -> None:
+def test_concurrent_loads_are_compared_with_concurrent_builds(make: Make, store, first) -> None:
     """Each takes a little less time to read than to build: the last one waits for the others either way."""
     with server(make, [store]) as rig:
         tiers = rig.engine.scheduler.tiers
@@ -324,7 +324,7 @@ def test_a_document_that_stands_twice_in_a_prompt_is_built_once(make: Make, tier
         assert built(rig) == len(document) - 8
 
 
-def test_a_segment_that_nobody_waits_for_any_more_is_forgotten(make: Make, store, first) -> None:
+def test_segment_without_a_waiting_request_is_forgotten(make: Make, store, first) -> None:
     """One tier has answered that it has it, the other never answers, and the request was cancelled."""
     hung = SegmentsAlone()
     hung.waits["has"] = threading.Event()

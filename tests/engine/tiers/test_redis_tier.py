@@ -13,8 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headwater.account import TierOutcome
-from headwater.engine.tiers.fingerprints import TierFingerprints
-from headwater.engine.tiers.tier import Tier
+from headwater.engine.tiers.tier import Tier, TierFingerprints
 from headwater.schedule.sequence import key_of
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import state_name
@@ -162,7 +161,7 @@ def test_a_manifest_of_anybody_is_a_corrupt_part(tmp_path, caplog) -> None:
         (b"other", b"7 1.0 "),
     ],
 )
-def test_an_entry_of_anybody_costs_itself_alone(tmp_path, name, entry) -> None:
+def test_foreign_entry_loses_only_itself(tmp_path, name, entry) -> None:
     """A full store evicts, and stores what is new, whatever stands among its entries."""
     with redis_server(tmp_path) as redis:
         store = RedisStore(redis.url, 1000)
@@ -183,7 +182,7 @@ def of_a_list(store: RedisStore, key: str) -> None:
     store._client.rpush(key, "a")
 
 
-def test_a_manifest_or_piece_of_another_type_costs_its_part_alone(tmp_path) -> None:
+def test_manifest_or_piece_of_another_type_loses_only_its_part(tmp_path) -> None:
     with redis_server(tmp_path) as redis:
         store = RedisStore(redis.url, None)
         tier = Tier(0, store, TierFingerprints(store, KEY, Fingerprint.of({}), 4), Sealer(KEY))
@@ -215,7 +214,7 @@ def test_a_shared_key_of_another_type_is_deleted_and_costs_one_call(tmp_path, ca
 
 
 @pytest.mark.parametrize(("key", "spoil"), [("bytes", "SET"), ("states", "HSET")])
-def test_figures_that_are_no_numbers_are_deleted_and_cost_one_call(tmp_path, caplog, key, spoil) -> None:
+def test_figures_that_are_not_numbers_are_deleted_in_one_call(tmp_path, caplog, key, spoil) -> None:
     with redis_server(tmp_path) as redis:
         store = RedisStore(redis.url, 10**6)
         store.put("sabc", [b"content"])
@@ -227,7 +226,7 @@ def test_figures_that_are_no_numbers_are_deleted_and_cost_one_call(tmp_path, cap
         assert store.usage().parts == 2
 
 
-def test_a_tag_that_is_no_text_is_deleted_and_costs_one_call(tmp_path, caplog) -> None:
+def test_tag_that_is_not_text_is_deleted_in_one_call(tmp_path, caplog) -> None:
     with redis_server(tmp_path) as redis:
         store = RedisStore(redis.url, 10**6)
         store._client.hset("headwater:states", b"\xff\xfe", "1")
@@ -246,7 +245,7 @@ def test_a_lock_that_never_ends_holds_up_no_eviction(tmp_path) -> None:
         assert store.has(["sabc", "sdef"]) == [False, True]
 
 
-def test_a_server_that_does_not_answer_is_not_asked_what_is_wrong(tmp_path, monkeypatch) -> None:
+def test_silent_server_gets_no_second_call_for_the_reason(tmp_path, monkeypatch) -> None:
     with redis_server(tmp_path) as redis:
         store = RedisStore(redis.url, None)
         store.put("sabc", [b"content"])

@@ -110,7 +110,7 @@ def test_damaged_entries_cost_drafts_and_no_hit(make, monkeypatch, at) -> None: 
     assert again.same_bits(first)
 
 
-def test_what_is_computed_after_a_loaded_prefix_is_stored_with_its_entries(make, monkeypatch) -> None:  # noqa: F811
+def test_tokens_after_a_loaded_prefix_are_stored_with_their_entries(make, monkeypatch) -> None:  # noqa: F811
     """A longer prompt is loaded in part and computed in part: a third server has the same drafts for it."""
     made, store, longer = make("qwen3_5"), MemoryStore(None), [*PROMPT, *words(900, "more")]
     with drafting(made, store) as rig:

@@ -161,7 +161,7 @@ def test_a_store_that_does_not_give_parts_delays_no_other(make) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "outcome"), [(1e-3, TierOutcome.SLOW), (1.0, TierOutcome.LOADED)])
-def test_a_load_that_is_late_is_waited_for_while_computing_takes_four_times_as_long(make, seconds, outcome) -> None:
+def test_late_load_is_awaited_while_computing_takes_four_times_as_long(make, seconds, outcome) -> None:
     store, prompt = holding(make, words(PROMPT, "late"))
     store.waits["get"] = threading.Event()
     with server(make, [store]) as rig:
@@ -177,7 +177,7 @@ def test_a_load_that_is_late_is_waited_for_while_computing_takes_four_times_as_l
 
 @pytest.mark.parametrize("call", ["has", "get", "put", "close"])
 def test_a_store_that_never_answers_does_not_keep_the_end_waiting(make, monkeypatch, caplog, call) -> None:
-    monkeypatch.setattr("headwater.engine.tiers.io.ENDING", 0.5)
+    monkeypatch.setattr("headwater.engine.tiers.io.CLOSE_SECONDS", 0.5)
     store, prompt = holding(make, words(PROMPT, "hung"))
     store.waits[call] = threading.Event()
     rig = make(AMPLE + 12 * make.checkpoint_pages)
@@ -234,7 +234,7 @@ def test_requests_that_wait_for_a_free_load_are_not_held_for_ever(make) -> None:
     assert [answer.tokens for answer in answers] == [first.tokens for first in firsts]
 
 
-def test_what_memory_lost_while_a_request_waited_is_looked_up_then(make) -> None:
+def test_prefix_evicted_while_a_request_waits_is_looked_up(make) -> None:
     store, prompt = holding(make, words(PROMPT, "lost"))
     with server(make, [store], max_running=1) as rig:
         rig.ask(prompt)
@@ -298,7 +298,7 @@ def test_a_state_is_loaded_only_if_that_beats_computing(make, seconds, outcome) 
         assert rig.ask(prompt).account.tier_outcome == outcome
 
 
-def test_what_is_being_loaded_is_followed_not_loaded_twice(make) -> None:
+def test_load_in_progress_is_awaited_and_not_repeated(make) -> None:
     store, prompt = holding(make, words(PROMPT, "followed"))
     store.waits["get"] = threading.Event()
     with server(make, [store]) as rig:
@@ -329,7 +329,7 @@ def test_a_request_that_waits_for_a_slot_is_loaded_meanwhile(make) -> None:
     assert queued.account.tier_outcome == TierOutcome.LOADED
 
 
-def test_a_load_for_a_request_that_waits_costs_no_running_one_its_pages(make) -> None:
+def test_load_for_a_waiting_request_leaves_running_ones_their_pages(make) -> None:
     """The running request needs the pages that are reserved for the load: the load is given up."""
     store, prompt = holding(make, words(PROMPT, "queued"))
     store.waits["get"] = threading.Event()
@@ -379,7 +379,7 @@ def test_colliding_names_are_a_miss(make, monkeypatch) -> None:
     assert alike(make, prompts, [first, second])
 
 
-def test_a_wrong_part_that_cannot_be_deleted_costs_itself_alone(make, monkeypatch) -> None:
+def test_wrong_part_that_cannot_be_deleted_loses_only_itself(make, monkeypatch) -> None:
     store, prompts = Broken(), [words(PROMPT, i) for i in range(2)]
     with server(make, [store]) as rig:
         first = [rig.ask(prompt) for prompt in prompts]
@@ -414,7 +414,7 @@ def test_copies_give_way_to_requests_that_need_their_pages(make) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_a_disk_that_cannot_be_written_serves_what_it_has(make, tmp_path, monkeypatch, error) -> None:
+def test_read_only_disk_still_serves_its_parts(make, tmp_path, monkeypatch, error) -> None:
     prompt = words(PROMPT, "disk")
     with server(make, disk(tmp_path)) as rig:
         rig.ask(prompt)
@@ -450,7 +450,7 @@ while True:
 
 
 @pytest.mark.parametrize("times", [8, pytest.param(200, marks=pytest.mark.full)])
-def test_a_process_killed_while_it_stores_leaves_whole_parts_alone(tmp_path, times) -> None:
+def test_process_killed_while_storing_leaves_only_whole_parts(tmp_path, times) -> None:
     names = Names(KEY, "fingerprint", 4)
     from tests.contract.test_stores import key_of as made_key
 

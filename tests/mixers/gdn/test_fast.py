@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.batch import CHUNK
 from headwater.mixers.gdn import decode_step, delta_rule, prepare
+from headwater.mixers.slices import CHUNK
 
 CHUNKS, KEY_HEADS, HEADS, WIDTH = 3, 2, 4, 32
 LENGTH = CHUNKS * CHUNK
@@ -81,7 +81,7 @@ def test_extreme_gates_and_keys_stay_within_1e_5_of_float64(run, extreme: str) -
         assert (got - wanted).abs().max() <= max(1e-5 * wanted.abs().max(), FLUSHED)
 
 
-def test_padding_with_no_decay_and_no_writing_leaves_the_state_bit_for_bit() -> None:
+def test_padding_without_decay_and_writing_keeps_the_states_bits() -> None:
     qk_T2GK, v_THV, _, _ = inputs()
     idle_TH = torch.zeros(LENGTH, HEADS)
     state_HKV = torch.randn(HEADS, WIDTH, WIDTH)

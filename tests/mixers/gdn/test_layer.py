@@ -12,9 +12,10 @@ from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextCon
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from headwater.layers.gdn import DeltaNet
-from headwater.mixers.batch import Slice, StepBatch, blocks
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.recurrent import LayerState
+from headwater.mixers.slices import Slice, blocks
 from headwater.mixers.weights import Weights
 
 WIDTH, EPS = 48, 1e-6

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.batch import CHUNK
 from headwater.mixers.gla import decayed_by_channel, decode_step, prepare
+from headwater.mixers.slices import CHUNK
 
 CHUNKS, HEADS, KEYS, VALUES = 3, 3, 16, 40
 LENGTH = CHUNKS * CHUNK
@@ -69,7 +69,7 @@ def test_extreme_decays_by_channel_stay_within_1e_5_of_float64(run, extreme: str
         assert (fast - wanted).abs().max() <= max(1e-5 * wanted.abs().max(), FLUSHED)
 
 
-def test_padding_with_no_decay_and_no_keys_leaves_the_state_bit_for_bit() -> None:
+def test_padding_without_decay_and_keys_keeps_the_states_bits() -> None:
     qk_T2HK, v_THV, g_THK = inputs(gate=0.0)
     state_HKV = torch.randn(HEADS, KEYS, VALUES)
     _, after_HKV = chunked((torch.zeros_like(qk_T2HK), v_THV, g_THK), state_HKV)
@@ -86,7 +86,7 @@ def test_chunks_prepared_together_or_apart_have_the_same_bits() -> None:
             assert torch.equal(heads, getattr(apart, name)), name
 
 
-def test_a_sequence_decodes_to_the_same_bits_alone_and_among_others() -> None:
+def test_sequence_decodes_to_the_same_bits_by_itself_and_among_others() -> None:
     n, heads, keys, values = 16, 3, 128, 200
     generator = torch.Generator().manual_seed(2)
     qk_B2HK = torch.randn(n, 2, heads, keys, generator=generator)

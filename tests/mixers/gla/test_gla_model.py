@@ -105,7 +105,7 @@ def test_slices_and_company_change_no_bit(model: HybridModel) -> None:
     assert torch.equal(torch.cat(rows), whole_TV)
 
 
-def test_what_came_long_before_matters(model: HybridModel) -> None:
+def test_distant_tokens_change_logits(model: HybridModel) -> None:
     tokens = random.Random(2).choices(range(VOCAB), k=1000)
     bench = Bench(model)
     last, other = (
@@ -114,7 +114,7 @@ def test_what_came_long_before_matters(model: HybridModel) -> None:
     assert (last - other).abs().max() > 1e-4
 
 
-def test_what_is_kept_of_a_draft_is_what_is_counted(model: HybridModel) -> None:
+def test_bytes_kept_of_a_draft_equal_the_counted_ones(model: HybridModel) -> None:
     bench = Bench(model)
     seq = bench.sequence(20)
     bench.step([(seq, list(range(10)))])

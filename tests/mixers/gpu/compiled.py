@@ -22,9 +22,9 @@ from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
 from headwater.mixers import gpu
-from headwater.mixers.activations import RMSNorm, gated_rms_norm_into
+from headwater.mixers.activations import RMSNorm, StreamNorm, gated_rms_norm_into
 from headwater.mixers.gpu.attention import write
-from headwater.mixers.gpu.norm import StreamNormOnGpu, place
+from headwater.mixers.gpu.norm import place
 from headwater.mixers.gpu.pointwise import delta_gates, open_
 from headwater.mixers.gpu.product import ProductOnGpu
 from headwater.mixers.gpu.sampling import Draw, choose
@@ -86,7 +86,7 @@ def main() -> None:
         list(kernel_check.broken_attention(shape, random, "cpu"))
     list(kernel_check.broken_latent_attention(LATENT, random, "cpu"))
     list(kernel_check.broken_experts(EXPERTS, random, "cpu"))
-    norm = StreamNormOnGpu(RMSNorm(random(1024), 1e-6), torch.bfloat16)
+    norm = StreamNorm(RMSNorm(random(1024), 1e-6), torch.bfloat16)
     norm.after(random(7, 1024), random(7, 1024), 1.0)
     gated_rms_norm_into(random(7, 4, 128), random(7, 4, 128).float(), random(7, 4, 128), random(128).float(), 1e-6)
     place(random(7, 4, 256), RMSNorm(random(256), 1e-6), random(7, 2, 32).float(), False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from headwater.layers.kda import DeltaAttention
-from headwater.mixers.batch import Slice
 from headwater.mixers.gpu import ALIGNED, dense
 from headwater.mixers.gpu import norm as norms
-from headwater.mixers.gpu.kda import TOGETHER, KimiDeltaAttentionKernels
+from headwater.mixers.gpu.kda import CHUNK_BATCH, KimiDeltaAttentionKernels
 from headwater.mixers.gpu.ragged import Ragged
 from headwater.mixers.kda import KimiDeltaAttention
+from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 
 WIDTH = 32
@@ -50,8 +50,8 @@ def test_chunks_are_prepared_in_batches_of_one_size(monkeypatch) -> None:
     mixer = KimiDeltaAttention(shape, Weights({name: torch.zeros(size) for name, size in shape.tensors().items()}))
     prepare, batches = mixer.prepare, []
     monkeypatch.setattr(mixer, "prepare", lambda mixed, gates: (batches.append(len(mixed)), prepare(mixed, gates))[1])
-    for tokens in (3, 64, 64 * TOGETHER + 1):
+    for tokens in (3, 64, 64 * CHUNK_BATCH + 1):
         ragged = Ragged.of([Slice(0, tokens, 0, 0, torch.empty(0, dtype=torch.int64), 0)], "cpu")
         rows = torch.zeros(tokens, 3 * shape.width), torch.zeros(tokens, shape.width + shape.heads)
         KimiDeltaAttentionKernels(mixer).prefill(*rows, torch.zeros(1, 2, 16, 16), ragged)
-    assert batches == [TOGETHER] * 4
+    assert batches == [CHUNK_BATCH] * 4

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.gpu import attention as gpu
 from headwater.mixers.gpu.attention import PagedStep
+from headwater.mixers.slices import Slice
 
 PAGES, PAGE = 40, 64
 NONE = torch.empty(0, dtype=torch.int64)
@@ -51,7 +52,7 @@ def batch_of(slices: list[Slice], tables: list[torch.Tensor], lengths: list[int]
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 32), (5, 1, 24)])
-def test_prefill_is_plain_attention_whatever_the_cut_and_company(heads: int, kv_heads: int, width: int) -> None:
+def test_prefill_equals_plain_attention_for_any_cut_and_other_slices(heads: int, kv_heads: int, width: int) -> None:
     q, k, v = random(200, heads, width), random(200, kv_heads, width, seed=1), random(200, kv_heads, width, seed=2)
     memory = Memory(kv_heads, width)
     table = memory.filled(k, v)
@@ -70,7 +71,7 @@ def test_prefill_is_plain_attention_whatever_the_cut_and_company(heads: int, kv_
         assert torch.equal(torch.cat((first, rest[90:])), whole)
 
 
-def test_decode_is_plain_attention_whatever_the_company(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_equals_plain_attention_among_any_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "SPLIT", 128)
     heads, kv_heads, width, scale = 6, 2, 16, 0.3
     memory, lengths = Memory(kv_heads, width), [1, 64, 300, 129]

@@ -13,9 +13,7 @@ PREFILLED, DECODED = 3, 4
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_decoding_rows_go_through_their_experts_whatever_the_company(
-    form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_rows_get_their_experts_among_any_rows(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x_NC = torch.randn(PREFILLED + DECODED, WIDTH, generator=torch.Generator().manual_seed(1))
     wanted_NC = module(FORMS[form]).forward(x_NC, PREFILLED)
     mixture, ran = module(FORMS[form], kind=ExpertsOnGpu), []

@@ -12,7 +12,7 @@ from tests.mixers.gpu.test_gpu_attention import PAGE, PAGES, batch_of, random
 
 
 @pytest.mark.parametrize(("heads", "latent", "place"), [(4, 32, 8), (19, 24, 20), (1, 16, 0)])
-def test_decode_among_latents_is_plain_attention_whatever_the_company(
+def test_decode_over_latents_equals_plain_attention_among_any_sequences(
     heads: int, latent: int, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paged_attention, "SPLIT", 128)

@@ -42,7 +42,7 @@ def noted(kernel: Callable[..., torch.Tensor], ran: list[str]) -> Callable[..., 
         ("kimi_linear", 2, 1),
     ],  # attention and delta rule
 )
-def test_a_model_computes_what_it_does_on_the_cpu(
+def test_model_gives_the_logits_of_the_cpu(
     name: str,
     prefills: int,
     decodes: int,
@@ -75,7 +75,7 @@ def test_a_model_computes_what_it_does_on_the_cpu(
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_window_odd_heads", "kimi_linear"])
-def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(
+def test_several_tokens_of_a_sequence_in_one_step_equal_them_in_turn(
     name: str, gpu_path: Callable[[bool], None], checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside another sequence's; the state after them, pages or rings are read by the next token."""

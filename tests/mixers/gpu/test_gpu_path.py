@@ -16,7 +16,7 @@ from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
-from headwater.mixers.batch import STATE, Slice, StepBatch
+from headwater.mixers.batch import STATE, StepBatch
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.gla import GatedLinearAttentionMixer
 from headwater.mixers.gpu.recurrent import KERNELS, RecurrentOnGpu
@@ -25,6 +25,7 @@ from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.recurrent import LayerState, RecurrentMixer, SegmentState
+from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 
 WIDTH, ROWS = 32, 12
@@ -181,7 +182,7 @@ def same_known_tokens(case: Case, run: Callable[..., torch.Tensor]) -> bool:
     )
 
 
-def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(
+def test_layers_of_several_tokens_in_one_step_equal_them_in_turn(
     case: Case, run: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert same_known_tokens(case, run)
@@ -214,7 +215,7 @@ def test_a_transition_is_that_of_the_cpu_and_changes_no_bit(
 
 
 @ODD_IN_FULL
-def test_composed_slices_are_those_of_the_cpu_and_change_no_bit_of_others(
+def test_composed_slices_equal_the_cpus_and_change_no_other_bits(
     case: Case, layer: RecurrentMixer, run: Callable[..., torch.Tensor]
 ) -> None:
     x_LD, y_LD, outs, states = tokens(150), tokens(70, 2), [], []

@@ -11,8 +11,8 @@ import torch
 
 pytest.importorskip("triton", reason="no Triton here: it comes with the test extra")
 
-from headwater.engine.sampler import Choice, Sampling, StepLogits, logprobs_of
-from headwater.engine.sampler_on_gpu import LogitsOnGpu
+from headwater.engine.sampler import Choice, Sampling, logprobs_of
+from headwater.engine.step_logits import LogitsOnGpu, StepLogits
 from headwater.errors import InvalidLogits
 from headwater.mixers.gpu import sampling
 from headwater.mixers.gpu.sampling import Draw, choose
@@ -66,7 +66,7 @@ def test_tokens_are_those_of_the_rules(size: int, equals: bool) -> None:
         assert [choose(x_RV, [draw])[1][0] for draw in draws[:1]] == token_R[:1]
 
 
-def test_equal_logits_at_the_threshold_are_taken_in_the_order_of_tokens() -> None:
+def test_equal_logits_at_the_threshold_are_chosen_in_order_of_tokens() -> None:
     x_RV = torch.zeros(1, 700)
     x_RV[0, 5] = 1.0
     tokens = {choose(x_RV, [Draw(0, 1.0, top_k=4, uniform=u / 50)])[1][0] for u in range(50)}
@@ -88,7 +88,7 @@ def test_the_largest_is_nan_if_any_is_and_infinite_rows_choose_nothing() -> None
     assert largest_R[1:] == [np.inf, -np.inf]
 
 
-def test_a_step_chooses_on_the_device_and_copies_what_is_adjusted_or_scored(gpu_path: Callable[[bool], None]) -> None:
+def test_step_chooses_on_the_device_and_copies_only_adjusted_or_scored_rows(gpu_path: Callable[[bool], None]) -> None:
     gpu_path(True)
     x_RV = logits(np.random.default_rng(0), 5, 600, 3, False)
     x_RV[4, 0] = torch.nan

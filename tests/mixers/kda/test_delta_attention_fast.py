@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.batch import CHUNK
 from headwater.mixers.gdn import decode_step, delta_rule
 from headwater.mixers.kda import prepare
+from headwater.mixers.slices import CHUNK
 
 CHUNKS, HEADS, WIDTH = 3, 3, 32
 LENGTH = CHUNKS * CHUNK
@@ -80,7 +80,7 @@ def test_extreme_gates_and_keys_by_channel_stay_within_1e_5_of_float64(run, extr
         assert (fast - wanted).abs().max() <= max(1e-5 * wanted.abs().max(), FLUSHED)
 
 
-def test_padding_with_no_decay_and_no_writing_leaves_the_state_bit_for_bit() -> None:
+def test_padding_without_decay_and_writing_keeps_the_states_bits() -> None:
     qk_T2HK, v_THV, g_THK, beta_TH = inputs()
     state_HKV = torch.randn(HEADS, WIDTH, WIDTH)
     _, after_HKV = chunked((qk_T2HK, v_THV, torch.zeros_like(g_THK), torch.zeros_like(beta_TH)), state_HKV)
@@ -97,7 +97,7 @@ def test_chunks_prepared_together_or_apart_have_the_same_bits() -> None:
             assert torch.equal(heads, getattr(apart, name)), name
 
 
-def test_the_transition_is_what_happens_to_a_state_without_values() -> None:
+def test_transition_equals_the_update_of_a_state_without_values() -> None:
     qk_T2HK, v_THV, g_THK, beta_TH = inputs()
     state_HKV = torch.randn(HEADS, WIDTH, WIDTH)
     nothing = (qk_T2HK, torch.zeros_like(v_THV), g_THK * 0.01, beta_TH)
@@ -110,7 +110,7 @@ def test_the_transition_is_what_happens_to_a_state_without_values() -> None:
     assert (moved_HKV - wanted_HKV).abs().max() < 1e-5 * wanted_HKV.abs().max()
 
 
-def test_a_sequence_decodes_to_the_same_bits_alone_and_among_others() -> None:
+def test_sequence_decodes_to_the_same_bits_by_itself_and_among_others() -> None:
     n, heads, width = 16, 5, 128
     generator = torch.Generator().manual_seed(2)
     qkv_B3HK = torch.randn(n, 3, heads, width, generator=generator)

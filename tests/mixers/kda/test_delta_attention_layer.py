@@ -13,9 +13,10 @@ from transformers.models.kimi_linear.configuration_kimi_linear import KimiLinear
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 
 from headwater.layers.kda import DeltaAttention
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.kda import KimiDeltaAttention
 from headwater.mixers.recurrent import LayerState
+from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 
 WIDTH = 48
@@ -90,7 +91,7 @@ def test_prefill_and_decode_agree_with_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_bfloat16_is_within_a_hundredth_of_float32_and_keeps_its_states_in_float32(name: str) -> None:
+def test_bfloat16_is_within_a_hundredth_and_has_float32_states(name: str) -> None:
     oracle, shape, tensors = pair(name)
     for parameter in oracle.parameters():
         parameter.data = parameter.data.bfloat16().float()
@@ -106,7 +107,7 @@ def test_bfloat16_is_within_a_hundredth_of_float32_and_keeps_its_states_in_float
     assert (out_LD - wanted_LD).norm() < 0.01 * wanted_LD.norm()
 
 
-def test_a_bound_on_decays_changes_what_is_computed() -> None:
+def test_bound_on_decays_changes_the_output() -> None:
     _, shape, tensors = pair("ling, bounded")
     x_LD = torch.randn(70, WIDTH)
     prefill = StepBatch(NONE, NONE, (Slice(0, 70, 0, 0, NONE, 0),), NONE, (), NONE)

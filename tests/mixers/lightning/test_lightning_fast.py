@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from headwater.layers.lightning import alibi_slopes, geometric_slopes
-from headwater.mixers.batch import CHUNK
 from headwater.mixers.lightning import Decays, decode_step, fixed_decay, prepare
+from headwater.mixers.slices import CHUNK
 
 HEADS, WIDTH, LENGTH, SCALE = 4, 24, 170, 24**-0.5
 EXTREMES = {

@@ -9,10 +9,11 @@ from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttenti
 
 from headwater.layers.attention import Rotary
 from headwater.layers.lightning import Lightning, alibi_slopes
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.recurrent import LayerState
 from headwater.mixers.rotary import rotary_table, rotate_into
+from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 
 WIDTH, LAYERS, INDEX = 48, 6, 2

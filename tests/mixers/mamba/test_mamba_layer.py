@@ -8,9 +8,10 @@ from transformers.models.jamba.configuration_jamba import JambaConfig
 from transformers.models.jamba.modeling_jamba import JambaMambaMixer
 
 from headwater.layers.mamba import Mamba
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.recurrent import LayerState
+from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 
 NONE = torch.empty(0, dtype=torch.int64)

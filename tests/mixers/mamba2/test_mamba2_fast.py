@@ -7,8 +7,8 @@ from dataclasses import fields
 import pytest
 import torch
 
-from headwater.mixers.batch import CHUNK
 from headwater.mixers.mamba2 import Chunks, Inputs, decode_step, prepare, state_space
+from headwater.mixers.slices import CHUNK
 
 CHUNKS, HEADS, GROUPS, WIDTH, STATE = 3, 6, 2, 16, 24
 LENGTH = CHUNKS * CHUNK

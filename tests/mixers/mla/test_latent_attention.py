@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from headwater.layers.attention import Rotary
 from headwater.layers.mla import LatentAttention
 from headwater.memory.arena import Arena
-from headwater.mixers.batch import Slice
 from headwater.mixers.mla import TILE, LatentAttentionMixer
+from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 from headwater.spec import Architecture, Block, ModelSpec, Part
 from tests.mixers.attention_rig import AttentionRig

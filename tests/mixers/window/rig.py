@@ -6,7 +6,8 @@ import torch
 
 from headwater.layers.attention import Rotary, WindowAttention
 from headwater.memory.slots import StateMemory
-from headwater.mixers.batch import STATE, Slice, StepBatch
+from headwater.mixers.batch import STATE, StepBatch
+from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer
 from headwater.state_layout import StateLayout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.batch import Slice
+from headwater.mixers.slices import Slice
 from tests.mixers.window.rig import LENGTH, NONE, Rig, shape_of
 
 WINDOWS = (1, 20, 65, 100, 600, 1000)
@@ -47,7 +47,7 @@ def test_the_end_of_a_slice_changes_no_bit(window: int) -> None:
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_states_saved_on_the_way_are_those_of_a_run_that_ended_there(window: int) -> None:
+def test_saved_window_states_equal_those_of_a_run_ending_there(window: int) -> None:
     rig = Rig(shape_of(window))
     saves = tuple((position, 6 + i) for i, position in enumerate(range(64, LENGTH, 64)))
     rig.prefill(3, (128, 448), saves=saves)

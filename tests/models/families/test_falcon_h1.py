@@ -42,7 +42,7 @@ HALF_B = {
 }
 
 
-def test_the_smallest_model_is_as_large_as_it_is_said_to_be() -> None:
+def test_smallest_model_has_its_published_size() -> None:
     assert sum(read_config(HALF_B, "bfloat16").parameters_by_kind().values()) == pytest.approx(0.521e9, rel=0.005)
 
 
@@ -68,7 +68,7 @@ def test_every_multiplier_has_its_place() -> None:
         ({"num_key_value_heads": 3}, "3 KV heads of 8 heads"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_numbers(keys: dict[str, Any], error: str) -> None:
+def test_falcon_sizes_that_do_not_match_are_refused_with_both_numbers(keys: dict[str, Any], error: str) -> None:
     with pytest.raises(CheckpointError) as refused:
         read_config(HALF_B | keys, "bfloat16")
     assert error in str(refused.value)

@@ -45,7 +45,7 @@ def read(keys: dict[str, Any], **more: Any) -> ModelSpec:
 
 
 @pytest.mark.parametrize(("config", "billions"), [(H_8B, 8.1), (NANO_30B, 31.6)])
-def test_models_are_as_large_as_they_are_said_to_be(config: dict[str, Any], billions: float) -> None:
+def test_models_have_their_published_sizes(config: dict[str, Any], billions: float) -> None:
     spec = read(config)
     assert sum(spec.parameters_by_kind().values()) == pytest.approx(billions * 1e9, rel=0.005)
     assert [layer.kind for layer in spec.layers] == [KINDS[sign] for sign in config["hybrid_override_pattern"]]
@@ -73,7 +73,7 @@ def test_a_list_of_names_is_as_good_as_a_pattern(key: str, names: tuple[str, str
         ({"time_step_limit": [1.0, 0.5]}, "key 'time_step_limit' is [1.0, 0.5]"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_numbers(keys: dict[str, Any], error: str) -> None:
+def test_nemotron_sizes_that_do_not_match_are_refused_with_both_numbers(keys: dict[str, Any], error: str) -> None:
     with pytest.raises(CheckpointError) as refused:
         read(NANO_30B, **keys)
     assert error in str(refused.value)

@@ -1,8 +1,8 @@
-"""Start-up self-check of steps with several rows of one sequence: tokens that are known, and drafts.
+"""Start-up self-check of steps with several rows of one sequence: known tokens, and drafts.
 
 Each layer that keeps something of a sequence is built in a narrow model, at its own heads and widths, and computes what
-a step of the server asks of it. A sequence with as many rows as drafts may give it, across the end of a page, of a
-ring or of a split of keys, stands beside two others. Its rows must have the bits of steps of their own and leave what
+a step of the server asks of it. A sequence with as many rows as drafts may give it, across the end of a page, of a ring
+or of a split of keys, is computed with two others. Its rows must have the bits of steps of their own and leave what
 those leave, with none of its drafts accepted, half of them, or all.
 
 B rows of a step, C model width.
@@ -44,7 +44,7 @@ Counts = tuple[int, ...]  # of each sequence
 
 
 def kept_layers(layers: Iterable[Layer]) -> list[Layer]:
-    """Return the layers that keep states, or keys and values, one of those that differ in fixed decays alone."""
+    """Return the layers that keep states, or keys and values, one of those that differ only in fixed decays."""
     kept = (layer for layer in sorted(layers, key=repr) if layer.states or layer.kv_widths)
     return [*{replace(layer, slopes=()) if isinstance(layer, Lightning) else layer: layer for layer in kept}.values()]
 

@@ -1,7 +1,7 @@
-"""Self-check of attention kernels: whether a decoding row has the same bits in any company, on any number of threads.
+"""Self-check of attention kernels: a decoding row has the same bits with any other rows, on any number of threads.
 
-It runs a layer's kernels at its shape, over pages with random content, which hold NaN where rows write their own keys
-and values: a key that is not written, or too late, shows. Some channels have denormal results.
+It runs a layer's kernels at its shape, over pages with random content, and NaN where rows write their own keys and
+values, so that a missing or late write is found. Some channels have denormal results.
 """
 
 from __future__ import annotations

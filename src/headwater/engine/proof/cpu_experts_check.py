@@ -1,4 +1,4 @@
-"""The start-up self-check of experts' kernels: a row has the same bits alone, beside others, and on any threads.
+"""Start-up self-check of experts' kernels: a row has the same bits by itself, among others, and on any threads.
 
 It runs a layer of few and narrow experts, in the model's dtype, with weights in that, in bfloat16 and in the format of
 8 bits and fewer that the model's weights have.
@@ -15,13 +15,13 @@ from torch import Tensor
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.feed_forward import Experts
 from headwater.mixers.cpu.experts import ExpertsOnCpu
-from headwater.mixers.linear import Weight, rows
 from headwater.mixers.numerics import TINY, same_bits
+from headwater.mixers.products import Weight, rows
 from headwater.mixers.weights import Stored, Weights
 
 ROWS = (1, 2, 3, 7, 33)
 NARROW = 64  # width and intermediate size
-MOST = 16  # experts of a group
+MAX_GROUP_EXPERTS = 16
 
 Random = Callable[..., Tensor]
 Pack = Callable[[Tensor], Weight | None]  # None if the format does not take the weight's inputs
@@ -76,7 +76,7 @@ def _packed(weight_ENK: Tensor, pack: Pack) -> Stored:
 
 def narrowed(layer: Experts) -> Experts:
     """Return experts with the layer's router and activations, but few of them."""
-    each = min(MOST, layer.experts // layer.groups)
+    each = min(MAX_GROUP_EXPERTS, layer.experts // layer.groups)
     per_token = min(layer.per_token, each * layer.groups_per_token)
     shared, latent = min(layer.shared, NARROW), min(layer.latent, NARROW)
     return replace(

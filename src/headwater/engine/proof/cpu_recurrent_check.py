@@ -1,4 +1,4 @@
-"""The start-up self-check of recurrent kernels: a sequence has the same bits alone, beside others, and on any threads.
+"""Start-up self-check of recurrent kernels: a sequence has the same bits by itself, among others, on any threads.
 
 It runs the kernels of a layer at its heads and widths, in the model's dtype; products have a check of their own. A
 prompt must have the same bits if it is computed in two steps, too, and a sequence's next tokens in one step or in turn.
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.layer import Layer
-from headwater.mixers.batch import CHUNK, STATE, Slice, StepBatch
-from headwater.mixers.cpu.memory import Memory
+from headwater.mixers.batch import STATE, StepBatch
 from headwater.mixers.cpu.recurrent import PrefillKernel, RecurrentOnCpu, on_cpu
+from headwater.mixers.cpu.recurrent_kernels import Memory
 from headwater.mixers.drafts import Kept
 from headwater.mixers.numerics import TINY, same_bits
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
+from headwater.mixers.slices import CHUNK, Slice
 
 SEQUENCES = (1, 2, 3, 7)
 TOKENS = ((0, 1, 2), (3,), (4, 5, 6))  # rows of three sequences
@@ -80,7 +81,7 @@ def broken_prefill(layer: Layer, mixer: RecurrentMixer[Any], random: Random) -> 
 
 
 def _fewer_threads() -> Iterator[int]:
-    """Yield each smaller number of threads; kernels use so many until the next one."""
+    """Yield each smaller number of threads, which kernels use until the next one."""
     threads = threads_in_use()
     try:
         for count in range(1, threads):

@@ -23,12 +23,13 @@ from headwater.engine.meter import PROBED
 from headwater.engine.proof.verdict import PACKAGE, key_of
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.slices import Slice
 from headwater.models.load import LoadedModel
 from headwater.tiers.fingerprint import Fingerprint
 
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "config.json")
-# what computes segments beside the code of the verdict's key: the probe has no segment
+# code that computes segments, in addition to the code of the verdict's key: the probe has no segment
 BUILDING = ("engine/runner.py", "memory/slots.py", "models/hybrid.py", "schedule/kinds/segment.py")
 
 log = logging.getLogger("headwater.engine")

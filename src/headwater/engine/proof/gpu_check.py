@@ -1,4 +1,4 @@
-"""The start-up self-check of the Triton kernels: a sequence has the same bits alone, beside others, and cut.
+"""Start-up self-check of the Triton kernels: a sequence has the same bits by itself, among others, and cut.
 
 It runs the kernels of the model, at its heads and widths, on random inputs; projections have a check of their own.
 
@@ -18,7 +18,7 @@ from headwater.layers.attention import GroupedAttention, WindowAttention
 from headwater.layers.feed_forward import Experts
 from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
-from headwater.mixers.batch import CHUNK, Slice, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.gpu import attention, mla
 from headwater.mixers.gpu import experts as routed
 from headwater.mixers.gpu.attention import Decoding, PagedStep
@@ -26,6 +26,7 @@ from headwater.mixers.gpu.ragged import ragged_of
 from headwater.mixers.gpu.recurrent import KERNELS, RecurrentOnGpu
 from headwater.mixers.mla import expanded_heads
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
+from headwater.mixers.slices import CHUNK, Slice
 
 # tokens of the sequence under test and of the one before it; products of batches change with the number of chunks
 LENGTH, COMPANY = 17 * CHUNK + 9, CHUNK + 5

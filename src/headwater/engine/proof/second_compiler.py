@@ -1,8 +1,8 @@
-"""A second process that compiles kernels at the first start on a machine, while the self-check does.
+"""Second process that compiles kernels during the self-check at the first start on a machine.
 
-Numba compiles one kernel at a time in a process. The second one does the self-check's checks from the last to the
-first, on one thread and without a model, and whatever it finds: the kernels that it compiled are in the folder when the
-self-check comes to them.
+Numba compiles one kernel at a time in a process. The second process runs the checks of the self-check from the last to
+the first, on one thread and without a model, and ignores their results: its compiled kernels are in the folder when the
+self-check needs them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Start-up self-check: whether this machine's kernels give a row the same bits whatever other rows are computed.
 
-It runs the very functions that the model runs, at the model's shapes, dtype and thread count, before any weight is
+It runs the same functions as the model, at the model's shapes, dtype and thread count, before any weight is
 packed, since it chooses how weights are packed. On a CPU, some results of products, recurrences, experts and grouped
 attention are denormal in float32: a thread that does not flush them is found. In float16, inputs are not that small.
 
@@ -26,20 +26,14 @@ from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
 from headwater.mixers import activations, recurrent, softmax
 from headwater.mixers.activations import RMSNorm, silu
-from headwater.mixers.batch import CHUNK, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.gpu import has_kernels
-from headwater.mixers.linear import (
-    Linear,
-    Product,
-    Weight,
-    answers_product,
-    first_bad_height,
-    guarded_modes,
-    prompts_product,
-)
+from headwater.mixers.linear import Linear, Product, answers_product, first_bad_height, guarded_modes, prompts_product
 from headwater.mixers.mla import TILE, AbsorbedHeads, expanded_heads
 from headwater.mixers.numerics import TINY, Numerics, same_bits
+from headwater.mixers.products import Weight
 from headwater.mixers.recurrent import RecurrentMixer
+from headwater.mixers.slices import CHUNK
 from headwater.mixers.softmax import KEYS
 from headwater.mixers.weights import Weights
 from headwater.models.build import RECURRENT, layer_classes, layer_function
@@ -52,7 +46,7 @@ Narrow = tuple[Layer, RecurrentMixer[Any]]  # a recurrent layer, and what comput
 Check = Callable[[], Iterator[str]]  # names, one after the other, where it finds bits changed
 Progress = Callable[[int, int], None]  # called with the numbers of checks done and of all, which are equal at the end
 MULTIPLY_ADDS = 5 * 10**9  # for one weight: about a tenth of a second
-MOST_OUTPUTS = 1024  # of a weight: more are more of the same blocks
+MAX_OUTPUTS = 1024  # of a weight that is checked: more outputs are more of the same blocks
 FUSED_ROWS = 33  # rows: fused activations work on blocks of few rows
 ATTENTION_ROWS = (8, 16, 64, 256)
 CHUNK_COUNTS = (1, 2, 3)
@@ -113,7 +107,7 @@ def last_checks_first(spec: ModelSpec) -> Iterator[None]:
 
 
 def weight_shapes(spec: ModelSpec) -> set[tuple[int, int]]:
-    """Return (inputs, outputs) of the model's products, as far as they matter to the choice of a kernel."""
+    """Return (inputs, outputs) of the model's products, those that decide which kernel is chosen."""
     return {(n_in, n_out) for n_in, n_out, _ in _products(spec)}
 
 
@@ -123,7 +117,7 @@ def _products(spec: ModelSpec) -> set[tuple[int, int, torch.dtype]]:
     seen = {(spec.hidden_size, spec.vocab_size, dtype)}
     for layer in set(spec.layers):
         layer_function(0, layer, Recorded(layer, dtype, seen))
-    return {(n_in, min(n_out, MOST_OUTPUTS), dtype) for n_in, n_out, dtype in seen}
+    return {(n_in, min(n_out, MAX_OUTPUTS), dtype) for n_in, n_out, dtype in seen}
 
 
 class Recorded(Weights):
@@ -304,7 +298,7 @@ def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
 
 
 def _broken_activations(random: Callable[..., torch.Tensor]) -> Iterator[str]:
-    x_RK = random(max(HEIGHTS[:-2]), 75).float()  # a width that is no multiple of any vector's
+    x_RK = random(max(HEIGHTS[:-2]), 75).float()  # a width that is not a multiple of any vector's
     for name in ("sigmoid", "silu", "softplus", "inverse_l2"):
         height = first_bad_height(getattr(activations, name), x_RK, HEIGHTS[:-2])
         if height is not None:

@@ -11,8 +11,9 @@ import torch
 from headwater.config import ServeConfig
 from headwater.engine.proof.selfcheck import SelfCheck, weight_shapes
 from headwater.machine import UNKNOWN, free_memory, gigabytes, memory_limit, total_memory
-from headwater.mixers.linear import product_dtype, slowdown
+from headwater.mixers.linear import slowdown
 from headwater.mixers.numerics import Numerics
+from headwater.mixers.products import product_dtype
 from headwater.schedule.speculation import MTP, OFF, Speculation, speculation_of
 from headwater.setting import TIERS, SettingError, show_bytes
 from headwater.spec import ModelSpec
@@ -34,14 +35,14 @@ def check_memory(config: ServeConfig) -> None:
 
 
 def check_memory_tiers(config: ServeConfig, stores: Iterable[Store]) -> None:
-    """Refuse tiers in memory that the host does not have; say what is better on a CPU. Raises SettingError."""
+    """Refuse tiers larger than the host's memory; log a better choice on a CPU. Raises SettingError."""
     on_cpu = config.device == "cpu"
     size = sum(store.limit or 0 for store in stores if store.kind == MEMORY)
-    beside, total = (config.memory if on_cpu else 0), min(total_memory(), memory_limit() or UNKNOWN)
-    if size and size + beside > total:
-        has = f"but the host has {gigabytes(total)}" + f", and memory is {gigabytes(beside)}" * on_cpu
+    memory, total = (config.memory if on_cpu else 0), min(total_memory(), memory_limit() or UNKNOWN)
+    if size and size + memory > total:
+        has = f"but the host has {gigabytes(total)}" + f", and memory is {gigabytes(memory)}" * on_cpu
         raise SettingError("tier", repr(TIERS.show(config.tier)), has)
-    if size and size + beside > (free := free_memory()):
+    if size and size + memory > (free := free_memory()):
         log.warning(
             "tiers in memory are %s, %s are free: the process may be ended as they fill", *map(gigabytes, (size, free))
         )
@@ -78,9 +79,9 @@ def warn_if_slow(spec: ModelSpec, device: str, mode: str) -> None:
 
 
 def no_mtp(spec: ModelSpec, config: ServeConfig) -> SettingError:
-    """Return why there is no MTP head to draft with."""
+    """Return why no MTP head can draft."""
     if config.device != "cpu":
-        return SettingError("speculation", repr(MTP), f"which runs on the CPU alone, and device is {config.device!r}")
+        return SettingError("speculation", repr(MTP), f"which runs only on the CPU, and device is {config.device!r}")
     why = "its family has none" if spec.mtp is None else f"tensor {spec.mtp.product!r} is missing"
     return SettingError("speculation", repr(MTP), f"but the checkpoint has no MTP head: {why}")
 

@@ -1,7 +1,7 @@
-"""Verdict of the self-check, kept in a file, so that not every start has to prove again that hits are exact.
+"""Verdict of the self-check, stored in a file, so that later starts need not prove again that hits are exact.
 
-Only a yes is kept. Its file holds a key with everything that the bits of kernels may depend on, and is valid for that
-key alone. Without a usable folder the server proves at each start, and serves.
+Only a positive verdict is stored. Its file has a key with everything that may affect the bits of kernels, and is valid
+only for that key. Without a usable folder the server runs the self-check at each start.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ VARIABLES = (
     "ATEN_", "BLIS_", "CUBLAS_", "CUDA_", "DNNL_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD",
     "LRU_CACHE_CAPACITY", "MKL_", "NUMBA_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH", "TRITON_",
 )  # fmt: skip
-MAX_VERDICT_FILES = 32  # others, of earlier versions, models and threads, are deleted, the oldest first
+MAX_VERDICT_FILES = 32  # files; the oldest are removed, as of earlier versions, models and threads
 
 log = logging.getLogger("headwater.engine")
 
@@ -54,7 +54,7 @@ def verdict(
     recheck: bool = False,
     progress: Progress = no_progress,
 ) -> SelfCheck:
-    """Return the kept verdict for this model on this machine; without one, or with `recheck`, check and keep a yes."""
+    """Return the stored verdict for this model and machine; without one, or with `recheck`, check and store it."""
     if not reproducible:
         return self_check(spec, device, reproducible)
     key = key_of(spec, device)
@@ -122,7 +122,7 @@ def keep(key: Mapping[str, str], check: SelfCheck) -> None:
 
 
 def _file(key: Mapping[str, str]) -> Path:
-    """Return the file for a key, in a folder that this user alone can write to. Raises OSError if there is none."""
+    """Return the file for a key, in a folder that only this user can write to. Raises OSError if there is none."""
     return own_folder() / f"exactness-{_digest(json.dumps(key, sort_keys=True))}.json"
 
 

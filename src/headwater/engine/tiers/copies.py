@@ -1,29 +1,33 @@
-"""Copies of what is cached to stores: a queue, and the thread that makes them one after the other."""
+"""Copies of cached checkpoints and segments to stores: a queue, and the thread that stores them one by one."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from headwater.cache.segments.store import SegmentKey
+from headwater.cache.segments.compose import is_marked
+from headwater.cache.segments.store import SegmentKey, StoredSegment
+from headwater.engine.tiers.prefix import PrefixParts
+from headwater.engine.tiers.segments import SegmentIO
 from headwater.engine.tiers.tier import NamedPart, Tier
 from headwater.engine.workers import Workers
 from headwater.schedule.scheduler import Scheduler
 from headwater.tiers.changes import Change, PrefixStored, SegmentsStored
 from headwater.tiers.store import StoreError, StoreFull
 
-MOST_QUEUED = 256  # copies
-MOST_HELD = 1 / 8  # of the pages, by copies that wait; pages of a shared prefix count for each
+MAX_QUEUED_COPIES = 256
+MAX_HELD_SHARE = 1 / 8  # of all pages, by queued copies; pages of a shared prefix count once for each copy
 
 log = logging.getLogger("headwater.engine")
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Parts of a prefix, or of segments, to be stored. Their pages stay as they are until `release` is called."""
+    """Parts of a prefix, or of segments, to be stored. Their pages do not change until `release` is called."""
 
     pages: int
     parts: Callable[[], list[NamedPart]]
@@ -32,16 +36,24 @@ class Copy:
     segments: Sequence[SegmentKey] = ()
 
     def stored(self, names: Sequence[str]) -> Change:
-        """Return the change of a store that has the parts, whose names these are."""
+        """Return the change of a store that now has parts of these names."""
         return SegmentsStored(names, self.segments) if self.prefix is None else PrefixStored(*self.prefix, names)
 
 
 class Copies:
-    """Copies to an engine's stores. Methods without another word are called with the engine's lock held."""
+    """Copies to an engine's stores. Methods are called with the engine's lock held, unless stated otherwise."""
 
-    def __init__(self, stores: Sequence[Tier], scheduler: Scheduler, changed: threading.Condition) -> None:
+    def __init__(
+        self,
+        stores: Sequence[Tier],
+        scheduler: Scheduler,
+        changed: threading.Condition,
+        prefixes: PrefixParts,
+        segments: SegmentIO,
+    ) -> None:
         """`changed`: the engine's lock."""
         self._stores, self._scheduler, self._changed = stores, scheduler, changed
+        self._prefixes, self._segments = prefixes, segments
         self._queue: deque[Copy] = deque()
         self._making: Copy | None = None
         self._closing = False
@@ -60,18 +72,56 @@ class Copies:
         return bool(self._queue or self._making)
 
     def may_add(self) -> bool:
-        """Return whether one more copy can wait. If not, it counts as dropped."""
+        """Return whether another copy can be queued. If not, it counts as dropped."""
         if not self._stores:
             return False
         held_pages = sum(copy.pages for copy in self._queue)
-        if len(self._queue) < MOST_QUEUED and held_pages <= MOST_HELD * self._scheduler.layout.n_pages:
+        if len(self._queue) < MAX_QUEUED_COPIES and held_pages <= MAX_HELD_SHARE * self._scheduler.layout.n_pages:
             return True
         self.dropped += 1
         return False
 
-    def add(self, copy: Copy) -> None:
+    def add_prefix(self, namespace: str, key: bytes, at: int) -> None:
+        """Queue a copy of a cached checkpoint and hold its pages until it is stored; none of an approximate prefix."""
+        layout, cache = self._scheduler.layout, self._scheduler.cache
+        prefix = key[: at // layout.unit_tokens * layout.unit_bytes]
+        if is_marked(prefix) or not self.may_add():
+            return
+        id = self._scheduler.new_id()
+        held = cache.hold(id, namespace, key, at)
+        if held is not None:
+            parts = partial(self._prefixes.parts, namespace, prefix, at, held)
+            pages = len(held.table) + len(held.state)
+            self._add(Copy(pages, parts, partial(cache.release, id), (namespace, prefix)))
+
+    def add_segments(self, segments: Sequence[StoredSegment]) -> None:
+        """Queue a copy of segments, and pin them until it is stored."""
+        if not self.may_add():
+            return
+        for stored in segments:
+            self._scheduler.cache.segments.pin(stored)
+        pages, keys = sum(stored.pages for stored in segments), [stored.key for stored in segments]
+        parts = partial(self._segments.parts, segments)
+        self._add(Copy(pages, parts, partial(self._unpin, segments), segments=keys))
+
+    def _unpin(self, segments: Sequence[StoredSegment]) -> None:
+        for stored in segments:
+            self._scheduler.cache.segments.unpin(stored)
+
+    def _add(self, copy: Copy) -> None:
         self._queue.append(copy)
         self._changed.notify_all()
+
+    def uncopied(self) -> Iterator[Callable[[], None]]:
+        """Yield calls that queue a copy of each cached segment, the last used first, then of each checkpoint."""
+        if not self._stores:
+            return
+        cache = self._scheduler.cache
+        ready = [stored for stored in cache.segments if stored.ready]
+        for stored in sorted(ready, key=lambda stored: stored.used, reverse=True):
+            yield partial(self.add_segments, (stored,))
+        for checkpoint in cache.checkpoints():
+            yield partial(self.add_prefix, *checkpoint)
 
     def drop_queued(self) -> None:
         """Give up the copies that wait."""
@@ -80,14 +130,14 @@ class Copies:
             self.dropped += 1
 
     def close(self) -> None:
-        """Make no more copies, and give up the one that is being made between two parts."""
+        """Start no more copies, and stop the current one between two parts."""
         self._closing = True
         self._changed.notify_all()
 
     # -- on the writer's thread
 
     def _write(self) -> None:
-        """Make copies until the end."""
+        """Store queued copies until the engine closes."""
         for tier in self._stores:
             try:
                 tier.look()

@@ -17,8 +17,8 @@ from headwater.schedule.tier_load import Load, Source
 from headwater.schedule.tiers import MAX_CONCURRENT_LOADS, Loads
 from headwater.tiers.store import Followed, PeerStore
 
-POLL = 0.01  # seconds between questions for new parts
-STALLED = 30.0  # seconds without a new token after which a prefill is given up; a long queue there counts, too
+POLL_SECONDS = 0.01  # between requests for new parts
+STALL_SECONDS = 30.0  # without a new token, after which a prefill is given up; time in a queue there counts
 
 Read = Callable[[Tier, Load, Source, Sequence[str]], TierOutcome | None]
 Reads = list[Future[TierOutcome | None]]
@@ -79,14 +79,14 @@ class PeerFollows(Follows):
     def _follow(self, follow: Follow, followed: Followed, reads: Reads) -> TierOutcome | None:
         """Read parts until all are being read; return why they are not."""
         digests = self._tier.names.digests(follow.namespace, follow.key)
-        had, until = (0, 0), time.monotonic() + STALLED
+        had, until = (0, 0), time.monotonic() + STALL_SECONDS
         while True:
             is_last = follow.has_ended
             there = followed.progress()
             if there is None:
                 return TierOutcome.FAILED
             if there != had:
-                had, until = there, time.monotonic() + STALLED
+                had, until = there, time.monotonic() + STALL_SECONDS
             for source in follow.take_ready(there):
                 assert follow.load is not None, "its pages are reserved"
                 reads.append(self._tier.parts.submit(self._read, self._tier, follow.load, source, digests))
@@ -95,6 +95,6 @@ class PeerFollows(Follows):
             if is_last or follow.is_given_up:
                 return TierOutcome.FAILED
             if time.monotonic() > until:
-                log.info("a prefill of %d tokens is followed no more: nothing came for %g s", follow.at, STALLED)
+                log.info("a prefill of %d tokens is followed no more: nothing came for %g s", follow.at, STALL_SECONDS)
                 return TierOutcome.FAILED
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)

@@ -1,7 +1,7 @@
-"""Tiers of an engine: parts are looked up, read and written on threads of their own, beside its steps.
+"""Tiers of an engine: separate threads look up, read and write parts while the engine runs steps.
 
-Each store is asked for a prompt when its request arrives. A load fills pages that its plan reserved. A copy reads pages
-that a lease keeps from eviction. If a store does not answer in time, the request computes.
+A prompt is looked up in each store when its request arrives. A load fills pages that its plan reserved. A copy reads
+pages that a lease keeps from eviction. If a store does not answer in time, the request is computed.
 """
 
 from __future__ import annotations
@@ -10,26 +10,23 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 from headwater.account import TierOutcome
-from headwater.cache.segments.compose import is_marked
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.config import ServeConfig
 from headwater.engine.runner import Runner
-from headwater.engine.tiers.copies import Copies, Copy
-from headwater.engine.tiers.entries import page_entries
-from headwater.engine.tiers.fingerprints import TierFingerprints
+from headwater.engine.tiers.copies import Copies
 from headwater.engine.tiers.follow import PeerFollows
+from headwater.engine.tiers.lookup import Lookup, Prompt
 from headwater.engine.tiers.own_parts import OwnParts
-from headwater.engine.tiers.prefix import PrefixParts
+from headwater.engine.tiers.prefix import PrefixParts, page_entries
 from headwater.engine.tiers.segments import SegmentIO
 from headwater.engine.tiers.tails import Tails
-from headwater.engine.tiers.tier import Tier, patience
+from headwater.engine.tiers.tier import Tier, TierFingerprints, patience
 from headwater.engine.workers import Workers
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.prefill_seconds import PrefillSeconds
@@ -39,32 +36,20 @@ from headwater.schedule.tail import FirstToken
 from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source, TierStats
 from headwater.schedule.tiers import MAX_CONCURRENT_LOADS, Loads, Tiers
 from headwater.tiers.fingerprint import Fingerprint
-from headwater.tiers.names import Names, run_name, runs_of, state_name
+from headwater.tiers.names import Names
 from headwater.tiers.part import Sealer
-from headwater.tiers.store import OwnStore, PeerStore, Store, StoreError
+from headwater.tiers.store import OwnStore, PeerStore, Store
 
-POLL = 0.2  # seconds between looks at how much time is left
-GIVEN_UP = 1.0  # seconds in which a load that is given up is expected to end
-ENDING = 10.0  # seconds for which the end waits for stores that do not answer
+POLL_SECONDS = 0.2  # between checks of the remaining time
+GIVE_UP_SECONDS = 1.0  # in which a load that is given up is expected to end
+CLOSE_SECONDS = 10.0  # for stores that do not answer
 
 log = logging.getLogger("headwater.engine")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A prompt that tiers are asked for. Positions in tokens."""
-
-    request: int
-    peers: tuple[bytes, ...]
-    namespace: str
-    key: bytes
-    have: int  # position at which memory resumes
-    last: int  # the last position at which the request can resume
-
-
-@dataclass(frozen=True, slots=True)
 class Peers:
-    """Other workers of a cluster: their memory as a tier, which is read alone, and what they read here."""
+    """Other workers of a cluster: their memory as a read-only tier, and the parts that they read here."""
 
     tier: Tier
     store: PeerStore
@@ -79,7 +64,7 @@ class Peers:
 
 
 class TierIO(Tiers):
-    """The stores of an engine. Methods without another word are called with the engine's lock held."""
+    """Stores of an engine. Methods are called with the engine's lock held, unless stated otherwise."""
 
     def __init__(
         self,
@@ -101,10 +86,11 @@ class TierIO(Tiers):
         self._through = config.tier_store == "through"  # copy each checkpoint once it is published, not once it is hit
         self._prefixes = PrefixParts(names, self._layout, runner, lambda tokens: self.prefill_seconds(tokens))
         self.run_tokens = self._prefixes.run_tokens
+        self._lookup = Lookup(self._layout.unit_tokens, self.run_tokens)
         self._loads = Loads(self._cache, self, scheduler.new_id)
         self._stores = tuple(self.tiers)  # that are written
         private = [(tier.store.medium, tier) for tier in self._stores if isinstance(tier.store, OwnStore)]
-        self.own = dict(reversed(private))  # tiers that may be this server's alone, by medium: the fastest of each
+        self.own = dict(reversed(private))  # tiers that may be private to this server: the fastest of each medium
         self._segments = SegmentIO(self._stores, names, scheduler, runner, changed, self._timeout, self)
         self._prefill = PrefillSeconds()
         self._waiting: dict[int, tuple[Request, float]] = {}  # requests that wait, and until when
@@ -113,12 +99,12 @@ class TierIO(Tiers):
         self._peers: Peers | None = None
         self._had: dict[int, int] = {}  # of requests that were not looked up: the position at which memory resumes
         self._readers = Workers(MAX_CONCURRENT_LOADS, "headwater-tier-reader")  # a load each
-        self._copies = Copies(self._stores, scheduler, changed)
+        self._copies = Copies(self._stores, scheduler, changed, self._prefixes, self._segments)
 
     # -- other workers of a cluster
 
     def join_peers(self, store: PeerStore, key: bytes, fingerprint: Fingerprint) -> OwnParts:
-        """Read from other workers, too; return what those may read here. `key`: the secret one of the cluster."""
+        """Read from other workers, too; return the parts that those may read here. `key`: the cluster's secret key."""
         fingerprints = TierFingerprints(store, key, fingerprint, self._layout.unit_bytes)
         tier = Tier(len(self.tiers), store, fingerprints, Sealer(key))
         engine = self._scheduler, self._runner, self._changed, self.prefill_seconds, self._segments.part_of
@@ -160,7 +146,7 @@ class TierIO(Tiers):
     # -- requests that arrive
 
     def arrived(self, seq: Request) -> None:
-        """Ask the stores for a request's prompt, if memory does not have all of it."""
+        """Look up a request's prompt in the stores, unless memory has all of it."""
         if self._peers is not None and seq.follows is not None:
             self._peers.follows.arrived(seq, seq.follows)
         if not self._stores and not seq.peers and seq.load is None:
@@ -175,9 +161,9 @@ class TierIO(Tiers):
         tiers = [tier for tier in self.tiers if tier.usable and (tier in self._stores or seq.peers)]
         self._loads.ask(seq.id, [tier.number for tier in tiers])
         self._waiting[seq.id] = seq, time.monotonic() + self._timeout
-        asked = Asked(seq.id, seq.peers, seq.namespace, seq.key, match.checkpoint_tokens, last)
+        prompt = Prompt(seq.id, seq.peers, seq.namespace, seq.key, match.checkpoint_tokens, last)
         for tier in tiers:
-            tier.lookups.submit(self._look_up, tier, asked)
+            tier.lookups.submit(self._look_up, tier, prompt)
 
     def holds_back(self, seq: Request) -> bool:
         waits = self._peers is not None and self._peers.tails.holds_back(seq)
@@ -190,7 +176,7 @@ class TierIO(Tiers):
         if seq.id in self._had:
             if match.checkpoint_tokens >= self._had[seq.id]:
                 return False
-            del self._had[seq.id]  # it was evicted since the request came
+            del self._had[seq.id]  # it was evicted since the request arrived
             self.arrived(seq)
         had = seq.load
         holds = self._loads.holds_back(seq, match)
@@ -202,7 +188,7 @@ class TierIO(Tiers):
 
     def prefetch(self, seqs: Sequence[Request]) -> None:
         for seq in seqs:
-            if not self.holds_back(seq) and self._stores:  # segments that are taken depend on the prefix in memory
+            if not self.holds_back(seq) and self._stores:  # which segments are used depends on the prefix in memory
                 missing, _ = self._scheduler.composer.prepare(seq)
                 seq.release_segments()
                 self.hold_segments(seq.awaited, missing)
@@ -220,7 +206,7 @@ class TierIO(Tiers):
         return bool(len(self._loads) or len(self._segments) or self._copies.busy or of_peers)
 
     def take_late(self) -> None:
-        """Let requests compute that have waited too long."""
+        """Stop the wait of requests that are late: they are computed."""
         now = time.monotonic()
         for seq, until in list(self._waiting.values()):
             if now > until:
@@ -238,52 +224,23 @@ class TierIO(Tiers):
         self.loaded_segments += 1
         self.loaded_tokens += tokens
 
-    def _look_up(self, tier: Tier, asked: Asked) -> None:
-        """Ask a store for states of a prompt, and for KV (on its thread)."""
+    def _look_up(self, tier: Tier, prompt: Prompt) -> None:
+        """Look a prompt up in a store (on the store's thread)."""
         offer = Offer(tier.number)
         try:
-            unit = self._layout.unit_tokens
-            ends = range(asked.have // unit + 1, asked.last // unit + 1)
             if self._peers is not None and tier is self._peers.tier:
-                self._peers.store.ask(asked.peers, asked.namespace, asked.key, asked.last + 1)
-            if tier.usable:  # not for the requests that waited while it failed
-                offer = self._offer(tier, tier.names.digests(asked.namespace, asked.key), ends)
-            if not offer.states and self._elsewhere(tier, asked, ends):
-                offer = replace(offer, other_fingerprint=True)
+                self._peers.store.ask(prompt.peers, prompt.namespace, prompt.key, prompt.last + 1)
+            offer = self._lookup.offer(tier, prompt)
         except Exception:
             log.exception("tiers cannot be asked")
         with self._changed:
-            self._loads.answered(asked.request, offer)
+            self._loads.answered(prompt.request, offer)
             self._changed.notify_all()
-
-    def _elsewhere(self, tier: Tier, asked: Asked, ends: range) -> bool:
-        """Return whether a tier has states of a prompt under another fingerprint."""
-        for names in tier.fingerprints.others:
-            if tier.usable and self._offer(tier, names.digests(asked.namespace, asked.key), ends).states:
-                return True
-        return False
-
-    def _offer(self, tier: Tier, digests: Sequence[str], ends: range) -> Offer:
-        unit, length = self._layout.unit_tokens, self.run_tokens // self._layout.unit_tokens
-        whole = [run for run in runs_of(ends.stop - 1, length) if run[1] - run[0] == length]
-        try:
-            asked = [state_name(digests, end) for end in ends] + [run_name(digests, *run) for run in whole]
-            found = tier.store.has(asked)
-            states = [end for end, there in zip(ends, found, strict=False) if there]
-            runs = [run for run, there in zip(whole, found[len(ends) :], strict=True) if there]
-            ragged = [runs_of(end, length)[-1] for end in states if end % length]
-            found = tier.store.has([run_name(digests, *run) for run in ragged])
-            runs += [run for run, there in zip(ragged, found, strict=True) if there]
-        except StoreError as error:
-            tier.failed(error)
-            return Offer(tier.number)
-        at = frozenset(end * unit for end in states)
-        return Offer(tier.number, at, frozenset((start * unit, end * unit) for start, end in runs))
 
     # -- costs
 
     def prefilled(self, tokens: int, seconds: float) -> None:
-        """Note the seconds of a step that prefilled so many tokens."""
+        """Record the seconds of a step that prefilled `tokens` tokens."""
         if tokens:
             self._prefill.note(tokens, seconds)
 
@@ -317,10 +274,10 @@ class TierIO(Tiers):
                 for one in sources:
                     tier = tiers[one.tier]
                     parts.append(tier.parts.submit(self._read, tier, load, one, digests[one.tier]))
-                with suppress(OSError, MemoryError):  # the step that needs it asks again
+                with suppress(OSError, MemoryError):  # the step that needs the memory provides it
                     self._runner.arena.expect(load.plan.end)
             finally:
-                wait(parts)  # all of them, even if one fails: none may write to pages that are given back
+                wait(parts)  # even if one fails: no thread may write to released pages
             load.failed = next(filter(None, (part.result() for part in parts)), None)
         except Exception:
             log.exception("a load failed")
@@ -332,7 +289,7 @@ class TierIO(Tiers):
         self._finish(load)
 
     def _finish(self, load: Load) -> None:
-        """Publish what was read, or give its pages back."""
+        """Publish the content that was read, or release its pages."""
         with self._changed:
             self._loads.finished(load)
             self._scheduler.room_was_made()
@@ -346,17 +303,17 @@ class TierIO(Tiers):
     def give_up_loads(self) -> bool:
         now, loads = time.monotonic(), (*self._loads.give_up(), *self._segments.give_up())
         self._given_up = {load.id: self._given_up.get(load.id, now) for load in loads}
-        return any(now - since < GIVEN_UP for since in self._given_up.values())
+        return any(now - since < GIVE_UP_SECONDS for since in self._given_up.values())
 
     # -- copies
 
     def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
         if self._through:
             for at in positions:
-                self._copy(namespace, key, at)
+                self._copies.add_prefix(namespace, key, at)
 
     def resumed(self, namespace: str, key: bytes, at: int) -> None:
-        self._copy(namespace, key, at)  # with write-through, too: its copy may have been dropped, or evicted
+        self._copies.add_prefix(namespace, key, at)  # even with write-through: an earlier copy may be evicted
 
     def make_room(self) -> bool:
         given_up = self._copies.queued
@@ -368,76 +325,46 @@ class TierIO(Tiers):
 
     def built(self, segments: Sequence[StoredSegment]) -> None:
         if self._through:
-            self._copy_segments(segments)
+            self._copies.add_segments(segments)
 
     def reused(self, segments: Sequence[StoredSegment]) -> None:
-        self._copy_segments(segments)
-
-    def _copy(self, namespace: str, key: bytes, at: int) -> None:
-        """Queue a copy of a cached checkpoint, and keep its pages until it is made; none of an approximate prefix."""
-        prefix = key[: at // self._layout.unit_tokens * self._layout.unit_bytes]
-        if is_marked(prefix):
-            return
-        if not self._copies.may_add():
-            return
-        id = self._scheduler.new_id()
-        held = self._cache.hold(id, namespace, key, at)
-        if held is not None:
-            parts = partial(self._prefixes.parts, namespace, prefix, at, held)
-            pages, release = len(held.table) + len(held.state), partial(self._cache.release, id)
-            self._copies.add(Copy(pages, parts, release, (namespace, prefix)))
-
-    def _copy_segments(self, segments: Sequence[StoredSegment]) -> None:
-        """Queue a copy of segments, and pin them until it is made."""
-        if self._copies.may_add():
-            for stored in segments:
-                self._cache.segments.pin(stored)
-            pages, parts = sum(stored.pages for stored in segments), partial(self._segments.parts, segments)
-            keys = [stored.key for stored in segments]
-            self._copies.add(Copy(pages, parts, partial(self._unpin, segments), segments=keys))
-
-    def _unpin(self, segments: Sequence[StoredSegment]) -> None:
-        for stored in segments:
-            self._cache.segments.unpin(stored)
+        self._copies.add_segments(segments)
 
     # -- the end, without the lock
 
     def close(self, left: Callable[[], float]) -> None:
-        """Copy segments, then checkpoints, the last used first, while `left()` seconds are left; close the stores.
+        """Copy segments, then checkpoints, the last used first, while `left()` seconds remain; close the stores.
 
-        A store that does not answer is waited for ENDING seconds, and left then.
+        A store that does not answer is abandoned after CLOSE_SECONDS.
         """
         with self._changed:
             if self._closing:
                 return
-            wanted = deque(self._uncopied() if left() > 0 else ())
+            wanted = deque(self._copies.uncopied() if left() > 0 else ())
             while (wanted or self._copies.busy) and left() > 0:
                 while wanted and not self._copies.queued:
                     wanted.popleft()()
-                self._changed.wait(min(POLL, left()))
+                self._changed.wait(min(POLL_SECONDS, left()))
             self._copies.dropped += len(wanted)
             self.make_room()
             self._closing = True
             self._copies.close()
-        until = time.monotonic() + ENDING
+        until = time.monotonic() + CLOSE_SECONDS
         follows = [self._peers.follows.threads] if self._peers is not None else []
         lookups, parts = ([getattr(tier, of) for tier in self.tiers] for of in ("lookups", "parts"))
-        threads = *lookups, *follows, self._readers, *parts, self._copies.writer  # what gives work to others ends first
+        threads = (
+            *lookups,
+            *follows,
+            self._readers,
+            *parts,
+            self._copies.writer,
+        )  # in the order in which they give each other work
         ended = [some.end(until - time.monotonic()) for some in threads]
         closing = Workers(len(self.tiers), "headwater-tier-close")
         closed = wait([closing.submit(tier.store.close) for tier in self.tiers], max(0.0, until - time.monotonic()))
         closing.end(0.0)
         if closed.not_done or not all(ended):
-            log.warning("a tier has not answered for %g s: it is left with what it was asked for", ENDING)
-
-    def _uncopied(self) -> Iterator[Callable[[], None]]:
-        if not self._stores:
-            return
-        ready = [stored for stored in self._cache.segments if stored.ready]
-        for stored in sorted(ready, key=lambda stored: stored.used, reverse=True):
-            yield partial(self._copy_segments, (stored,))
-        for checkpoint in self._cache.checkpoints():
-            yield partial(self._copy, *checkpoint)
+            log.warning("a tier has not answered for %g s: its open calls are abandoned", CLOSE_SECONDS)
 
     @property
     def dropped(self) -> int:

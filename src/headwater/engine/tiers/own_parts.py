@@ -1,4 +1,4 @@
-"""Prefixes and segments in an engine's own memory, as parts of tiers: other workers of its cluster read them."""
+"""Prefixes and segments in an engine's memory, as parts that other workers of its cluster read."""
 
 from __future__ import annotations
 

@@ -1,13 +1,16 @@
-"""Prefixes as parts of tiers: states, the runs of KV below them, and entries of the MTP head beside runs."""
+"""Prefixes as parts of tiers: states, the runs of KV below them, and entries of the MTP head for these runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
+import torch
+
 from headwater.account import TierOutcome
+from headwater.engine.mtp import MtpRunner
 from headwater.engine.runner import Runner
-from headwater.engine.tiers.entries import page_entries
 from headwater.engine.tiers.tier import NamedPart, Tier
 from headwater.plan import CacheLayout, Held
 from headwater.schedule.tier_load import Load, Source
@@ -16,6 +19,52 @@ from headwater.tiers.part import Part, PartPlace, Prefix
 from headwater.tiers.store import StoreError
 
 RUN_TOKENS = 1024  # of a run of KV, if pages are shorter
+
+
+class PageEntries:
+    """Entries of an MTP head for pages of the arena; none here, since the server does not draft with a head."""
+
+    page_bytes = 0  # of one page's entries
+
+    def complete(self, pages: Sequence[int]) -> bool:
+        """Return whether all entries of these pages exist, so that they may be stored."""
+        return False
+
+    def views(self, pages: Sequence[int]) -> list[memoryview]:
+        """Return the memory of pages' entries, to be read or filled."""
+        return []
+
+    def loaded(self, pages: Sequence[int], is_whole: bool) -> None:
+        """Record that pages were filled with KV, and with their entries if `is_whole`; else clear the entries."""
+
+
+class HeadEntries(PageEntries):
+    """Entries of a head: its keys and values of a page, and the model's hidden state of the page's last token."""
+
+    def __init__(self, head: MtpRunner) -> None:
+        self._head = head
+        self._parts: list[np.ndarray[tuple[int, int], np.dtype[np.uint8]]] = [
+            head.arena.pages.numpy(),
+            head.last_PC.view(torch.uint8).numpy(),
+        ]
+        self.page_bytes = sum(part.shape[1] for part in self._parts)
+
+    def complete(self, pages: Sequence[int]) -> bool:
+        return self._head.complete(pages)
+
+    def views(self, pages: Sequence[int]) -> list[memoryview]:
+        return [memoryview(part[page]) for page in pages for part in self._parts]
+
+    def loaded(self, pages: Sequence[int], is_whole: bool) -> None:
+        if is_whole:
+            self._head.complete_P[list(pages)] = True
+        else:
+            self._head.clear(pages)
+
+
+def page_entries(head: MtpRunner | None) -> PageEntries:
+    """Return the entries of a head for pages of the arena, if there is a head."""
+    return PageEntries() if head is None else HeadEntries(head)
 
 
 class PrefixParts:
@@ -30,15 +79,15 @@ class PrefixParts:
         self.run_tokens = max(layout.page_size, RUN_TOKENS // layout.page_size * layout.page_size)
 
     def bytes_of(self, state: bool, tokens: int) -> int:
-        """Return the bytes of a state, if `state`, and of the KV of `tokens` tokens, with entries beside it."""
+        """Return the bytes of a state, if `state`, and of the KV of `tokens` tokens, with its entries."""
         layout, of_page = self._layout, self._pages.page_bytes
         pages = tokens // layout.page_size * layout.kv_pages_per_unit
         return pages * (of_page + self._entries.page_bytes) + state * layout.checkpoint_pages * of_page
 
     def read(self, tier: Tier, load: Load, source: Source, digests: Sequence[str]) -> TierOutcome | None:
-        """Read one part into its pages (on a reader's thread); return why it could not be.
+        """Read one part into its pages (on a reader's thread); return the reason if that fails.
 
-        The pages are the load's own until its commit, so it is the pages' content that is checked.
+        The pages belong to the load until its commit, so the check covers their final content.
         """
         unit, is_state = self._layout.unit_tokens, source is load.state
         start, end = source.start // unit, source.end // unit
@@ -55,9 +104,9 @@ class PrefixParts:
         return failed
 
     def _read_entries(self, tier: Tier, load: Load, run: str, end: int, had: int, pages: Sequence[int]) -> bool:
-        """Read entries beside the pages of a run, if there are any (on a reader's thread).
+        """Read the entries for the pages of a run, if a store has them (on a reader's thread).
 
-        False: they are to be cleared.
+        False: they must be cleared.
         """
         name, key = entries_name(run), load.key[: end * self._layout.unit_bytes]
         try:
@@ -70,7 +119,7 @@ class PrefixParts:
         return tier.read(name, ENTRIES, end, key, payload) is None
 
     def _pages_of(self, load: Load, source: Source) -> tuple[int, list[int]]:
-        """Return how many pages of a run memory had already, and the load's own ones after them."""
+        """Return how many pages of a run memory has already, and the load's own pages after them."""
         if not self._layout.kv_pages_per_unit:
             return 0, []
         first, end = source.start // self._layout.page_size, source.end // self._layout.page_size
@@ -78,9 +127,9 @@ class PrefixParts:
         return own_from - first, list(load.plan.table[own_from:end])
 
     def prefix(self, namespace: str, key: bytes, at: int, held: Held | None) -> Prefix:
-        """Return a prefix with its parts; entries are parts where all of a run's are there.
+        """Return a prefix with its parts; entries are parts for runs whose entries are complete.
 
-        `held`: its pages; None: it is still computed, and entries may come with it.
+        `held`: its pages; None: the prefix is still being computed, and may get entries.
         """
         unit = self._layout.unit_tokens
         end = at // unit
@@ -96,7 +145,7 @@ class PrefixParts:
         return Prefix(namespace, key, at, places)
 
     def part(self, prefix: Prefix, number: int, held: Held) -> Part | None:
-        """Return a part of a prefix whose pages are held; None for entries that are not there any more."""
+        """Return a part of a prefix whose pages are held; None for entries that no longer exist."""
         place, per_unit = prefix.places[number], self._layout.unit_pages
         key = prefix.key[: place.end * self._layout.unit_bytes]
         if place.kind == STATE:
@@ -125,5 +174,5 @@ class PrefixParts:
 
 
 def _thrown_away(pages: int, page_bytes: int) -> list[memoryview]:
-    """Return memory for pages whose content is checked, and then not used."""
+    """Return memory for pages whose content is read for the check only."""
     return [memoryview(bytearray(page_bytes)) for _ in range(pages)]

@@ -18,13 +18,13 @@ from headwater.tiers.names import SEGMENT, Names
 from headwater.tiers.part import Part
 from headwater.tiers.store import PeerStore, StoreError
 
-MOST_EXPECTED = 1024  # segments that peers are said to have
+MAX_EXPECTED_SEGMENTS = 1024  # that peers are reported to have
 
 log = logging.getLogger("headwater.engine")
 
 
 class Owner(Protocol):
-    """Tiers of an engine, as far as segments need them."""
+    """Methods of the engine's tiers that segments need."""
 
     def prefill_seconds(self, tokens: int) -> float | None:
         """Return the expected seconds to prefill `tokens` tokens; None before any was measured."""
@@ -50,7 +50,7 @@ class SegmentIO:
         self._tiers, self._names, self._scheduler = list(tiers), names, scheduler
         self._stores = tuple(tiers)
         self._peers: tuple[Tier, PeerStore] | None = None
-        self._expected: dict[SegmentKey, None] = {}  # that peers are said to have, the oldest first
+        self._expected: dict[SegmentKey, None] = {}  # that peers are reported to have, the oldest first
         self._pages = runner.arena.bytes
         self._changed, self._timeout, self._owner = changed, timeout, owner
         self._cache, self._layout = scheduler.cache, scheduler.layout
@@ -65,13 +65,13 @@ class SegmentIO:
         self._tiers.append(tier)
 
     def expect(self, key: SegmentKey, peers: Sequence[bytes]) -> None:
-        """Note that workers are said to have a segment."""
+        """Record that other workers are reported to have a segment."""
         if self._peers is None or not peers:
             return
         tier, store = self._peers
         store.expect(peers, key.encoded, tier.names.segment(key.encoded))
         self._expected[key] = None
-        while len(self._expected) > MOST_EXPECTED:
+        while len(self._expected) > MAX_EXPECTED_SEGMENTS:
             del self._expected[next(iter(self._expected))]
 
     def may_hold(self, key: SegmentKey) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headwater.account import TierOutcome
 from headwater.engine.runner import Runner
-from headwater.engine.tiers.entries import PageEntries
+from headwater.engine.tiers.prefix import PageEntries
 from headwater.engine.tiers.tier import Tier
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
@@ -22,7 +22,7 @@ from headwater.tiers.part import Buffer, Part, Sealer
 from headwater.tiers.store import PeerStore
 
 MAX_HELD_TAILS = 8  # the oldest are given up
-HELD_SECONDS = 10.0  # in which the other worker is expected to ask; older tails are given up when another one comes
+HELD_SECONDS = 10.0  # in which the other worker is expected to ask; an older tail is given up when another one comes
 WAIT_SECONDS = 5.0  # of a request for its tail
 FIRST_BYTES = 4096  # of a first token, filled up with blanks
 
@@ -64,7 +64,7 @@ class Tails:
     ) -> None:
         """`tier`: of the other workers' memory; `runner`: with the arena; `changed`: the engine's lock.
 
-        `prefill_seconds`: expected ones of so many tokens.
+        `prefill_seconds`: expected seconds for a number of tokens.
         """
         self._prefill_seconds = prefill_seconds
         self._tier, self._store, self._sealer, self._entries = tier, store, sealer, entries
@@ -98,7 +98,7 @@ class Tails:
     def sealed(self, id: bytes, entries: int) -> Iterator[list[Buffer] | None]:
         """Yield the bytes of a tail, once; None if it is not kept. For any thread.
 
-        `entries`: bytes of the head's entries beside a page, as the other worker has them; others are left out.
+        `entries`: bytes of the head's entries of a page, as on the other worker; entries of other sizes are left out.
         """
         with self._changed:
             kept = self._kept.pop(id, None)
@@ -154,7 +154,7 @@ class Tails:
         return bool(tails)
 
     def _reserved(self, seq: Request) -> Tail | None:
-        """Take pages for a request's tail; None if there is no memory."""
+        """Reserve pages for a request's tail; None if memory is short."""
         return Tail.reserved(self._scheduler.cache, self._scheduler.new_id(), seq.namespace, seq.n_prompt)
 
     def _pays(self, seq: Request) -> bool:

@@ -1,43 +1,44 @@
-"""One tier of an engine: its store, how fast it is, and whether it may be asked now."""
+"""One tier of an engine: its store, speed, failures, and the fingerprints of its states."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from headwater.account import TierOutcome
 from headwater.cache_folder import own_folder
 from headwater.config import ServeConfig
 from headwater.engine.meter import Ratio
-from headwater.engine.tiers.fingerprints import TierFingerprints
 from headwater.engine.workers import Workers
 from headwater.errors import ConfigError
 from headwater.schedule.tier_load import TierStats
 from headwater.setting import SettingError, without_password
 from headwater.tiers.changes import IGNORED, PartsRemoved, StoreChanges
-from headwater.tiers.names import Names, read_key
+from headwater.tiers.fingerprint import Fingerprint
+from headwater.tiers.names import Names, fingerprint_name, read_key
 from headwater.tiers.part import HEADER, SEAL_BYTES, CorruptPart, Part, Sealer
 from headwater.tiers.place import TierPlace
 from headwater.tiers.store import OwnStore, Store, StoreError, Usage
 
 FIRST_BANDWIDTH = 1e9  # bytes a second, until some were read
-LATENCY = 1e-3  # seconds of a load beside its bytes
-BREAK = 10.0  # seconds for which a store that failed is left alone
+LATENCY = 1e-3  # seconds of a load without its bytes
+BREAK_SECONDS = 10.0  # without calls to a store that failed
 READERS = 2  # threads that read parts
-WAIT_FACTOR = 4  # times the expected seconds, after which a load is not waited for
+WAIT_FACTOR = 4  # times the expected seconds of a load, after which requests stop waiting
+MAX_OTHER_FINGERPRINTS = 4  # under which a prompt is looked up
 
-# A part that is made when it is to be written, and is valid until its thread makes the next one.
+# A part that is built when it is written, and is valid until its thread builds the next one.
 NamedPart = tuple[str, Callable[[], Part]]
 
 log = logging.getLogger("headwater.engine")
 
 
 def patience(expected: float, computing: float | None) -> float:
-    """Return the seconds for which a load is waited for that was expected to take `expected` seconds.
+    """Return the seconds to wait for a load that is expected to take `expected` seconds.
 
-    A quarter of `computing`, the seconds that computing the same takes, if that is longer: giving up costs all of them.
+    At least a quarter of `computing`, the seconds to compute the same tokens, which giving up costs.
     """
     return max(WAIT_FACTOR * expected, (computing or 0.0) / WAIT_FACTOR)
 
@@ -61,8 +62,65 @@ def tier_key(config: ServeConfig) -> bytes:
         raise SettingError("tier_key", repr(str(config.tier_key or "")), f"but {error}") from error
 
 
+class TierFingerprints:
+    """The server's own fingerprint, and other ones in a store, whose states it cannot use."""
+
+    def __init__(self, store: Store, key: bytes, own: Fingerprint, unit_bytes: int) -> None:
+        self._store, self._key, self._unit_bytes = store, key, unit_bytes
+        self._sealer = Sealer(key)
+        self.own, self.names = own, Names(key, own.digest, unit_bytes)
+        self._checked = False  # the content of the own one in the store
+        self._known: set[str] = {self.names.tag}
+        self.others: list[Names] = []  # at most MAX_OTHER_FINGERPRINTS, those with most states first
+
+    def keep(self) -> None:
+        """Store the own fingerprint if it is missing, or if the first call finds another content.
+
+        Raises StoreError.
+        """
+        name = fingerprint_name(self.names.tag)
+        if not self._checked:
+            if self._read(self.names.tag) is None:
+                self._store.delete([name])
+            self._checked = True
+        if not self._store.has([name])[0]:
+            self._store.put(name, self._sealer.seal(name, self.own.part()))
+
+    def learn(self, states: Mapping[str, int]) -> None:
+        """Read the fingerprints of the store's states (by tag) that are not known yet. Raises StoreError."""
+        for tag in sorted(states, key=lambda tag: -states[tag]):
+            if tag in self._known or not states[tag]:
+                continue
+            self._known.add(tag)
+            found = self._read(tag)
+            if found is not None and len(self.others) < MAX_OTHER_FINGERPRINTS:
+                self.others.append(Names(self._key, found.digest, self._unit_bytes))
+            why = "it is not known which components differ" if found is None else _difference(self.own, found)
+            log.info("%s holds %s states of another fingerprint: %s", self._store.shown, f"{states[tag]:,}", why)
+
+    def count_others(self, states: Mapping[str, int]) -> int:
+        """Return how many of a store's states have another fingerprint."""
+        return sum(count for tag, count in states.items() if tag != self.names.tag)
+
+    def _read(self, tag: str) -> Fingerprint | None:
+        name = fingerprint_name(tag)
+        content = self._store.get(name)
+        if content is None:
+            return None
+        try:
+            return Fingerprint.read(self._sealer.unseal(name, content))
+        except CorruptPart as error:
+            log.info("%s: fingerprint %s cannot be read: %s", self._store.shown, tag, error)
+            return None
+
+
+def _difference(own: Fingerprint, other: Fingerprint) -> str:
+    """Describe how another fingerprint differs."""
+    return f"model {other.model!r}, other {', '.join(own.differs(other))}"
+
+
 class Tier:
-    """One store, how fast it is, and whether it may be asked now."""
+    """Store with its measured speed; not read or written for a while after a failure."""
 
     def __init__(self, number: int, store: Store, fingerprints: TierFingerprints, sealer: Sealer) -> None:
         self.number, self.store, self.fingerprints, self._sealer = number, store, fingerprints, sealer
@@ -70,7 +128,7 @@ class Tier:
         self.waiting = 0  # bytes that loads in progress still read
         self.counts: Counter[str] = Counter()
         self.changes: StoreChanges = IGNORED
-        self.usage = Usage(0, 0, store.limit)  # as it was after the last copy
+        self.usage = Usage(0, 0, store.limit)  # as of the last copy
         self.unreadable_until = self.unwritable_until = 0.0
         # threads of its own: a slow store delays no other
         self.lookups = Workers(1, f"headwater-tier-{number}-lookup")
@@ -83,7 +141,7 @@ class Tier:
 
     @property
     def own_store(self) -> OwnStore:
-        """The store, which may be this server's alone."""
+        """The store, which may be private to this server."""
         assert isinstance(self.store, OwnStore), f"a {self.store.kind} store never is"
         return self.store
 
@@ -97,7 +155,7 @@ class Tier:
         return time.monotonic() >= self.unwritable_until
 
     def read(self, name: str, kind: str, end: int, key: bytes, payload: Sequence[memoryview]) -> TierOutcome | None:
-        """Fill `payload` with a part of this kind, end and key, and check it; return why it could not be."""
+        """Fill `payload` with a part of this kind, end and key, and check it; return the reason if that fails."""
         header, stored_key, seal = (memoryview(bytearray(n)) for n in (HEADER.size, len(key), SEAL_BYTES))
         begun = time.perf_counter()
         try:
@@ -117,12 +175,12 @@ class Tier:
         return None
 
     def publish(self, changes: StoreChanges) -> None:
-        """Say from now on what is stored, and what is gone."""
+        """Publish stored and removed parts from now on."""
         self.changes = self.own_store.changes = changes
         self.own_store.claim()
 
     def put(self, parts: Sequence[NamedPart], closing: Callable[[], bool]) -> None:
-        """Store parts that are not there, in their order, until `closing()`; the others count as used now.
+        """Store missing parts in their order, until `closing()`; the others count as used now.
 
         Raises StoreError.
         """
@@ -143,7 +201,7 @@ class Tier:
         self.counts["bytes_written"] += part.bytes
 
     def _unreadable(self, name: str) -> TierOutcome:
-        """Return why a part has not the expected size: it is gone, or it is not what was stored."""
+        """Return why a part does not have the expected size: it is gone or damaged."""
         if self.store.has([name])[0]:
             return self._corrupt(name, CorruptPart("it has another size"))
         self.counts["gone"] += 1
@@ -162,25 +220,25 @@ class Tier:
     def failed(self, error: Exception) -> None:
         """Do not read for a while."""
         if self.usable:
-            log.warning("%s; this tier is not read for %g s", error, BREAK)
-        self.unreadable_until = time.monotonic() + BREAK
+            log.warning("%s; this tier is not read for %g s", error, BREAK_SECONDS)
+        self.unreadable_until = time.monotonic() + BREAK_SECONDS
         self.counts["errors"] += 1
 
     def failed_to_write(self, error: Exception) -> None:
         """Do not write for a while: a full disk can still be read."""
         if self.writable:
-            log.warning("%s; this tier is not written for %g s", error, BREAK)
-        self.unwritable_until = time.monotonic() + BREAK
+            log.warning("%s; this tier is not written for %g s", error, BREAK_SECONDS)
+        self.unwritable_until = time.monotonic() + BREAK_SECONDS
         self.counts["errors"] += 1
 
     def look(self) -> None:
-        """Ask the store for its figures, and for fingerprints that are new. Raises StoreError."""
+        """Read the store's figures and new fingerprints. Raises StoreError."""
         self.usage = self.store.usage()
         self.fingerprints.learn(self.usage.states)
 
     @property
     def stats(self) -> TierStats:
-        """Figures of its content, as far as they are known without asking it, and of its work."""
+        """Figures of its content, as of the last call to the store, and of its work."""
         names = ("read", "bytes_read", "written", "bytes_written", "corrupt", "errors")
         work = {name: self.counts[name] for name in names}
         used = self.usage
@@ -195,5 +253,5 @@ class Tier:
         return self.bandwidth.value or FIRST_BANDWIDTH
 
     def seconds(self, size: int) -> float:
-        """Return the expected seconds to read so many bytes, after those that are being read."""
+        """Return the expected seconds to read `size` bytes, after those that are being read."""
         return LATENCY + (self.waiting + size) / self.bytes_a_second

@@ -16,7 +16,8 @@ from headwater.cache.segments.compose import METHODS, Widths, computed_tokens, r
 from headwater.lab.fidelity.prompts import Prompt
 from headwater.memory.arena import Arena
 from headwater.memory.slots import LaidOut, Segment, StateMemory
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.slices import Slice
 from headwater.mixers.window import Rings
 from headwater.models.hybrid import Function, HybridModel, Mixers, Step
 from headwater.plan import Run

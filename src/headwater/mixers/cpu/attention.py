@@ -88,7 +88,7 @@ class DecodeRows:
         A row's bits do not depend on the other rows of its call. out_row: elements from a row's result to the next.
         """
         heads, kv_heads, k_width, v_width = shape
-        n, together = len(self.position_B), attention.TOGETHER
+        n, together = len(self.position_B), attention.QUERY_GROUP
         queries = kv_heads * -(-heads // kv_heads // together) * together
         splits = -(-min(self.longest, self.table_row * pages.size) // attention.SPLIT)
         at_once = min(n, max(1, SCRATCH_BYTES // (4 * splits * queries * (2 + v_width))))

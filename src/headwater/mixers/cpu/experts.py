@@ -24,8 +24,8 @@ from headwater.kernels.tile import BLOCK, PANEL
 from headwater.layers.feed_forward import Experts
 from headwater.mixers import activations, numerics
 from headwater.mixers.feed_forward import MixtureOfExperts, expert_weights, parts_of
-from headwater.mixers.linear import Weight
 from headwater.mixers.panels import ACTIVATIONS, held, scratch
+from headwater.mixers.products import Weight
 from headwater.mixers.weights import Weights, format_of, weights_as_one
 
 Array = np.ndarray[Any, Any]

@@ -14,14 +14,16 @@ from torch import Tensor
 from headwater.kernels import drafts
 from headwater.kernels.arrays import flat
 from headwater.kernels.recording import constant, empty
-from headwater.mixers.batch import Round, Rows, StepBatch
-from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
-from headwater.mixers.cpu.gla import GatedLinearAttentionKernel
-from headwater.mixers.cpu.kda import KimiDeltaAttentionKernel
-from headwater.mixers.cpu.lightning import LightningAttentionKernel
-from headwater.mixers.cpu.mamba import SelectiveStateSpaceKernel
-from headwater.mixers.cpu.mamba2 import StateSpaceDualKernel
-from headwater.mixers.cpu.memory import Memory
+from headwater.mixers.batch import Rows, StepBatch
+from headwater.mixers.cpu.recurrent_kernels import (
+    GatedDeltaNetKernel,
+    GatedLinearAttentionKernel,
+    KimiDeltaAttentionKernel,
+    LightningAttentionKernel,
+    Memory,
+    SelectiveStateSpaceKernel,
+    StateSpaceDualKernel,
+)
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.gla import GatedLinearAttentionMixer
 from headwater.mixers.kda import KimiDeltaAttention
@@ -30,6 +32,7 @@ from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
+from headwater.mixers.slices import Round
 
 
 class Kernel(Protocol):

@@ -24,7 +24,7 @@ def has_kernels(device: torch.device | str) -> bool:
 def dense(x: Tensor) -> Tensor:
     """Return x contiguous, at an address that is a multiple of 16 bytes; itself, if it is.
 
-    Triton compiles a kernel once more for arguments at other addresses, and its sums may have another order then. One
+    Triton compiles a kernel again for arguments at other addresses, and its sums may then have another order. One
     row of a wider tensor is contiguous wherever it stands.
     """
     x = x.contiguous()

@@ -19,8 +19,9 @@ import triton.language as tl
 from torch import Tensor
 
 from headwater.mixers.attention import Attention, AttentionStep, Destinations
-from headwater.mixers.batch import Slice, StepBatch, padded_tables
+from headwater.mixers.batch import StepBatch, padded_tables
 from headwater.mixers.gpu import dense
+from headwater.mixers.slices import Slice
 from headwater.mixers.window import Rings, WindowAttentionMixer
 
 TILE = 64  # queries, and keys of a block: pages are multiples of it
@@ -250,7 +251,8 @@ def prefill(
 ) -> Tensor:
     """Compute attention of all slices' queries; `keys_values` are pages [pages, page_size · G · D], strided.
 
-    With a window a query sees so many tokens, its own included. Results are written to `out_NHD`, if it is given.
+    With a window, a query sees that number of tokens, its own included. Results are written to `out_NHD`, if it is
+    given.
     """
     _, heads, width = q_PHD.shape
     k_pages, v_pages = keys_values

@@ -1,7 +1,7 @@
 """Routed experts of decoding rows in Triton, without a count of the rows of each expert.
 
-Each row reads its experts' weights by itself, so its bits depend on the row alone, and the launch depends on the number
-of rows alone. Prefill, in which many rows share an expert, is computed expert by expert.
+Each row reads its experts' weights by itself, so its bits depend only on the row, and the launch only on the number of
+rows. Prefill, in which many rows share an expert, is computed expert by expert.
 
 R rows times experts a row, J experts a row, E experts, K inputs and N outputs of a product.
 """

@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwater.mixers.batch import CHUNK
 from headwater.mixers.gdn import DeltaRule
 from headwater.mixers.gpu import ALIGNED, dense
 from headwater.mixers.gpu.norm import unit_queries_keys
 from headwater.mixers.gpu.ragged import PRECISION, STAGES, WARPS, Ragged
+from headwater.mixers.slices import CHUNK
 
 VALUES = 32  # value channels that a program keeps in registers
 

@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwater.mixers.batch import CHUNK
 from headwater.mixers.gdn import Chunks
 from headwater.mixers.gpu.gdn import VALUES, DeltaRuleKernels, widths
 from headwater.mixers.gpu.ragged import NO_ROW, PRECISION, STAGES, WARPS, Ragged
+from headwater.mixers.slices import CHUNK
 
-TOGETHER = 16  # chunks that are prepared at once: torch's batched products have other bits at other numbers
+CHUNK_BATCH = 16  # chunks that are prepared at once: torch's batched products have other bits at other numbers
 
 
 @triton.jit
@@ -62,7 +62,9 @@ class KimiDeltaAttentionKernels(DeltaRuleKernels):
         """Return the outputs of all slices' rows, [P, H, V]; write their slots and the rows of saves."""
         s = self.shape
         row_nt = ragged.rows_of_chunks
-        parts = zip(*(self._prepared(mixed_PC, gates_PX, some_nt) for some_nt in row_nt.split(TOGETHER)), strict=True)
+        parts = zip(
+            *(self._prepared(mixed_PC, gates_PX, some_nt) for some_nt in row_nt.split(CHUNK_BATCH)), strict=True
+        )
         out_nHtV = mixed_PC.new_empty(len(row_nt), s.heads, CHUNK, s.head_dim)
         _advance[len(ragged.first_S), s.heads, triton.cdiv(s.head_dim, VALUES)](
             *(torch.cat(part) for part in parts), out_nHtV, state_RHKV, ragged.length_S, ragged.slot_S,
@@ -72,8 +74,8 @@ class KimiDeltaAttentionKernels(DeltaRuleKernels):
         return out_nHtV.transpose(1, 2)[row_nt >= 0]
 
     def _prepared(self, mixed_PC: Tensor, gates_PX: Tensor, row_nt: Tensor) -> tuple[Tensor, ...]:
-        """Return what TOGETHER chunks at most contribute; their number is filled up with zeros."""
-        filled_nt = F.pad(row_nt, (0, 0, 0, TOGETHER - len(row_nt)), value=NO_ROW)
+        """Return what CHUNK_BATCH chunks at most contribute; their number is filled up with zeros."""
+        filled_nt = F.pad(row_nt, (0, 0, 0, CHUNK_BATCH - len(row_nt)), value=NO_ROW)
         inside_nt1 = (filled_nt >= 0).unsqueeze(-1)
         all_of = (t[filled_nt.clamp_min(0)] * inside_nt1 for t in (mixed_PC, gates_PX))
         chunks = self.mixer.prepare(*all_of)

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwater.mixers.batch import CHUNK
 from headwater.mixers.gpu import dense
 from headwater.mixers.gpu.ragged import Ragged
 from headwater.mixers.mamba import SelectiveStateSpace
+from headwater.mixers.slices import CHUNK
 
 CHANNELS = 64  # of a program
 

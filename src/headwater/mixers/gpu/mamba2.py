@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwater.mixers.batch import CHUNK
 from headwater.mixers.gpu import dense
 from headwater.mixers.gpu.ragged import PRECISION, STAGES, WARPS, Ragged
 from headwater.mixers.mamba2 import StateSpaceDual
+from headwater.mixers.slices import CHUNK
 
 CHANNELS = 32  # of a head that a program keeps in registers
 

@@ -1,7 +1,7 @@
 """Decode over latents on a GPU, in Triton: the queries of several heads over one row a token, which is read once.
 
 Keys are rows of the arena, values are their latents. Blocks and splits stand at absolute positions, as those of
-`gpu/attention.py`, which also merges splits: a query's bits depend on its own sequence alone.
+`gpu/attention.py`, which also merges splits: a query's bits depend only on its own sequence.
 
 B decoding sequences, H heads, L latent, E position channels, X = L + E, T pages of a table.
 """
@@ -29,7 +29,7 @@ def _decode_split(
     latent: tl.constexpr, padded: tl.constexpr, place: tl.constexpr, place_padded: tl.constexpr,
     heads: tl.constexpr, tile: tl.constexpr, split: tl.constexpr,
 ):  # fmt: skip
-    """Attend from some heads of a sequence to one split of its rows; write maximum, sum and what was read."""
+    """Attend from some heads of a sequence to one split of its rows; write maximum, sum and the weighted values."""
     which, part = tl.program_id(0), tl.program_id(2)
     head = tl.program_id(1) * heads + tl.arange(0, heads)
     channel, at_place = tl.arange(0, padded), tl.arange(0, place_padded)

@@ -7,12 +7,13 @@ R rows, D width of a row, C model width, N rows of a step, H heads, G key heads,
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwater.mixers.activations import RMSNorm, StreamNorm
 from headwater.mixers.gpu import dense
 from headwater.mixers.gpu.pointwise import activated
 
@@ -107,7 +108,14 @@ def _place(
     tl.store(out + which.to(tl.int64)[:, None] * width + channel, value.to(out.dtype.element_ty), mask=inside)
 
 
-def place(x_NHD: Tensor, norm: RMSNorm | None, cos_sin_N2F: Tensor | None, neighbours: bool) -> Tensor:
+class ScaledNorm(Protocol):
+    """An RMS norm with the scale of its channels."""
+
+    scale_C: Tensor
+    eps: float
+
+
+def place(x_NHD: Tensor, norm: ScaledNorm | None, cos_sin_N2F: Tensor | None, neighbours: bool) -> Tensor:
     """Return heads normed, if there is a norm, and their first 2F channels rotated, if they are: contiguous."""
     n, heads, width = x_NHD.shape
     if x_NHD.stride(2) != 1:
@@ -126,7 +134,7 @@ def place(x_NHD: Tensor, norm: RMSNorm | None, cos_sin_N2F: Tensor | None, neigh
 
 
 def squares(x_XD: Tensor) -> Tensor:
-    """Return Σx² over the last dimension, float32 [X, 1]. A row's bits depend on the row alone."""
+    """Return Σx² over the last dimension, float32 [X, 1]. A row's bits depend only on the row."""
     width = x_XD.shape[-1]
     x_RD = dense(x_XD).view(-1, width)
     out_R = torch.empty(len(x_RD), dtype=torch.float32, device=x_XD.device)
@@ -178,18 +186,3 @@ def unit_queries_keys(qk_N2GK: Tensor) -> tuple[Tensor, Tensor]:
         )  # fmt: skip
     q_NGK, k_NGK = out_2NGK.unbind(0)
     return q_NGK, k_NGK
-
-
-class StreamNormOnGpu(StreamNorm):
-    """The norm of the residual stream in one kernel, with the addition before it."""
-
-    def __init__(self, norm: RMSNorm, dtype: torch.dtype) -> None:
-        super().__init__(norm, dtype)
-
-    def __call__(self, x_NC: Tensor) -> Tensor:
-        return rms_norm(x_NC, self.norm.scale_C, self.norm.eps, self.dtype)
-
-    def after(self, x_NC: Tensor, out_NC: Tensor, scale: float) -> Tensor:
-        if dense(x_NC) is not x_NC:  # it is changed in place
-            return super().after(x_NC, out_NC, scale)
-        return rms_norm(x_NC, self.norm.scale_C, self.norm.eps, self.dtype, out_NC, scale)

@@ -22,7 +22,7 @@ def activated(x, kind: tl.constexpr):
         y = 1.0 / (1.0 + tl.exp(-x))
     elif kind == "silu":
         y = x / (1.0 + tl.exp(-x))
-    else:  # max(x, 0) + log(1 + e), in which e is not lost beside 1
+    else:  # max(x, 0) + log(1 + e), in which e is not rounded away next to 1
         e = tl.exp(-tl.abs(x))
         u = 1.0 + e
         y = tl.maximum(x, 0.0) + tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0)))

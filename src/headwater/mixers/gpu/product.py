@@ -1,7 +1,7 @@
 """Products of decoding rows in Triton: any number of rows in one launch, with the activation and the factor after them.
 
 A program multiplies 16 rows, filled up with zeros, by a block of outputs, and adds up inputs in order, block by block.
-So a row's bits depend on the row alone. Each weight is read once from memory for 16 rows, which takes most of the time.
+So a row's bits depend only on the row. Each weight is read once from memory for 16 rows, which takes most of the time.
 
 R rows, K inputs, N outputs.
 """
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from headwater.mixers.gpu import dense
 from headwater.mixers.gpu.pointwise import activated
-from headwater.mixers.linear import TorchProduct
+from headwater.mixers.products import TorchProduct
 
 HEIGHT = 16  # rows of a program, the fewest that tensor cores multiply
-LONG = 2048  # inputs from which on a program reads more of a row at a time
+MIN_LONG_INPUTS = 2048  # from which on a program reads more of a row at a time
 SHORT_BYTES, LONG_BYTES = 512, 1024  # of a row
 STAGES, WARPS = 3, 2
 
@@ -103,7 +103,7 @@ class ProductOnGpu(TorchProduct):
             x_RK, weight_NK, weight_NK if bias_N is None else bias_N, out_RN if factor_RN is None else factor_RN,
             out_RN, len(x_RK), n_in, n_out, factor_row, out_RN.stride(0),
             then=then, has_bias=bias_N is not None, has_factor=factor_RN is not None,
-            **self._tile(LONG_BYTES if n_in >= LONG else SHORT_BYTES),
+            **self._tile(LONG_BYTES if n_in >= MIN_LONG_INPUTS else SHORT_BYTES),
         )  # fmt: skip
 
     def opened(self, gate: ProductOnGpu, x_RK: Tensor) -> Tensor | None:
@@ -127,7 +127,7 @@ class ProductOnGpu(TorchProduct):
         return triton.cdiv(len(x_RK), HEIGHT), triton.cdiv(len(self._whole), self.outputs)
 
     def _tile(self, row_bytes: int) -> dict[str, int | bool]:
-        """Return what a kernel is compiled for that reads so many bytes of a row at a time."""
+        """Return the constants of a kernel that reads `row_bytes` bytes of a row at a time."""
         n_in = self._whole.shape[1]
         inputs = min(row_bytes // self._whole.itemsize, max(16, triton.next_power_of_2(n_in)))
         shape = {"height": HEIGHT, "outputs": self.outputs, "inputs": inputs}

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwater.mixers.batch import CHUNK, Round, Slice
+from headwater.mixers.slices import CHUNK, Round, Slice
 
 ROWS, CHANNELS = 32, 64  # of a tile of the convolution
 NO_ROW = -1

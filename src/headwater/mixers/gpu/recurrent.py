@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from headwater.mixers.batch import Round, StepBatch
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.gpu.gdn import GatedDeltaNetKernels
 from headwater.mixers.gpu.kda import KimiDeltaAttentionKernels
@@ -22,6 +22,7 @@ from headwater.mixers.kda import KimiDeltaAttention
 from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.recurrent import LayerState, RecurrentMixer, Rows, decoding
+from headwater.mixers.slices import Round
 
 
 class Kernels(Protocol):

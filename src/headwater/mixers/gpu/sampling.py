@@ -1,6 +1,6 @@
 """Tokens of a step's rows in Triton: the largest logits, or draws after temperature, top-k, top-p and min-p.
 
-A program takes one row, so that a row's token depends on its logits and parameters alone. Weights exp((x − max) / T)
+A program takes one row, so that a row's token depends only on its logits and parameters. Weights exp((x − max) / T)
 are integers, of which the largest is 2³¹: their sums are the same in every order. Tokens that top-k and top-p leave are
 those from a threshold on, which is found by counting and weighing the tokens above several candidates at a time.
 
@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 8192  # logits that a program reads at a time, where it looks at each once
-COUNTED = 1024  # and where it holds them against candidates
+BLOCK = 8192  # logits that a program reads at a time, each once
+COUNTED = 1024  # the same, if it compares them with candidates
 CANDIDATES = 8  # for a threshold
 LEVELS = 8
-GATHERED = 4096  # tokens, at most, that are gathered to be looked at alone
+GATHERED = 4096  # tokens that are gathered at most
 WARPS = 16
 HEAVIEST = tl.constexpr(2147483648.0)  # weight of the most likely token
 WEIGHTLESS = tl.constexpr(22.0)  # exp(-22) · 2³¹ is less than 1
@@ -78,7 +78,7 @@ def _threshold(
 ):  # fmt: skip
     """Return the largest key from which on tokens are as many as `wanted`, or weigh as much; at least `lowest`.
 
-    It is no lower than the key below which tokens weigh nothing.
+    It is not below the key at which tokens weigh nothing.
     """
     index = tl.arange(0, candidates)
     low = tl.maximum(lowest, _key(largest - WEIGHTLESS * temperature).to(tl.int64))
@@ -121,15 +121,9 @@ def _levels(largest, temperature, levels: tl.constexpr):
     return _key(largest - below * temperature).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["size"])
-def _choose(
-    logits, numbers, gathered, gathered_token, out, n_rows, size,
-    block: tl.constexpr, counted: tl.constexpr, candidates: tl.constexpr, levels: tl.constexpr, most: tl.constexpr,
-):  # fmt: skip
-    """Write a row's largest logit, NaN if any is NaN, and its token."""
-    which = tl.program_id(0)
-    at = numbers + which
-    logits += tl.load(at).to(tl.int64) * size
+@triton.jit
+def _largest(logits, size, block: tl.constexpr):
+    """Return the largest logit, whether any is NaN (a count), and the first token with the largest logit."""
     index = tl.arange(0, block)
     best_B = tl.full((block,), float("-inf"), tl.float32)
     token_B = tl.zeros((block,), tl.int32)
@@ -140,7 +134,87 @@ def _choose(
         token_B = tl.where(x > best_B, first + index, token_B)
         best_B = tl.where(x > best_B, x, best_B)
     largest, n_nan = tl.max(best_B, 0), tl.sum(nan_B, 0)
-    token = tl.min(tl.where(best_B == largest, token_B, size), 0)
+    return largest, n_nan, tl.min(tl.where(best_B == largest, token_B, size), 0)
+
+
+@triton.jit
+def _top_k(logits, size, largest, temperature, lowest, top_k, counted: tl.constexpr, candidates: tl.constexpr):
+    """Return the key of the lowest of the `top_k` largest logits, and how many tokens with that key top-k leaves."""
+    threshold = _threshold(logits, size, largest, temperature, lowest, top_k, True, counted, candidates)
+    key_C = threshold + 1 + tl.zeros((candidates,), tl.int64)
+    count_C, _ = _from(logits, size, largest, temperature, key_C, counted, candidates)
+    return threshold, top_k - tl.max(count_C, 0)
+
+
+@triton.jit
+def _top_p(
+    logits, size, largest, temperature, threshold, n_ties, limited, of_row, top_p, counted: tl.constexpr,
+    candidates: tl.constexpr,
+):  # fmt: skip
+    """Return threshold and ties of the fewest tokens with `top_p` of the weight of those that top-k left."""
+    all_of = of_row
+    if limited:
+        key_C = threshold + 1 + tl.zeros((candidates,), tl.int64)
+        _, weight_C = _from(logits, size, largest, temperature, key_C, counted, candidates)
+        tie = _weight(_logit(threshold.to(tl.int32)), largest, temperature)
+        all_of = tl.max(weight_C, 0) + n_ties * tie
+    wanted = tl.maximum(tl.ceil(top_p * all_of.to(tl.float64)).to(tl.int64), 1)
+    wanted = tl.minimum(wanted, all_of)
+    found = _threshold(logits, size, largest, temperature, threshold, wanted, False, counted, candidates)
+    key_C = found + 1 + tl.zeros((candidates,), tl.int64)
+    _, weight_C = _from(logits, size, largest, temperature, key_C, counted, candidates)
+    tie = tl.maximum(_weight(_logit(found.to(tl.int32)), largest, temperature), 1)
+    needed = (wanted - tl.max(weight_C, 0) + tie - 1) // tie
+    return found, tl.where(found > threshold, needed, tl.minimum(needed, n_ties))
+
+
+@triton.jit
+def _drawn(logits, size, largest, temperature, threshold, n_ties, min_p, uniform, token, block: tl.constexpr):
+    """Return the drawn token among those above the threshold and the first `n_ties` at it, with `min_p` at least."""
+    index = tl.arange(0, block)
+    least = tl.ceil(min_p * HEAVIEST).to(tl.int64)
+    weight_B, tie_B = tl.zeros((block,), tl.int64), tl.zeros((block,), tl.int64)
+    for first in range(0, size, block):
+        x = tl.load(logits + first + index, mask=first + index < size, other=float("-inf"))
+        key, weight = _key(x).to(tl.int64), _weight(x, largest, temperature)
+        in_row = first + index < size
+        weight_B += tl.where(in_row & (key > threshold) & (weight >= least), weight, 0)
+        tie_B += (in_row & (key == threshold)).to(tl.int64)
+    n_ties = tl.minimum(n_ties, tl.sum(tie_B, 0))
+    tie = _weight(_logit(threshold.to(tl.int32)), largest, temperature)
+    total = tl.sum(weight_B, 0) + tl.where(tie >= least, n_ties * tie, 0) * (n_ties > 0)
+    target = tl.floor(uniform * total.to(tl.float64)).to(tl.int64)
+    n_seen, before = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
+    token, first = token * 0 + size, 0
+    while (token == size) & (first < size):
+        x = tl.load(logits + first + index, mask=first + index < size, other=float("-inf"))
+        key, weight = _key(x).to(tl.int64), _weight(x, largest, temperature)
+        in_row = first + index < size
+        is_tie = in_row & (key == threshold)
+        weight = tl.where(in_row & (key >= threshold) & (weight >= least), weight, 0)
+        n_tied = tl.sum(is_tie.to(tl.int64), 0)
+        if n_seen + n_tied > n_ties:
+            rank = n_seen + tl.cumsum(is_tie.to(tl.int32), 0).to(tl.int64)
+            weight = tl.where(is_tie & (rank > n_ties), 0, weight)
+        of_block = tl.sum(weight, 0)
+        if before + of_block > target:
+            token = tl.min(tl.where(before + tl.cumsum(weight, 0) > target, first + index, size), 0)
+        before += of_block
+        n_seen += n_tied
+        first += block
+    return token
+
+
+@triton.jit(do_not_specialize=["size"])
+def _choose(
+    logits, numbers, gathered, gathered_token, out, n_rows, size,
+    block: tl.constexpr, counted: tl.constexpr, candidates: tl.constexpr, levels: tl.constexpr, most: tl.constexpr,
+):  # fmt: skip
+    """Write a row's largest logit, NaN if any is NaN, and its token."""
+    which = tl.program_id(0)
+    at = numbers + which
+    logits += tl.load(at).to(tl.int64) * size
+    largest, n_nan, token = _largest(logits, size, block)
     is_gathered = tl.full((), 0, tl.int32)
     temperature = tl.load(at + n_rows).to(tl.float32)
     if (temperature > 0) & (n_nan == 0) & (largest < float("inf")) & (largest > float("-inf")):
@@ -163,56 +237,13 @@ def _choose(
                 logits = gathered
                 is_gathered = is_gathered + 1
         if limited:
-            threshold = _threshold(logits, size, largest, temperature, threshold, top_k, True, counted, candidates)
-            key_C = threshold + 1 + tl.zeros((candidates,), tl.int64)
-            count_C, weight_C = _from(logits, size, largest, temperature, key_C, counted, candidates)
-            n_ties = top_k - tl.max(count_C, 0)
+            threshold, n_ties = _top_k(logits, size, largest, temperature, threshold, top_k, counted, candidates)
         if top_p < 1.0:
-            all_of = of_row
-            if limited:
-                key_C = threshold + 1 + tl.zeros((candidates,), tl.int64)
-                count_C, weight_C = _from(logits, size, largest, temperature, key_C, counted, candidates)
-                tie = _weight(_logit(threshold.to(tl.int32)), largest, temperature)
-                all_of = tl.max(weight_C, 0) + n_ties * tie
-            wanted = tl.maximum(tl.ceil(top_p * all_of.to(tl.float64)).to(tl.int64), 1)
-            wanted = tl.minimum(wanted, all_of)
-            found = _threshold(logits, size, largest, temperature, threshold, wanted, False, counted, candidates)
-            key_C = found + 1 + tl.zeros((candidates,), tl.int64)
-            count_C, weight_C = _from(logits, size, largest, temperature, key_C, counted, candidates)
-            tie = tl.maximum(_weight(_logit(found.to(tl.int32)), largest, temperature), 1)
-            needed = (wanted - tl.max(weight_C, 0) + tie - 1) // tie
-            n_ties = tl.where(found > threshold, needed, tl.minimum(needed, n_ties))
-            threshold = found
-        least = tl.ceil(tl.load(at + 4 * n_rows) * HEAVIEST).to(tl.int64)
-        weight_B, tie_B = tl.zeros((block,), tl.int64), tl.zeros((block,), tl.int64)
-        for first in range(0, size, block):
-            x = tl.load(logits + first + index, mask=first + index < size, other=float("-inf"))
-            key, weight = _key(x).to(tl.int64), _weight(x, largest, temperature)
-            in_row = first + index < size
-            weight_B += tl.where(in_row & (key > threshold) & (weight >= least), weight, 0)
-            tie_B += (in_row & (key == threshold)).to(tl.int64)
-        n_ties = tl.minimum(n_ties, tl.sum(tie_B, 0))
-        tie = _weight(_logit(threshold.to(tl.int32)), largest, temperature)
-        total = tl.sum(weight_B, 0) + tl.where(tie >= least, n_ties * tie, 0) * (n_ties > 0)
-        target = tl.floor(tl.load(at + 5 * n_rows) * total.to(tl.float64)).to(tl.int64)
-        n_seen, before = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
-        token, first = token * 0 + size, 0
-        while (token == size) & (first < size):
-            x = tl.load(logits + first + index, mask=first + index < size, other=float("-inf"))
-            key, weight = _key(x).to(tl.int64), _weight(x, largest, temperature)
-            in_row = first + index < size
-            is_tie = in_row & (key == threshold)
-            weight = tl.where(in_row & (key >= threshold) & (weight >= least), weight, 0)
-            n_tied = tl.sum(is_tie.to(tl.int64), 0)
-            if n_seen + n_tied > n_ties:
-                rank = n_seen + tl.cumsum(is_tie.to(tl.int32), 0).to(tl.int64)
-                weight = tl.where(is_tie & (rank > n_ties), 0, weight)
-            of_block = tl.sum(weight, 0)
-            if before + of_block > target:
-                token = tl.min(tl.where(before + tl.cumsum(weight, 0) > target, first + index, size), 0)
-            before += of_block
-            n_seen += n_tied
-            first += block
+            threshold, n_ties = _top_p(
+                logits, size, largest, temperature, threshold, n_ties, limited, of_row, top_p, counted, candidates
+            )
+        min_p, uniform = tl.load(at + 4 * n_rows), tl.load(at + 5 * n_rows)
+        token = _drawn(logits, size, largest, temperature, threshold, n_ties, min_p, uniform, token, block)
         if is_gathered > 0:
             token = tl.load(gathered_token + token)
     largest = tl.where(n_nan > 0, float("nan"), largest)

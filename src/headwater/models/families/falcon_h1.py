@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba-2 side by side in each layer, and multipliers in the place of learned scales."""
+"""Falcon-H1: attention and Mamba-2 side by side in each layer, and multipliers instead of learned scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Granite 4: Mamba-2 and attention, experts beside a shared MLP or that alone, and multipliers all along."""
+"""Granite 4: Mamba-2 and attention, experts and a shared MLP or only the MLP, and multipliers throughout."""
 
 from __future__ import annotations
 

@@ -64,5 +64,5 @@ FAMILY = Family(
         only("windows of attention", "sliding_window", 4096, None),
         only("steps, B and C without norms", "mamba_inner_layernorms", False, True),
     ),
-    oracle="transformers, in one full pass: from a cached state it goes on wrongly",
+    oracle="transformers, in one full pass: from a cached state it continues wrongly",
 )

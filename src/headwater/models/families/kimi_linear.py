@@ -135,7 +135,7 @@ FAMILY = Family(
             "layer type 'sliding_attention' is not one of ",
         ),
         Refusal(
-            "layers that nothing is said of",
+            "layers in neither list",
             {"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [], "num_heads": 2, "head_dim": 16}},
             "key 'linear_attn_config' names layers [1], there are 2",
         ),

@@ -1,7 +1,7 @@
 """Nemotron-H, Nemotron-Nano v2 and Nemotron 3: each layer is one of Mamba-2, attention, MLP and experts.
 
 Attention has no positions; MLPs and experts have no gate, and a squared ReLU. Steps of Mamba-2 are kept within
-`time_step_limit`, as other families' are; transformers 5.23 takes `time_step_min`, and that in prefills alone.
+`time_step_limit`, as other families' are; transformers 5.23 uses `time_step_min`, and only in prefills.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_nemotron_h(keys: ConfigKeys) -> Architecture:
 
 
 def _read_mtp_types(keys: ConfigKeys) -> list[str]:
-    """Return the kinds of the layers of the MTP head, which begins with attention; none if there is no head."""
+    """Return the kinds of the layers of the MTP head, which begins with attention; none without a head."""
     kinds = [SIGNS.get(sign, sign) for sign in keys.optional("mtp_hybrid_override_pattern") or ""]
     kinds = kinds or [KINDS.get(kind, kind) for kind in keys.optional("mtp_layers_block_type") or ()]
     reading.check_types(kinds, KINDS)
@@ -138,7 +138,7 @@ FAMILY = Family(
         only("other activations", "mamba_hidden_act", "relu", "silu", always=False),
         only("biases of attention", "attention_bias", True, False, always=False),
         only("attention to a window", "sliding_window", 4096, None),
-        only("biases of Mamba's projections alone", "mamba_proj_bias", True, False, always=False),
+        only("biases only of Mamba's projections", "mamba_proj_bias", True, False, always=False),
         Refusal(
             "layers of another kind",
             {"layers_block_type": ["linear_attention", "sliding_attention"]},

@@ -40,7 +40,7 @@ def read_ring(keys: ConfigKeys) -> Architecture:
 
 
 def read_mtp(n_layers: int, attention: Layer, experts: Experts, mixer_names: dict[str, str]) -> MtpHead:
-    """Build the MTP head of a model with so many layers: one more layer, with attention over all tokens and experts."""
+    """Build the MTP head after `n_layers` layers: one more layer, with attention over all tokens and experts."""
     at = f"model.layers.{n_layers}"
     blocks = (
         reading.block(n_layers, "input_layernorm", attention, "attention", "model.", **mixer_names),

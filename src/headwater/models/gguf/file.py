@@ -22,7 +22,7 @@ VERSIONS = (2, 3)
 ALIGNMENT = 32  # bytes, unless the metadata gives another
 STRING, ARRAY, FLOAT32, BOOL = 8, 9, 6, 7
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", FLOAT32: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
-MOST_DIMENSIONS = 4
+MAX_DIMENSIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read the header of a file. Raises CheckpointError for a file that is no GGUF file, or a part of one."""
+    """Read the header of a file. Raises CheckpointError for a file that is not a GGUF file, or a part of one."""
     try:
         facts = path.stat()
         return _read_header(path, facts.st_mtime_ns, facts.st_size)
@@ -66,10 +66,10 @@ def read_header(path: Path) -> GgufHeader:
 @lru_cache(maxsize=2)
 def _read_header(path: Path, changed: int, size: int) -> GgufHeader:
     if size < len(MAGIC):
-        raise CheckpointError(f"{path}: its {size} bytes are no GGUF file")
+        raise CheckpointError(f"{path}: its {size} bytes are not a GGUF file")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content[: len(MAGIC)] != MAGIC:
-            raise CheckpointError(f"{path}: it is no GGUF file: {why_no_gguf(path)}")
+            raise CheckpointError(f"{path}: it is not a GGUF file: {why_no_gguf(path)}")
         try:
             return _parse(path, _Cursor(content))
         except (struct.error, IndexError, UnicodeDecodeError, OverflowError) as error:
@@ -145,7 +145,7 @@ def _parse(path: Path, cursor: _Cursor) -> GgufHeader:
 
 def _place(cursor: _Cursor) -> tuple[str, TensorPlace]:
     name, n = cursor.text(), cursor.number("I")
-    if n > MOST_DIMENSIONS:
+    if n > MAX_DIMENSIONS:
         raise IndexError(f"tensor {name!r} has {n} dimensions")
     shape = tuple(cursor.number("Q") for _ in range(n))
     if prod(shape) > len(cursor.content) * 8:

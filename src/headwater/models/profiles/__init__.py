@@ -31,7 +31,7 @@ def load_profile(name: str, dtype: str = "auto", weights: str = "auto") -> Profi
         return replace(PROFILES[name], weights=weights)
     folder = Path(name)
     if not config_file(folder).is_file():
-        raise ConfigError(f"{name!r} is no folder with a config.json, and no profile of {', '.join(PROFILES)}")
+        raise ConfigError(f"{name!r} is neither a folder with a config.json nor a profile of {', '.join(PROFILES)}")
     return profile_of(read_folder(folder, dtype, weights=weights), folder)
 
 

@@ -78,7 +78,7 @@ class Profile(ModelCosts):
         return round(self.vocab_size * self.hidden_size * self.table_element_bytes)
 
     def mtp_bytes_of_page(self, page_size: int) -> int:
-        """Return the bytes beside a page for an MTP head: an attention layer's KV, and the hidden state of a token."""
+        """Return the bytes of a page's entries of an MTP head: an attention layer's KV, and a token's hidden state."""
         widest = max(layer.kv_elements(self.tensor_parallel) for layer, _ in self.layers)
         return self.element_bytes * (page_size * widest + self.hidden_size)
 
@@ -93,8 +93,8 @@ class Profile(ModelCosts):
     ) -> CacheLayout:
         """Return the layout of `memory_bytes`; `block_tokens` per recorded block, `slots` states per running request.
 
-        Raises ConfigError where the memory holds no page, a recorded block is no whole number of them, or a pool would
-        be without any.
+        Raises ConfigError if the memory holds no page, a recorded block is not a whole number of pages, or a pool would
+        have none.
         """
         if page_size < 1 or block_tokens < 1:
             raise ConfigError(f"a page of {page_size} tokens and blocks of {block_tokens}: both must be at least 1")

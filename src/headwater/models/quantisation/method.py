@@ -16,7 +16,7 @@ from headwater.mixers.quantised import Quantised
 
 WORD = 32  # bits
 BYTE = 8
-NAN = 0x7F  # bits of a float8 that is no number, without its sign
+NAN = 0x7F  # bits of a float8 NaN, without its sign
 
 
 class Method(Protocol):

@@ -1,22 +1,27 @@
-"""Weights that several processes of one host hold once: the workers of a cluster, each of which loads the same model.
+"""Memory of weights: slabs with huge pages, and weights that several processes of one host hold only once.
 
-The first process writes a weight, as it is laid out for products, to memory of its own that others can map (`memfd`).
-A file for each weight, named by the digest of its content, says which processes have it. The next process that loads
-the same weight compares its own with theirs, byte by byte, maps theirs and drops its own. So nothing has to be trusted
-but the bytes, and nothing is left when the processes end: the memory goes with the last of them, however it ends.
+A processor keeps the addresses of few pages at hand, and prefetches no further than a page. At one thread, a row and a
+weight of 1,024 x 3,584 in bfloat16 are multiplied in 282 us from pages of 2 MB, and in 317 us from pages of 4 KB.
 
-A page that a process writes to becomes its own (a private mapping). Linux alone has such memory.
+The workers of a cluster load the same model. The first process writes a weight, as it is laid out for products, to
+memory of its own that others can map (`memfd`). A file for each weight, named by the digest of its content, lists the
+processes that have it. The next process that loads the same weight compares its own with theirs, byte by byte, maps
+theirs and drops its own. So only the bytes are trusted, and the memory is freed when the last process ends, however it
+ends. A page that a process writes to becomes its own (a private mapping). Only Linux has such memory.
 """
 
 from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import mmap
 import os
 import resource
 import shutil
+import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,23 +30,68 @@ import torch
 from blake3 import blake3
 
 from headwater.cache_folder import own_folder
-from headwater.mixers.slabs import HUGE_PAGE, advise
 
 NAME = "headwater-weights"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-LEAST = 2**16  # bytes of a weight that is shared: a mapping takes whole pages
-OLD = 30 * 86400.0  # seconds since a folder was changed
-BYTES_PER_WRITE = 2**30  # bytes that a call writes
+MIN_SHARED_BYTES = 2**16  # of a weight: a mapping takes whole pages
+MAX_FOLDER_AGE = 30 * 86400.0  # seconds since its last change
+BYTES_PER_WRITE = 2**30  # by one call
+HUGE_PAGE = 2**21  # bytes
+SLAB_BYTES = 2**26  # a larger tensor has a slab of its own size
+CACHE_LINE = 64  # bytes; a tensor begins at a whole one
 
 log = logging.getLogger("headwater.models")
 
 Holder = tuple[int, int]  # a process, and the number of an open file of its
 
 
-class SharedWeights:
-    """Weights of this process that others may have, too; `folder` is that of all processes of this user and host.
+class Slabs:
+    """Private mappings from which tensors are cut, one after the other. A slab is freed with the last of its tensors.
 
-    A process that has mapped a weight is listed in its file, too: others find it there when the first one has ended.
+    Resident memory grows as tensors are written, by a huge page at a time. If the system has no huge pages, or ignores
+    advice about them, slabs are plain memory.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slab: weakref.ref[mmap.mmap] | None = None  # the latest one, for as long as a tensor in it lives
+        self._used = 0  # bytes of it
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor of zeros that takes no memory until it is written."""
+        count = math.prod(shape)
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        size = -(-count * dtype.itemsize // CACHE_LINE) * CACHE_LINE
+        with self._lock:
+            slab = self._slab() if self._slab else None
+            if slab is None or self._used + size > len(slab):
+                slab = self._new(size)
+            first, self._used = self._used, self._used + size
+            return torch.frombuffer(slab, dtype=dtype, count=count, offset=first).view(shape)
+
+    def _new(self, min_bytes: int) -> mmap.mmap:
+        """Map a slab of at least `min_bytes` after its first whole huge page, where tensors begin."""
+        size = -(-max(min_bytes, SLAB_BYTES) // HUGE_PAGE) * HUGE_PAGE
+        # and one huge page more, since a mapping may begin anywhere
+        slab = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        address = torch.frombuffer(slab, dtype=torch.uint8).data_ptr()
+        self._slab, self._used = weakref.ref(slab), -address % HUGE_PAGE
+        advise(slab)
+        return slab
+
+
+def advise(memory: mmap.mmap) -> None:
+    """Advise the system to back a mapping with huge pages, if it has them."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+
+
+class SharedWeights:
+    """Weights that this process shares with others of this user and host, listed in files in `folder`.
+
+    A process that has mapped a weight is also listed in its file: others find it there when the first one has ended.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,7 +99,7 @@ class SharedWeights:
         self._folder = folder
         self._files: dict[Holder, int] = {}  # memory of others by its holder, open here
         self._own: int | None = None
-        self._end = 0  # of what is written to it
+        self._end = 0  # of its written part
         for path in folder.iterdir():
             with _locked(path) as file:
                 if not any(_is_open(holder) for holder, _ in _entries(file)):
@@ -85,7 +135,7 @@ class SharedWeights:
         """Add content to this process's memory; return its file and where it begins there."""
         if self._own is None:
             self._own = os.memfd_create(NAME, os.MFD_CLOEXEC)
-        grain = HUGE_PAGE if len(content) >= HUGE_PAGE else mmap.PAGESIZE  # what is skipped takes no memory
+        grain = HUGE_PAGE if len(content) >= HUGE_PAGE else mmap.PAGESIZE  # skipped bytes take no memory
         offset = -(-self._end // grain) * grain
         left, at = content.numpy().data, offset
         os.ftruncate(self._own, offset + len(content))
@@ -135,7 +185,7 @@ def _is_open(holder: Holder) -> bool:
 
 
 def _mapped(file: int, offset: int, size: int) -> torch.Tensor | None:
-    """Map bytes of a file, which stay mapped as long as the tensor lives; None if it has not as many."""
+    """Map bytes of a file, which stay mapped as long as the tensor lives; None if the file is shorter."""
     if offset % mmap.PAGESIZE or os.fstat(file).st_size < offset + size:
         return None
     memory = mmap.mmap(file, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
@@ -166,14 +216,14 @@ def _folder_of_host() -> Path:
     """Make the folder of this start of this host; remove those of others that are old. Raises OSError."""
     folder = own_folder("shared-weights", BOOT.read_text().strip())
     for other in folder.parent.iterdir():
-        if other != folder and time.time() - other.stat().st_mtime > OLD:
+        if other != folder and time.time() - other.stat().st_mtime > MAX_FOLDER_AGE:
             shutil.rmtree(other, ignore_errors=True)
     return folder
 
 
 @contextmanager
 def _or_private() -> Iterator[None]:
-    """Share nothing any more after an error of the system."""
+    """Stop sharing after an error of the system."""
     global _shared
     try:
         yield
@@ -184,7 +234,7 @@ def _or_private() -> Iterator[None]:
 
 @contextmanager
 def of_a_model() -> Iterator[None]:
-    """Mark what is laid out meanwhile as weights of a model, which may be shared; others are private."""
+    """Mark weights that are laid out meanwhile as a model's, which may be shared; others are private."""
     global _loading
     before, _loading = _loading, True
     try:
@@ -196,7 +246,7 @@ def of_a_model() -> Iterator[None]:
 def kept(tensor: torch.Tensor) -> torch.Tensor:
     """Return a weight of a model in shared memory, if this process shares weights and the weight is not small."""
     shared = _shared if _loading else None
-    if shared is None or tensor.device.type != "cpu" or tensor.numel() * tensor.element_size() < LEAST:
+    if shared is None or tensor.device.type != "cpu" or tensor.numel() * tensor.element_size() < MIN_SHARED_BYTES:
         return tensor
     with _or_private():
         return shared.keep(tensor)

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from headwater.engine.proof.fingerprint import probe
-from headwater.mixers import shared_weights
-from headwater.mixers.shared_weights import LEAST, SharedWeights, kept, of_a_model, share
+from headwater.mixers import weight_memory
+from headwater.mixers.weight_memory import MIN_SHARED_BYTES, SharedWeights, kept, of_a_model, share
 from headwater.models.embedded import FOLDER
 from headwater.models.load import load_model
 from tests.mixers.test_linear import WEIGHTS
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 KEEP = """
 import sys, torch
 from pathlib import Path
-from headwater.mixers.shared_weights import SharedWeights
+from headwater.mixers.weight_memory import SharedWeights
 tensor = SharedWeights(Path(sys.argv[1])).keep(torch.arange(10**6))
 print("kept", flush=True)
 sys.stdin.read()
@@ -52,7 +52,7 @@ def memory_of(tensor: torch.Tensor) -> int:
 def sharing(tmp_path: Path) -> Iterator[None]:
     share(tmp_path)
     yield
-    shared_weights._shared = None
+    weight_memory._shared = None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int16])
@@ -69,11 +69,11 @@ def test_equal_weights_are_in_one_memory_and_others_are_not(dtype: torch.dtype, 
     assert memory_of(weight) == 0
 
 
-def test_what_one_writes_stays_its_own(tmp_path: Path) -> None:
-    mine, theirs = (SharedWeights(tmp_path).keep(torch.ones(LEAST)) for _ in range(2))
+def test_written_pages_stay_private(tmp_path: Path) -> None:
+    mine, theirs = (SharedWeights(tmp_path).keep(torch.ones(MIN_SHARED_BYTES)) for _ in range(2))
     mine.zero_()
     assert theirs.all()
-    assert SharedWeights(tmp_path).keep(torch.ones(LEAST)).all()
+    assert SharedWeights(tmp_path).keep(torch.ones(MIN_SHARED_BYTES)).all()
 
 
 def test_a_weight_outlives_the_process_that_wrote_it(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_a_weight_outlives_the_process_that_wrote_it(tmp_path: Path) -> None:
     "entry",
     ["", "1 2", "no such thing", "999999999 3 0", "1 1 0", "OWN 1 0", "OWN 99999 0", "\xff" * 9],
 )
-def test_what_does_not_hold_the_weight_is_passed_over(entry: str, tmp_path: Path) -> None:
-    weight, entry = torch.ones(LEAST), entry.replace("OWN", str(os.getpid()))
+def test_listed_holder_without_the_weight_is_skipped(entry: str, tmp_path: Path) -> None:
+    weight, entry = torch.ones(MIN_SHARED_BYTES), entry.replace("OWN", str(os.getpid()))
     held = SharedWeights(tmp_path).keep(weight)
     (file,) = tmp_path.iterdir()
     good = file.read_text()
@@ -114,8 +114,8 @@ def test_what_does_not_hold_the_weight_is_passed_over(entry: str, tmp_path: Path
     assert torch.equal(held, weight)
 
 
-def test_other_bits_under_the_same_digest_are_not_taken(tmp_path: Path) -> None:
-    weight, other = torch.ones(LEAST), torch.zeros(LEAST)
+def test_other_bits_with_the_same_digest_are_not_mapped(tmp_path: Path) -> None:
+    weight, other = torch.ones(MIN_SHARED_BYTES), torch.zeros(MIN_SHARED_BYTES)
     first = SharedWeights(tmp_path)
     first.keep(weight)
     (of_weight,) = tmp_path.iterdir()
@@ -135,7 +135,7 @@ def test_panels_of_every_format_are_shared_if_they_are_a_models(kind: str) -> No
         whole, again = (panels.held(weight, torch.float32) for _ in range(2))
     private = panels.held(weight, torch.float32)
     for one, two, own in zip(whole.arrays, again.arrays, private.arrays, strict=True):
-        if np.size(one) * getattr(one, "itemsize", 0) < LEAST:
+        if np.size(one) * getattr(one, "itemsize", 0) < MIN_SHARED_BYTES:
             continue
         assert memory_at(one.ctypes.data) == memory_at(two.ctypes.data) != 0
         assert memory_at(own.ctypes.data) == 0
@@ -153,7 +153,7 @@ def test_weights_are_private_once_the_system_has_no_memory_for_others(
     monkeypatch.setattr(os, "memfd_create", full)
     for _ in range(2):
         with of_a_model():
-            assert memory_of(kept(torch.zeros(LEAST))) == 0
+            assert memory_of(kept(torch.zeros(MIN_SHARED_BYTES))) == 0
     assert caplog.text.count("weights are not shared with other workers of this host: [Errno 28] No space") == 1
 
 
@@ -169,9 +169,9 @@ def test_a_file_that_another_process_removes_meanwhile_is_made_again(
         locked(file, how)
 
     monkeypatch.setattr(fcntl, "flock", removing)
-    first = SharedWeights(tmp_path).keep(torch.ones(LEAST))
+    first = SharedWeights(tmp_path).keep(torch.ones(MIN_SHARED_BYTES))
     assert removed
-    assert memory_of(SharedWeights(tmp_path).keep(torch.ones(LEAST))) == memory_of(first)
+    assert memory_of(SharedWeights(tmp_path).keep(torch.ones(MIN_SHARED_BYTES))) == memory_of(first)
 
 
 def test_each_weight_may_take_an_open_file(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_each_weight_may_take_an_open_file(tmp_path: Path) -> None:
         share(tmp_path)
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (had[1], had[1])
     finally:
-        shared_weights._shared = None
+        weight_memory._shared = None
         resource.setrlimit(resource.RLIMIT_NOFILE, had)
 
 
@@ -189,17 +189,17 @@ def test_without_a_folder_weights_are_private(tmp_path: Path, caplog: pytest.Log
     file = tmp_path / "file"
     file.touch()
     share(file)
-    assert shared_weights._shared is None
+    assert weight_memory._shared is None
     assert "weights are not shared with other workers of this host: " in caplog.text
 
 
 def test_folders_of_other_starts_are_removed_when_they_are_old() -> None:
-    folder = shared_weights._folder_of_host()
+    folder = weight_memory._folder_of_host()
     young, old = (folder.with_name(name) for name in ("young", "old"))
     for other in (young, old):
         other.mkdir()
     os.utime(old, (0, 0))
-    assert shared_weights._folder_of_host() == folder
+    assert weight_memory._folder_of_host() == folder
     assert (young.exists(), old.exists()) == (True, False)
     young.rmdir()
 
@@ -207,14 +207,14 @@ def test_folders_of_other_starts_are_removed_when_they_are_old() -> None:
 @pytest.mark.usefixtures("sharing")
 def test_small_weights_are_private() -> None:
     with of_a_model():
-        assert memory_of(kept(torch.zeros(LEAST // 4 - 1))) == 0
-        assert memory_of(kept(torch.zeros(LEAST // 4))) != 0
+        assert memory_of(kept(torch.zeros(MIN_SHARED_BYTES // 4 - 1))) == 0
+        assert memory_of(kept(torch.zeros(MIN_SHARED_BYTES // 4))) != 0
 
 
 @pytest.mark.usefixtures("sharing")
 def test_a_model_with_shared_weights_computes_the_same_bits(tmp_path: Path) -> None:
     first, second = load_model(FOLDER), load_model(FOLDER)
     assert list(tmp_path.iterdir())
-    shared_weights._shared = None
+    weight_memory._shared = None
     private = load_model(FOLDER)
     assert probe(first).digest == probe(second).digest == probe(private).digest
