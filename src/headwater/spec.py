@@ -214,13 +214,8 @@ class ModelCosts(ABC):
     @cached_property
     def transition(self) -> StateLayout:
         """Layout of a segment's transitions, those of all recurrent layers."""
-        return StateLayout.of(
-            [
-                (i, "transition", layer.transition, "float32")
-                for i, layer in enumerate(self._each)
-                if layer.transition is not None
-            ]
-        )
+        each = ((i, layer.transition) for i, layer in enumerate(self._each))
+        return StateLayout.of([(i, "transition", shape, "float32") for i, shape in each if shape is not None])
 
     @property
     def resumable(self) -> str:
@@ -322,10 +317,7 @@ class ModelSpec(Architecture, ModelCosts):
 
     @property
     def mtp_page_bytes(self) -> int:
-        """Bytes for the MTP head in addition to a page: its entries, and the hidden state of the page's last token.
-
-        0 if the family has none.
-        """
+        """Bytes of a page's entries of the MTP head, with its last token's hidden state; 0 if the family has none."""
         return 0 if self.mtp is None else self.of_mtp.page_bytes + self.hidden_size * self.element_bytes
 
     @property

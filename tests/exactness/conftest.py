@@ -55,7 +55,7 @@ def loading(root: Path, device: str = "cpu") -> Iterator[Load]:
 
 @pytest.fixture(scope="session")
 def same_bits_as_without_a_cache() -> Callable[[Make, list[Answer]], list[bool]]:
-    """For each answer: whether a server without a cache, asked alone, gives the same logits."""
+    """For each answer: whether a server without a cache and other requests gives the same logits."""
     references: dict[tuple, Answer] = {}
 
     def compare(make: Make, answers: list[Answer]) -> list[bool]:

@@ -30,7 +30,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
     account: CacheAccount | None = None
-    most_running: int = 0  # requests that ran beside it, itself included
+    most_running: int = 0  # requests that ran at the same time, itself included
     done: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
 

@@ -1,4 +1,4 @@
-"""Ways in which a request can come to a hit. Each asserts that there was one, and returns what is to be compared."""
+"""Situations in which a request hits. Each asserts the hit, and returns the answers to compare."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def after_preemption(make: Make) -> list[Answer]:
         system = words(640, "system")
         rig.ask(system + words(20, "first"), 2)
         replayed = rows_of_replays(rig)
-        # they end one after the other, so that an answer is replayed beside others
+        # they end one after the other, so that an answer is replayed among others
         answers = [rig.submit(system + words(60 + i, i), PREEMPTED_TOKENS + 6 * i) for i in range(5)]
         for answer in answers:
             rig.wait(answer)

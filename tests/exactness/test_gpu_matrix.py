@@ -48,7 +48,7 @@ def replayed(rig: Rig) -> Replay:
 
 
 def turns_in_company(rig: Rig) -> list[Answer]:
-    """Two turns of a chat; beside the second one, which hits, others run."""
+    """Two turns of a chat; others run with the second one, which hits."""
     prompt, tokens = (120, 10) if FULL else (60, 6)
     first = rig.ask(words(prompt, "chat"), tokens)
     rig.settle()

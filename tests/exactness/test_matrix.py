@@ -43,7 +43,7 @@ FAMILIES = (
 # their mixers are another family's: what takes longest is behind the mark
 ALIKE = ("qwen3_5_moe", "qwen3_next", "bamba", "minimax", "ling", "falcon_h1", "nemotron_h")
 BRIEF = ("chat_turn", "with_seven_other_requests_running")
-# they resume from checkpoints as qwen3_5 does: the scenarios that differ in what is cached where are behind the mark
+# they resume from checkpoints as qwen3_5 does: the scenarios that differ in cached positions are behind the mark
 RESUMED_ALIKE = ("granite", "ring", "jamba", "kimi_linear")
 IN_BOTH_DTYPES = ("qwen3_5_wide", TRAINED)  # of these, one scenario
 DTYPES = ("float32", "bfloat16")
@@ -156,7 +156,7 @@ def as_rows_of_prompts(batch: StepBatch) -> StepBatch:
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
 def test_a_replay_by_rows_of_prompts_is_seen(load, same_bits_as_without_a_cache, monkeypatch, name):
-    """An answer that was preempted is replayed beside others that decode, and prompts."""
+    """A preempted answer is replayed among others that decode, and prompts."""
     loaded, check = load(name, "float32", 2)
     forward, slices = type(loaded.model).forward, []
 

@@ -1,7 +1,7 @@
 """Drafts change no bit: family x format of weights x situation, against the same requests without drafts.
 
 Every situation of the matrix of hits is repeated with drafts of which the first wrong one is in each place in turn, or
-none is wrong, or there are none. Compared are the logits of all tokens, and what is cached afterwards.
+none is wrong, or there are none. Compared are the logits of all tokens, and the cached content afterwards.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class EachRow:
         self.tokens += tokens
 
     def propose(self, most: int) -> Draft:
-        """Return a draft with one wrong token, in the place of this turn; in some turns none is wrong, or no draft."""
+        """Return a draft whose wrong token is at this turn's place; in some turns none is wrong, or no draft."""
         n, wrong = len(self.tokens), next(self.turns) % (ROWS + 2)
         known = next((text[n:] for text in self.texts if len(text) > n and text[:n] == self.tokens), [])
         if wrong > ROWS or not known:

@@ -67,7 +67,7 @@ def sampled(
 
 
 def conversation(rig: Rig) -> list[Answer]:
-    """Several at once, then turns that go on from them: greedy ones, seeds, penalties and a bias."""
+    """Several at once, then turns that continue them: greedy ones, seeds, penalties and a bias."""
     system = words(140, "system")
     kinds = [
         {"temperature": 0},
@@ -188,7 +188,7 @@ def test_an_end_within_a_draft_ends_the_answer(load) -> None:
 
 
 def test_draft_accepted_without_sampling_is_detected(load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A control: the state goes on with a draft that was wrong."""
+    """Control: the state continues with a wrong draft."""
     from headwater.schedule.scheduler import Scheduler
 
     loaded, check = load("qwen3_5", "float32", 2)

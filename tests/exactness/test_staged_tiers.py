@@ -84,7 +84,7 @@ def test_a_flipped_byte_is_refused(load, same_bits_as_without_a_cache, staged, t
 
 
 def test_a_copy_that_is_not_waited_for_is_found(load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Control: the second server resumes before its pages have what was read."""
+    """Control: the second server resumes before its pages have the loaded content."""
     make = Make(*load("qwen3_5", "float32", 2))
     first = stored_prompt(make, tmp_path)
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""A hit changes no bit, whatever store it comes from, whoever stored it, and however much of it is lost meanwhile."""
+"""A hit changes no bit, from any store, stored by any server, and with any part of it lost meanwhile."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_servers_with_unlike_placements_share_a_folder(make, same_bits_as_withou
         sparse = rigs["branch"].ask([*prompts["every_block(4)"][:cut], *words(40, "own")])
         dense = rigs["every_block(4)"].ask([*prompts["branch"], *words(40, "own")])
     assert sparse.account.loaded_tokens == cut // 256 * 256
-    assert dense.account.loaded_tokens == DEEPEST + 64, "a position of branch alone"
+    assert dense.account.loaded_tokens == DEEPEST + 64, "a position that only branch has"
     assert all(same_bits_as_without_a_cache(make, [*answers, sparse, dense]))
 
 

@@ -181,11 +181,11 @@ def test_an_exact_request_takes_nothing_of_loaded_segments(
     assert same_bits_as_without_a_cache(make, [exact]) == [True]
 
 
-@pytest.mark.parametrize("guards", ["both", "names alone", "none"])
+@pytest.mark.parametrize("guards", ["both", "only names", "none"])
 def test_a_composed_session_is_never_served_to_an_exact_request(
     make: Make, same_bits_as_without_a_cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guards: str
 ) -> None:
-    """A composed prefix is not stored, and its marks give other names. With names of token ids alone it is served."""
+    """A composed prefix is not stored, and its marks give other names. With names of only token ids it is served."""
     if guards != "both":
         monkeypatch.setattr("headwater.engine.tiers.copies.is_marked", lambda key: False)
     if guards == "none":

@@ -22,7 +22,7 @@ from tests.exactness.test_matrix import BLOCKS, FAMILIES
 KEY = bytes(range(32))
 OWN = Fingerprint.of({"probe": "one", "threads": "2"})
 OTHER = Fingerprint.of({"probe": "one", "threads": "1"})
-AMPLE = 400  # pages beside states
+AMPLE = 400  # pages besides states
 PROMPT = 1300  # tokens: one whole run of KV, and a ragged one
 
 
@@ -148,7 +148,7 @@ def test_a_flipped_byte_is_found_and_the_part_is_dropped(load, same_bits_as_with
     assert again.account.tier_outcome == TierOutcome.CORRUPT
     assert again.account.cached_tokens == 0
     assert same_bits_as_without_a_cache(make, [again]) == [True]
-    with server(make, disk(tmp_path)) as rig:  # what was dropped was stored again
+    with server(make, disk(tmp_path)) as rig:  # the dropped part was stored again
         assert rig.ask(first.prompt).account.tier_outcome == TierOutcome.LOADED
 
 

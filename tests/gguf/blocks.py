@@ -126,7 +126,7 @@ def encode_groups(x: Floats, top: int) -> tuple[Bytes, np.ndarray]:
 
 
 def of_unit(half: Floats) -> Floats:
-    """A divisor: the unit of scales, or what is almost 0 where it is 0."""
+    """A divisor: the unit of scales, or a number close to 0 instead of 0."""
     return np.maximum(half.astype(f32), f32(1e-12))
 
 

@@ -352,7 +352,7 @@ def one(weights: Tensors, *ends: str) -> Tensor:
 def convert(
     folder: Path, file: Path, form: str = "F32", forms: Mapping[str, str] | None = None, pre: str = "qwen2"
 ) -> Path:
-    """Write a folder's model in a format, tensors of some endings in others; what is no product stays float32."""
+    """Write a folder's model in a format, tensors of some endings in others; tensors without products stay float32."""
     config = json.loads((folder / "config.json").read_text())
     config = config.get("text_config", config)
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type", [])))

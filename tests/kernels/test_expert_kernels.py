@@ -1,4 +1,4 @@
-"""Routed experts by kernels: beside their formula, and in bits that depend on a row and its experts alone."""
+"""Routed experts by kernels: close to their formula, with bits that depend only on a row and its experts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ FORMATS = {
 
 
 def same_as_alone(form: str, times: float = 1.0) -> bool:
-    """Return whether rows of experts have the bits of products with each expert alone."""
+    """Return whether rows of experts have the bits of products with each single expert."""
     dtype, weight = FORMATS[form]
     generator = torch.Generator().manual_seed(0)
     weights = [weight(generator) for _ in COUNTS]

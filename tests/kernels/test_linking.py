@@ -45,7 +45,7 @@ def squares_by(compiled: ModuleType) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def another(name: str) -> ModuleType:
-    """Load `compiling` once more, under a name of its own."""
+    """Load `compiling` again, under another name."""
     spec = importlib.util.spec_from_file_location(name, compiling.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Kernels that prefill recurrent layers, beside their references and beside themselves in other company."""
+"""Kernels that prefill recurrent layers, against their references, and among other sequences."""
 
 from __future__ import annotations
 

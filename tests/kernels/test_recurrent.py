@@ -1,4 +1,4 @@
-"""Kernels that decode layers with a recurrent state, beside their references and beside themselves in other company."""
+"""Kernels that decode layers with a recurrent state, against their references, and among other sequences."""
 
 from __future__ import annotations
 

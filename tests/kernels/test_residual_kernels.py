@@ -1,4 +1,4 @@
-"""Norms of the residual stream by a kernel: beside torch's, and in bits that depend on a row alone."""
+"""Norms of the residual stream by a kernel: close to torch's, with bits that depend only on a row."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ from tests import programs
 
 
 def test_two_callers_at_once_get_their_own_results():
-    """As two engines in one process, or a server and a doctor beside it."""
+    """As two engines in one process, or a server and a doctor."""
     linear, inputs = Linear(torch.randn(300, 192), numerics=Numerics("compiled")), torch.randn(2, 40, 192)
     wanted = [linear(x_RK, 0) for x_RK in inputs]
     same: list[list[bool]] = [[], []]

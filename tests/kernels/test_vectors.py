@@ -1,4 +1,4 @@
-"""Vectors of kernels: each operation beside torch's, and bits that depend on a lane's own input alone."""
+"""Vectors of kernels: each operation against torch's, and bits that depend only on a lane's own input."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Attention over rings by kernels: beside torch's, and in bits that depend on a row's own sequence alone."""
+"""Attention over rings by kernels: close to torch's, with bits that depend only on a row's own sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of KV: what is written comes back, and nothing else does."""
+"""Pages of KV: exactly the written content is read back."""
 
 import ctypes
 import resource
@@ -24,7 +24,7 @@ CONFIG = {
     "layer_types": ["full_attention", "linear_attention", "full_attention", "full_attention"],
     "num_attention_heads": 3,
     "num_key_value_heads": 3,
-    "head_dim": 21,  # a page of 64 tokens in bfloat16 is no multiple of 512 bytes
+    "head_dim": 21,  # a page of 64 tokens in bfloat16 is not a multiple of 512 bytes
     "partial_rotary_factor": 0.2,
     "linear_num_key_heads": 1,
     "linear_num_value_heads": 1,
@@ -126,7 +126,7 @@ def test_first_use_of_an_arena_faults_once_per_2_mb() -> None:
 
 
 def gathered(expected: int) -> tuple[int, list[torch.Tensor]]:
-    """Gather 64,000 tokens after memory for `expected` was provided; return page faults, and what was gathered."""
+    """Gather 64,000 tokens after memory for `expected` was provided; return page faults, and the gathered tensors."""
     spec = read_config(CONFIG, "float32")
     arena = Arena(spec, n_pages=1000)
     arena.pages.view(torch.float32).copy_(torch.arange(spec.page_bytes // 4).expand(1000, -1))

@@ -1,4 +1,4 @@
-"""Bytes of pages are those of the arena, whether in place or staged; what is read or filled is complete on return."""
+"""Bytes of pages are those of the arena, in place or staged; reads and fills are complete on return."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_save_and_restore_are_bit_exact_and_touch_nothing_else() -> None:
 
 
 def test_rows_of_no_bytes_are_saved_into_no_pages() -> None:
-    """As the states of a model of attention alone, in any slot."""
+    """As the states of a model with only attention, in any slot."""
     states, pages_PB = StateMemory(StateLayout.of([]), 5, 0), arena()
     before = pages_PB.clone()
     for row in range(5):

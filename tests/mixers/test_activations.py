@@ -1,4 +1,4 @@
-"""Values, and bits that depend on an element (or its row) alone."""
+"""Values of activations, and bits that depend only on an element (or its row)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from headwater.mixers.gla import seen
 from headwater.mixers.slices import CHUNK
 
 HEADS, KINDS, WIDTH = 5, 2, 24
-FLUSHED = torch.finfo(torch.float32).tiny  # what is smaller is zero, here as in the server
+FLUSHED = torch.finfo(torch.float32).tiny  # smaller numbers are zero, here as in the server
 
 
 def inputs(decays: str = "ordinary") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -35,7 +35,7 @@ def inputs(decays: str = "ordinary") -> tuple[torch.Tensor, torch.Tensor, torch.
 def by_pairs(
     x_MXtK: torch.Tensor, k_MtK: torch.Tensor, g_MtK: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same with one sum of decays for each pair, over the tokens between them alone."""
+    """The same with one sum of decays for each pair, over only the tokens between them."""
     x_MXtK, k_MtK, g_MtK = x_MXtK.double(), k_MtK.double(), g_MtK.double()
     pairs_XMtt = torch.zeros(KINDS, HEADS, CHUNK, CHUNK, dtype=torch.float64)
     for i in range(1, CHUNK):

@@ -112,7 +112,7 @@ def rounded_product(weight: Quantised, x_RK: torch.Tensor) -> torch.Tensor:
 
 
 def product(weight: torch.Tensor | Quantised, x_RK: torch.Tensor, mode: str) -> torch.Tensor:
-    """The product in the dtype of x; with integers rows are rounded, except by torch alone."""
+    """The product in the dtype of x; with integers rows are rounded, except by torch."""
     if isinstance(weight, Quantised) and not weight.is_float8 and mode != "plain":
         return rounded_product(weight, x_RK.float()).to(x_RK.dtype)
     return x_RK @ values(weight).to(x_RK.dtype).T
@@ -436,7 +436,7 @@ def test_products_by_processor(monkeypatch, cpu, dtype, wanted, kernel) -> None:
 @pytest.mark.skipif("amx_bf16" not in machine.cpu().features, reason="the processor has no AMX")
 @pytest.mark.parametrize(("n_out", "n_in"), [(37, 32), (64, 96), (200, 1056)])
 def test_tiles_of_amx_of_all_heights_give_the_same_bits(n_out: int, n_in: int) -> None:
-    """Few rows and many, a tile's rest and none, one group of 256 rows and several, beside rows that are no numbers."""
+    """Few rows and many, a tile's rest and none, one group of 256 rows and several, among rows of NaN."""
     weight_NK, x_RK = random(n_out, n_in, dtype=torch.bfloat16), random(600, n_in, dtype=torch.bfloat16)
     multiply = answers_product(Linear(weight_NK, random(n_out), Numerics("compiled"), torch.bfloat16))
     whole_RN, beside_RK = multiply(x_RK), x_RK.clone()

@@ -1,4 +1,4 @@
-"""MLPs against their formula, and bits that depend on a row alone."""
+"""MLPs against their formula, and bits that depend only on a row."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ sys.stdin.read()
 
 
 def memory_at(address: int) -> int:
-    """The inode of the file that is mapped there, 0 for memory of the process alone."""
+    """The inode of the file that is mapped there, 0 for private memory."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, _, _, _, inode, *_ = line.split()
         first, end = (int(part, 16) for part in addresses.split("-"))

@@ -31,7 +31,7 @@ class Stored:
 
 
 class SegmentRig(Bench):
-    """Pages are full of what is no number until they are written."""
+    """Model with pages that hold NaN until they are written."""
 
     def __init__(self, model: HybridModel) -> None:
         super().__init__(model, poison=True)

@@ -56,7 +56,7 @@ PAIRS = [
 
 
 def one_block(folder: Path, recurrent: Layer, attention: Layer) -> HybridModel:
-    """A model whose one block has both layers beside each other."""
+    """A model whose one block has both layers in parallel."""
     block = Block("norms.0.weight", (Part(recurrent, "recurrent"), Part(attention, "attention")))
     spec = ModelSpec.of(Architecture("test", VOCAB, WIDTH, (block,), 4096, 1e-6), "float32")
     generator = torch.Generator().manual_seed(0)
@@ -104,7 +104,7 @@ def test_a_block_composed_at_any_position_is_that_of_one_pass(
 
 @pytest.mark.parametrize("name", [*SMALLEST.values(), "granite_rope", "kimi_linear_groups", *WINDOWS])
 def test_a_request_that_begins_with_a_segment_is_that_of_one_pass(name: str, checkpoint: Callable[[str], Path]) -> None:
-    """All layers, and what is decoded then."""
+    """All layers, and decoded tokens."""
     rig = SegmentRig(load_model(checkpoint(name), "float32").model)
     parts = [rig.make(text(150, 1)), text(60, 2)]
     tokens = [*parts[0].tokens, *parts[1]]
@@ -121,7 +121,7 @@ def test_a_request_that_begins_with_a_segment_is_that_of_one_pass(name: str, che
 
 @pytest.mark.parametrize("name", [*SMALLEST.values(), *WINDOWS])
 def test_the_first_layers_are_those_of_one_pass_at_any_position(name: str, checkpoint: Callable[[str], Path]) -> None:
-    """Compare states and KV of the first layers, whose inputs depend on the tokens alone."""
+    """Compare states and KV of the first layers, whose inputs depend only on the tokens."""
     rig = SegmentRig(load_model(checkpoint(name), "float32").model)
     parts = [text(37, 1), rig.make(text(150, 2)), text(60, 3)]
     tokens = [*parts[0], *parts[1].tokens, *parts[2]]

@@ -1,4 +1,4 @@
-"""Costs that a model states, compared with what is computed, allocated and stored."""
+"""Costs of a spec, compared with computed operations and with allocated and stored bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.counter import PLAIN, counted
 from tests.support import Bench
 
 PROMPT = 1024  # tokens: two blocks of keys, and no rows that are only there to fill one up
-FROM_THE_CONFIG = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # MiniMax's, kept beside weights
+FROM_THE_CONFIG = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # MiniMax's, kept with the weights
 POISON = -1  # of 4-byte words: a NaN that nothing computes
 NONE = torch.empty(0, dtype=torch.int64)
 PAGE = 64
@@ -63,7 +63,7 @@ def recurrence_flops(spec: ModelSpec) -> int:
 
 
 def beyond_the_start(spec: ModelSpec) -> int:
-    """FLOPs of windows that are said to be full from the first token on."""
+    """FLOPs of windows that count as full from the first token on."""
     windows = [layer for layer in spec.layers if isinstance(layer, WindowAttention)]
     return sum(4 * w.heads * w.head_dim * w.window * (w.window - 1) // 2 for w in windows)
 
@@ -95,7 +95,7 @@ def test_weights_are_those_of_the_checkpoints_file(folder: Path) -> None:
 
 
 def test_token_writes_the_kv_bytes_of_the_spec(folder: Path) -> None:
-    """One page of tokens is prefilled in an arena full of poison: what is not poison any more was written."""
+    """One page of tokens is prefilled in an arena full of poison: other content was written."""
     loaded = load_model(folder, "float32")
     bench = Bench(loaded.model, poison=True)
     bench.step([(bench.sequence(PAGE), list(range(PAGE)))])
@@ -105,7 +105,7 @@ def test_token_writes_the_kv_bytes_of_the_spec(folder: Path) -> None:
 
 
 def test_checkpoint_has_the_bytes_of_the_spec(folder: Path) -> None:
-    """States after one page are left in a row full of poison: what is not poison any more was written."""
+    """States after one page are saved to a row full of poison: other content was written."""
     loaded = load_model(folder, "float32")
     spec, bench = loaded.spec, Bench(loaded.model)
     kept = bench.n_slots - 1

@@ -75,7 +75,7 @@ def test_unsupported_part_is_refused_by_name(
 
 
 def others(value: Any) -> list[Any]:
-    """Values that a key might have in the place of this one."""
+    """Values that a key might have instead of this one."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):

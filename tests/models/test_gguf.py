@@ -1,4 +1,4 @@
-"""GGUF files: headers, formats of tensors to the bit, tokenizers, and what is wrong with a file."""
+"""GGUF files: headers, formats of tensors to the bit, tokenizers, and defects of a file."""
 
 from __future__ import annotations
 

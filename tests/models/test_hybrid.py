@@ -123,7 +123,7 @@ def test_logits_and_greedy_text_are_those_of_transformers(
         seq = bench.sequence(length + GREEDY)
         logits = bench.prefill(seq, tokens, cuts=(64, 192))
         text = bench.greedy(seq, logits[-1], GREEDY)
-        with torch.no_grad():  # in one pass over all: several of transformers' models go on wrongly from a state
+        with torch.no_grad():  # in one pass over all: several of transformers' models continue wrongly from a state
             expected = theirs(torch.tensor([[*tokens, *text[:-1]]])).logits[0]
         assert (logits - expected[:length]).abs().max() < 1e-4, length
         assert text == expected[length - 1 :].argmax(dim=-1).tolist(), length
@@ -200,7 +200,7 @@ def test_threads_compute_with_one_model_at_once(name: str, loaded: Callable[...,
 
 
 def known_tokens(ours: LoadedModel, of_prompts: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return logits of tokens that follow two prompts, in turn and at once beside another prompt, and of a next token.
+    """Return logits of tokens that follow two prompts, in turn and at once with another prompt, and of a next token.
 
     `of_prompts`: those that come at once are rows of prompts, not decoding rows.
     """
@@ -223,7 +223,7 @@ def known_tokens(ours: LoadedModel, of_prompts: bool = False) -> tuple[torch.Ten
 def test_logits_of_several_tokens_in_one_step_equal_them_in_turn(
     name: str, dtype: str, loaded: Callable[..., LoadedModel]
 ) -> None:
-    """Also beside a prompt, and beside another sequence's; what is decoded after them reads what they left."""
+    """Also with a prompt, and with another sequence's; later tokens read the states and keys that they leave."""
     wanted, got, (after, after_got) = known_tokens(loaded(name, dtype))
     assert torch.equal(got, wanted)
     assert torch.equal(after_got, after)
@@ -265,7 +265,7 @@ NO_DECODING: dict[str, Any] = {
 
 
 def differs_after_drafts(ours: LoadedModel) -> list[str]:
-    """Decode two answers with drafts, beside prompts in every second step; name what plain decoding has otherwise."""
+    """Decode two answers with drafts, with prompts in every second step; name differences from plain decoding."""
     prompts = [prompt(ours, 62), prompt(ours, 30)]  # across the end of a page
     plain, drafting = (Bench(ours.model, poison=True) for _ in range(2))
     one, other = ([bench.sequence(100) for _ in prompts] for bench in (plain, drafting))
@@ -380,7 +380,7 @@ def legs_are_alike(ours: LoadedModel) -> list[bool]:
 
 
 def steps_are_alike(ours: LoadedModel) -> list[bool]:
-    """Return whether 1, 32, 33 and 65 decoding sequences have the logits that each has alone."""
+    """Return whether 1, 32, 33 and 65 decoding sequences have the logits that each has by itself."""
     first, alone, alike = list(range(7, 72)), [], []
     for at, token in enumerate(first):
         bench = Bench(ours.model, n_pages=1, n_slots=1)

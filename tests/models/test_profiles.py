@@ -30,7 +30,7 @@ def test_marconi_7b_has_the_papers_bytes() -> None:
 
 
 def test_marconi_7b_has_the_papers_flops() -> None:
-    """Table 1 with L, D, N, and 10LD in the place of 10L."""
+    """Table 1 with L, D, N, and 10LD instead of 10L."""
     n, d, state = 1000, 4096, 128
     assert MARCONI.flops_by_kind(0, n) == {
         "head": 0,

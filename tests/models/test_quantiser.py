@@ -1,4 +1,4 @@
-"""Weights rounded to 8 and 4 bits: the form that is chosen, the error that is left, and what is never rounded."""
+"""Weights rounded to 8 and 4 bits: chosen form, remaining error, and weights that are never rounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random weights make caching visible: text that goes on and comes back as its tokens, and a past that matters."""
+"""Random weights make caching visible: text continues and maps back to its tokens, and the past matters."""
 
 import random
 from collections.abc import Callable

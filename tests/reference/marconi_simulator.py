@@ -1,7 +1,7 @@
 """Marconi's published simulator, request by request: our index and policies, and what it does differently overridden.
 
 It counts bytes at page size 1, may exceed its capacity, pins nothing and has one time a node. Its departures from the
-paper (what is booked for a leaf, the MLP's term, the prefix as denominator, the tuner) are kept, as
+paper (the bytes booked for a leaf, the MLP's term, the prefix as denominator, the tuner) are kept, as
 `peers/marconi/README.md` describes them; but for false descent, which no published trace comes to. That is the
 artifact (github.com/ruipeterpan/marconi at 0801661) as described, not its code.
 """
@@ -57,7 +57,7 @@ class Served:
 
 @dataclass(order=True)
 class Leaf:
-    """In a heap, by its time alone: equal ones come in whatever order the heap has them."""
+    """Leaf in a heap, ordered only by its time: equal ones come in the order of the heap."""
 
     time: int
     node: Node = field(compare=False)
@@ -182,12 +182,12 @@ class Simulator:
         self.size += CHECKPOINT_BYTES
 
     def evict(self, wanted: float) -> list[tuple[str, int, int]]:
-        """Evict until what is booked reaches `wanted` bytes."""
+        """Evict until the booked bytes reach `wanted`."""
         self.now += 1
         evictions = []
         booked = 0.0
         for node in self.policy.victims(self.root, self.now):
-            assert node.parent is not None, "the root is no candidate"
+            assert node.parent is not None, "the root is not a candidate"
             edge = node.end - node.parent.end
             evictions.append(("M" if node.children else "L", node.end, edge))
             booked += CHECKPOINT_BYTES
@@ -209,7 +209,7 @@ class Simulator:
             self.index.resume(child, node.checkpoint_time)
 
     def last_edge(self) -> int:
-        """Length of the last candidate's edge in pre-order, which is what is booked for whichever leaf goes."""
+        """Length of the last candidate's edge in pre-order, which is booked for the evicted leaf, whichever it is."""
         node: Node = self.root
         while node.children:
             node = next(reversed(node.children.values()))

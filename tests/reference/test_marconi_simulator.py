@@ -1,4 +1,4 @@
-"""Index and policies against the published simulator of Marconi: what every request hits and what goes for it."""
+"""Index and policies against the published simulator of Marconi: the hits and evictions of every request."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ LIGHTNING = Recurrence(
         "ring with biases": Lightning(WIDTH, 6, 16, tuple(alibi_slopes(6)), bias=True, out_bias=True, **RING),
         "odd heads": Lightning(WIDTH, 3, 24, (0.9, 0.03, 1e-3), activated=True, normed=False, by_head=True),
         "one norm a head": Lightning(WIDTH, 5, 8, tuple(alibi_slopes(5)), bias=True, by_head=True, norm_groups=5),
-        # decays are no weights: a layer's extremes are shapes of its own
+        # decays are not weights: a layer's extremes are shapes of its own
         "forgets nothing, next to nothing, and at once": Lightning(WIDTH, 5, 16, (0.0, 1e-7, 10.0, 200.0, 1e30)),
     },
     reference=reference,

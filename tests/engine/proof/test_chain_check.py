@@ -96,7 +96,7 @@ def test_a_state_that_is_promoted_one_row_too_far_is_named(monkeypatch: pytest.M
 
 
 def test_rows_that_read_the_state_before_the_step_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last row alone advances the state."""
+    """Only the last row advances the state."""
 
     def each_its_own(batch: StepBatch, sequences: tuple[Any, ...]) -> tuple[Any, ...]:
         rows, slots = np.arange(batch.n_decode + 1), batch.decode_slot_B.numpy()
@@ -148,7 +148,7 @@ def test_row_that_misses_the_first_key_of_a_split_is_named(name: str, monkeypatc
 
 @pytest.mark.parametrize("name", ["gated delta net", "lightning"])
 def test_a_rejected_draft_that_is_replayed_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step after one without accepted drafts takes the first draft's inputs in place of its own."""
+    """The step after one without accepted drafts uses the first draft's inputs instead of its own."""
     copies = WithAccepted.copies.func
 
     def of_drafts(whole: WithAccepted) -> tuple[Any, Any]:
@@ -214,7 +214,7 @@ def test_layers_that_differ_only_in_decays_are_checked_once() -> None:
 
 
 def test_the_self_check_of_a_model_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that changes the last of many rows: fewer rows are checked with the kernels alone."""
+    """A kernel that changes the last of many rows: fewer rows are checked only with the kernels."""
     whole = GatedDeltaNetKernel.decode_into
 
     def changed(self: GatedDeltaNetKernel, out_BX: torch.Tensor, products: Any, batch: StepBatch, memory: Any) -> None:

@@ -66,7 +66,7 @@ def test_a_kernel_that_depends_on_the_number_of_threads_is_named(monkeypatch: py
 
 
 def test_a_kernel_that_mixes_tokens_of_a_sequence_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins anew with each row: tokens of a step are computed as if each were another sequence's."""
+    """The state restarts with each row: tokens of a step are computed as if each were another sequence's."""
     whole = StepBatch.decode_sequences.func
 
     def each_its_own(batch: StepBatch) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Fingerprints of stored states: each component alone makes another one, and a store says which component differs."""
+"""Fingerprints of stored states: each single component changes them, and a store names the components that differ."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_changed_own_fingerprint_is_stored_again() -> None:
 
 
 def test_fingerprint_written_with_another_key_is_kept() -> None:
-    """It cannot be told from one that is damaged; `headwater tiers verify --delete` removes both."""
+    """It cannot be distinguished from a damaged one; `headwater tiers verify --delete` removes both."""
     store, own = MemoryStore(None), Fingerprint.of({"threads": "2"})
     other = TierFingerprints(store, bytes(32), own, 4)
     other.keep()

@@ -108,7 +108,7 @@ def test_tiles_are_chosen_where_kernels_products_depend_on_their_height(monkeypa
 def test_products_with_packed_weights_are_checked_as_they_are_held(
     monkeypatch: pytest.MonkeyPatch, held: ModelSpec, named: str
 ) -> None:
-    """Break products with integers and float8 alone: they are named if the weights of the model are held so."""
+    """Break only products with integers and float8: they are named if the model's weights are held so."""
     made, product = Linear.__init__, Linear.__call__
 
     def remembered(self: Linear, weight_NK: Any, *rest: Any, **options: Any) -> None:

@@ -148,7 +148,7 @@ def test_requests_for_one_segment_wait_for_one_load(make: Make, store, first) ->
         deadline = time.monotonic() + 30
         while not rig.engine.scheduler.tiers._segments._loads._open and time.monotonic() < deadline:
             time.sleep(0.01)
-        beside = rig.ask(words(200, "beside"))  # others go on
+        beside = rig.ask(words(200, "beside"))  # others continue
         store.waits["get"].set()
         answers = [rig.wait(answer) for answer in answers]
         assert (built(rig), outcomes(rig)["read"]) == (0, 1)

@@ -162,7 +162,7 @@ def test_a_manifest_of_anybody_is_a_corrupt_part(tmp_path, caplog) -> None:
     ],
 )
 def test_foreign_entry_loses_only_itself(tmp_path, name, entry) -> None:
-    """A full store evicts, and stores what is new, whatever stands among its entries."""
+    """A full store evicts and stores new parts, with any foreign entry among its own."""
     with redis_server(tmp_path) as redis:
         store = RedisStore(redis.url, 1000)
         for part in (b"sabc", b"sdef"):

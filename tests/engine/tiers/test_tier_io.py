@@ -127,7 +127,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(make, call) -> None:
         assert again.account.tier_outcome == TierOutcome.SLOW
         store.waits[call].set()
         copied(rig)
-        third = rig.ask(prompt)  # what was read too late for the request is in memory
+        third = rig.ask(prompt)  # the part that was read too late for the request is in memory
     assert alike(make, [prompt] * 3, [first, again, third])
     assert third.account.cached_tokens == (PROMPT - 1) // 64 * 64
 
@@ -262,7 +262,7 @@ def test_scratch_memory_of_a_load_is_provided_while_it_is_read(make, monkeypatch
 
 @pytest.mark.parametrize(("error", "outcome"), [(OSError(errno.ENOMEM, "none"), "loaded"), (RuntimeError(), "failed")])
 def test_pages_are_not_given_back_while_parts_are_read(make, monkeypatch, error: Exception, outcome: str) -> None:
-    """Without scratch memory a load goes on; after another error it waits for its readers."""
+    """Without scratch memory a load continues; after another error it waits for its readers."""
     store, prompt = holding(make, words(PROMPT, "no scratch"))
     events: list[str] = []
     read, finish = TierIO._read, TierIO._finish
@@ -306,7 +306,7 @@ def test_load_in_progress_is_awaited_and_not_repeated(make) -> None:
         deadline = time.monotonic() + 30
         while not rig.engine.scheduler.tiers._loads._open and time.monotonic() < deadline:
             time.sleep(0.01)
-        beside = rig.ask(words(200, "beside"))  # others go on
+        beside = rig.ask(words(200, "beside"))  # others continue
         store.waits["get"].set()
         answers = [rig.wait(answer) for answer in answers]
         assert outcomes(rig)["read"] == 3, "a state and two runs"

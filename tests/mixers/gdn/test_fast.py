@@ -53,7 +53,7 @@ def decoded(given: Inputs, state_HKV: torch.Tensor) -> tuple[torch.Tensor, torch
     return torch.cat(outs), state_1HKV[0]
 
 
-# What is smaller is flushed to zero, here as in the server.
+# Smaller numbers are flushed to zero, here as in the server.
 FLUSHED = torch.finfo(torch.float32).tiny
 
 EXTREMES = {

@@ -10,7 +10,7 @@ from headwater.mixers.slices import CHUNK
 
 CHUNKS, HEADS, KEYS, VALUES = 3, 3, 16, 40
 LENGTH = CHUNKS * CHUNK
-FLUSHED = torch.finfo(torch.float32).tiny  # what is smaller is zero, here as in the server
+FLUSHED = torch.finfo(torch.float32).tiny  # smaller numbers are zero, here as in the server
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 

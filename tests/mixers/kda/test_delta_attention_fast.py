@@ -11,7 +11,7 @@ from headwater.mixers.slices import CHUNK
 
 CHUNKS, HEADS, WIDTH = 3, 3, 32
 LENGTH = CHUNKS * CHUNK
-FLUSHED = torch.finfo(torch.float32).tiny  # what is smaller is zero, here as in the server
+FLUSHED = torch.finfo(torch.float32).tiny  # smaller numbers are zero, here as in the server
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 

@@ -17,7 +17,7 @@ EXTREMES = {
     "forgotten within a chunk": [1.0, 2.0, 5.0, 20.0],
     "forgotten at once": [90.0, 200.0, 1e5, 1e30],
 }
-FLUSHED = torch.finfo(torch.float32).tiny  # what is smaller is flushed to zero, here as in the server
+FLUSHED = torch.finfo(torch.float32).tiny  # smaller numbers are flushed to zero, here as in the server
 
 
 def inputs() -> tuple[torch.Tensor, torch.Tensor]:

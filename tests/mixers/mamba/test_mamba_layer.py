@@ -1,4 +1,4 @@
-"""The Mamba-1 layer against transformers' of Jamba, in one pass: from a cached state that one goes on wrongly."""
+"""The Mamba-1 layer against transformers' of Jamba, in one pass: from a cached state transformers continues wrongly."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from headwater.mixers.slices import CHUNK
 
 CHUNKS, HEADS, GROUPS, WIDTH, STATE = 3, 6, 2, 16, 24
 LENGTH = CHUNKS * CHUNK
-FLUSHED = torch.finfo(torch.float32).tiny  # what is smaller is zero, here as in the server
+FLUSHED = torch.finfo(torch.float32).tiny  # smaller numbers are zero, here as in the server
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -127,7 +127,7 @@ def test_cuts_and_pages_change_no_bit(form: str, dtype: str) -> None:
     ("form", "dtype"), [*((form, "float32") for form in FORMS), ("rotated neighbours", "bfloat16")]
 )
 def test_company_changes_no_bit(form: str, dtype: str) -> None:
-    """Sequences decoding alone, and among up to ten others and two prompts."""
+    """Sequences decode by themselves, and among up to ten others and two prompts."""
     lengths = [1, 5, 63, 64, 65, 130, 200, 511, 512, 513]
     alone, rows = [], []
     rig = Rig(FORMS[form], dtype, n_pages=128)

@@ -74,7 +74,7 @@ class Rig:
         return torch.cat(out)
 
     def make(self, x: torch.Tensor, head: int, tail: int) -> None:
-        """A segment, computed alone, is one more that slices compose with: all of it but its head and its tail."""
+        """Add a segment, computed by itself, that slices compose with: all of it but its head and its tail."""
         interior = range(head, len(x) - tail)
         self.states.zero(0)
         slices = [Slice(0, head, 0, 0, NONE, 0)] if head else []

@@ -59,7 +59,7 @@ def test_saved_window_states_equal_those_of_a_run_ending_there(window: int) -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("window", "kv_heads"), [(1, 2), (100, 1), (100, 6), (600, 2)])
 def test_company_and_slots_change_no_bit(window: int, kv_heads: int, dtype: torch.dtype) -> None:
-    """Sequences of all lengths decode alone, then among each other and a prefill, in slots side by side and not."""
+    """Sequences of all lengths decode by themselves, then together and with a prefill, in adjacent slots and others."""
     lengths = (1, 2, 64, 99, 100, 101, 300, 599, 700)
     alone = Rig(shape_of(window, kv_heads=kv_heads), dtype)
     whole, wanted = alone.prefill(0), []
