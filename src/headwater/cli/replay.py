@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,65 +48,86 @@ POOLS = ("unified", "split", "elastic")
 ROUTER = "least_cost"
 
 
+Memories = Annotated[str, Option(help="Sizes with commas: 20GB,43GB. GB is 10^9 bytes, GiB 2^30.")]
+Evictions = Annotated[
+    str | None, Option(help=f"Eviction policies with commas; `none` disables the cache. {common.OWN['eviction']}")
+]
+Placements = Annotated[
+    str | None, Option(help=f"Placement policies of checkpoints, with commas. {common.OWN['placement']}")
+]
+Systems = Annotated[str | None, Option("--system", help="Known pairs of both: vanilla, vllm+, sglang+, marconi, ...")]
+Pools = Annotated[str, Option(help="unified, split, elastic, with commas.")]
+StateFraction = Annotated[float, Option(help="Share of states in a split or elastic pool.")]
+Slots = Annotated[int, Option(min=1, help="States that a running request takes.")]
+DecodeReuse = Annotated[str, Option(help="How answers are cached: canonical, raw, none.")]
+Reuse = Annotated[str, Option(help="Of prompts with segments: prefix, segments, both; with commas.")]
+SegmentEvictions = Annotated[str, Option(help="Eviction of segments: cost, lru, with commas.")]
+SegmentShare = Annotated[float, Option(help="Share of the memory up to which segments displace prefixes.")]
+Device = Annotated[str | None, Option(help="A device: run under a clock, with queues. h100, ..., or a file.")]
+TensorParallel = Annotated[int, Option(min=1, help="Devices that share the model.")]
+MaxRunning = Annotated[int, Option(min=1, help="Requests that run at once.")]
+TokensPerStep = Annotated[int, Option(min=1, help="Tokens of prefill a step.")]
+Speculations = Annotated[
+    str, Option(help="With --serve: off, or DRAFTS@CHANCE, like 4@0.7, 4@0.7/slots or 4@0.7/mtp; with commas.")
+]
+TierSizes = Annotated[str, Option(help=f"With --serve: off, or {TIER_SPELLED}; with commas.")]
+RequestHints = Annotated[str, Option(help=f"Hints that requests carry: off, {HINTS_SPELLED}; with commas.")]
+Workers = Annotated[
+    int | None, Option(min=1, help="With --serve: simulated workers behind a router, each with --memory.")
+]
+Routers = Annotated[str | None, Option(help=f"With --workers: rules of the router, with commas. [default: {ROUTER}]")]
+EventDelay = Annotated[
+    float | None,
+    Option(min=0, help="With --workers: seconds until the router knows of a cache's changes. [default: 0]"),
+]
+Pulls = Annotated[
+    str | None,
+    Option(help=f"With --workers: pulls between workers: off, or {NETWORK_SPELLING}; with commas. [default: off]"),
+]
+PrefillWorkers = Annotated[
+    str | None, Option(help="With --workers and --pulls: workers that only prefill, of all; with commas. [default: 0]")
+]
+WorkerFailures = Annotated[
+    str | None,
+    Option(
+        help="With --workers: seconds after which one fails on average, and until another one serves in its place: "
+        f"off, or {FAILURES_SPELLING}; with commas. [default: off]"
+    ),
+]
+PerRequest = Annotated[Path | None, Option(help="Write a JSON line a request to this file.")]
+ReportFile = Annotated[Path | None, Option(help="Write one self-contained HTML page to this file.")]
+
+
 @common.commands.command()
 def replay(
     trace: common.TraceFile,
     model: common.ModelName = None,
     weights: common.RecordedWeights = None,
-    memory: Annotated[str, Option(help="Sizes with commas: 20GB,43GB. GB is 10^9 bytes, GiB 2^30.")] = "20GB",
-    eviction: Annotated[
-        str | None,
-        Option(help=f"What goes first: policies with commas; `none` is no cache. {common.OWN['eviction']}"),
-    ] = None,
-    placement: Annotated[
-        str | None,
-        Option(help=f"Where checkpoints are taken: policies with commas. {common.OWN['placement']}"),
-    ] = None,
-    systems: Annotated[
-        str | None, Option("--system", help="Known pairs of both: vanilla, vllm+, sglang+, marconi, ...")
-    ] = None,
-    pool: Annotated[str, Option(help="unified, split, elastic, with commas.")] = "unified",
-    state_fraction: Annotated[float, Option(help="Share of states in a split or elastic pool.")] = 0.5,
+    memory: Memories = "20GB",
+    eviction: Evictions = None,
+    placement: Placements = None,
+    systems: Systems = None,
+    pool: Pools = "unified",
+    state_fraction: StateFraction = 0.5,
     page_size: common.PageTokens = 64,
-    slots: Annotated[int, Option(min=1, help="States that a running request takes.")] = 1,
-    decode_reuse: Annotated[str, Option(help="How answers are cached: canonical, raw, none.")] = "canonical",
-    reuse: Annotated[str, Option(help="Of prompts with segments: prefix, segments, both; with commas.")] = "both",
-    segment_eviction: Annotated[str, Option(help="Which segment goes first: cost, lru, with commas.")] = "cost",
-    segment_share: Annotated[float, Option(help="Of the memory: so far segments displace prefixes.")] = 0.5,
-    serve: Annotated[str | None, Option(help="A device: run under a clock, with queues. h100, ..., or a file.")] = None,
-    tensor_parallel: Annotated[int, Option(min=1, help="Devices that share the model.")] = 1,
-    max_running: Annotated[int, Option(min=1, help="Requests that run at once.")] = 128,
-    tokens_per_step: Annotated[int, Option(min=1, help="Tokens of prefill a step.")] = 8192,
-    speculation: Annotated[
-        str, Option(help="With --serve: off, or DRAFTS@CHANCE, like 4@0.7, 4@0.7/slots or 4@0.7/mtp; with commas.")
-    ] = OFF,
-    tier: Annotated[str, Option(help=f"With --serve: off, or {TIER_SPELLED}; with commas.")] = OFF,
-    hints: Annotated[str, Option(help=f"Hints that requests carry: off, {HINTS_SPELLED}; with commas.")] = OFF,
-    workers: Annotated[
-        int | None, Option(min=1, help="With --serve: simulated workers behind a router, each with --memory.")
-    ] = None,
-    router: Annotated[
-        str | None, Option(help=f"With --workers: rules of the router, with commas. [default: {ROUTER}]")
-    ] = None,
-    event_delay: Annotated[
-        float | None,
-        Option(min=0, help="With --workers: seconds until the router knows of a cache's changes. [default: 0]"),
-    ] = None,
-    pulls: Annotated[
-        str | None,
-        Option(help=f"With --workers: pulls between workers: off, or {NETWORK_SPELLING}; with commas. [default: off]"),
-    ] = None,
-    prefill: Annotated[
-        str | None,
-        Option(help="With --workers and --pulls: workers that only prefill, of all; with commas. [default: 0]"),
-    ] = None,
-    failures: Annotated[
-        str | None,
-        Option(
-            help="With --workers: seconds after which one fails on average, and until another one serves in its place: "
-            f"off, or {FAILURES_SPELLING}; with commas. [default: off]"
-        ),
-    ] = None,
+    slots: Slots = 1,
+    decode_reuse: DecodeReuse = "canonical",
+    reuse: Reuse = "both",
+    segment_eviction: SegmentEvictions = "cost",
+    segment_share: SegmentShare = 0.5,
+    serve: Device = None,
+    tensor_parallel: TensorParallel = 1,
+    max_running: MaxRunning = 128,
+    tokens_per_step: TokensPerStep = 8192,
+    speculation: Speculations = OFF,
+    tier: TierSizes = OFF,
+    hints: RequestHints = OFF,
+    workers: Workers = None,
+    router: Routers = None,
+    event_delay: EventDelay = None,
+    pulls: Pulls = None,
+    prefill: PrefillWorkers = None,
+    failures: WorkerFailures = None,
     arrival: common.Arrival = None,
     limit: common.Limit = None,
     data: common.Data = None,
@@ -113,61 +135,83 @@ def replay(
     seed: common.Seed = 0,
     jobs: common.Jobs = 0,
     json_file: common.JsonFile = None,
-    per_request: Annotated[Path | None, Option(help="Write a JSON line a request to this file.")] = None,
-    report: Annotated[Path | None, Option(help="Write one self-contained HTML page to this file.")] = None,
+    per_request: PerRequest = None,
+    report: ReportFile = None,
 ) -> None:
     """Replay recorded traffic under each policy and memory size.
 
-    The code is that of the server, with a counting executor in place of a model.
+    The code is that of the server, with a counting executor instead of a model.
     """
-    recorded = served_by(trace, data)
-    placement, eviction = common.policies_for(placement, eviction, recorded)
+    given = Namespace(**locals())
+    _replay(given, _setups(given))
+
+
+def _setups(given: Namespace) -> list[Setup]:
+    """Return a setup for each combination of the options' values. Raises ConfigError for values that exclude others."""
+    recorded = served_by(given.trace, given.data)
+    placement, eviction = common.policies_for(given.placement, given.eviction, recorded)
     base = Setup(
-        profile=replace(profile_for(model, recorded, weights), tensor_parallel=tensor_parallel),
+        profile=replace(profile_for(given.model, recorded, given.weights), tensor_parallel=given.tensor_parallel),
         memory=0,
-        state_fraction=state_fraction,
-        page_size=page_size,
-        slots=slots,
-        decode_reuse=common.one_of("--decode-reuse", decode_reuse, ("canonical", "raw", "none")),
-        segment_share=segment_share,
+        state_fraction=given.state_fraction,
+        page_size=given.page_size,
+        slots=given.slots,
+        decode_reuse=common.one_of("--decode-reuse", given.decode_reuse, ("canonical", "raw", "none")),
+        segment_share=given.segment_share,
+        running=given.max_running,
     )
     pairs = product(common.choices(placement, str), common.choices(eviction, str))
-    policies = common.choices(systems, _of_system) if systems else [{"placement": p, "eviction": e} for p, e in pairs]
-    reuses = _reuses(reuse, segment_eviction)
-    pools = common.choices(pool, lambda name: common.one_of("--pool", name, POOLS))
-    laws = common.choices(speculation, Law.read)
-    tiers = common.choices(tier, TierLaw.read)
-    given = common.choices(hints, Hints.read)
-    clusters = _clusters(workers, router, event_delay, pulls, prefill, failures)
-    if decode_reuse == "raw" and any(one is not None and one.prefill for one in clusters):
-        raise ConfigError(f"--prefill {prefill} not with --decode-reuse raw: what that caches is not exact")
-    if serve is None and any(tiers):
-        raise ConfigError(f"--tier {tier} needs --serve: without a clock nothing is read")
-    if serve is None and any(laws):
-        raise ConfigError(f"--speculation {speculation} needs --serve: without a clock a draft saves nothing")
-    if serve is None and any(clusters):
-        raise ConfigError(f"--workers {workers} needs --serve: without a clock no router has anything to choose by")
-    base = replace(base, running=max_running)
-    setups = [
-        replace(base, memory=size, pool=kind, speculation=law, tier=store, hints=hint, cluster=of, **policy, **what)
-        for size, kind, policy, what, law, store, hint, of in product(
-            common.choices(memory, parse_bytes), pools, policies, reuses, laws, tiers, given, clusters
+    policies: list[dict[str, Any]] = [{"placement": p, "eviction": e} for p, e in pairs]
+    policies = common.choices(given.systems, _of_system) if given.systems else policies
+    reuses = _reuses(given.reuse, given.segment_eviction)
+    pools = common.choices(given.pool, lambda name: common.one_of("--pool", name, POOLS))
+    laws = common.choices(given.speculation, Law.read)
+    tiers = common.choices(given.tier, TierLaw.read)
+    hints = common.choices(given.hints, Hints.read)
+    clusters = _clusters(given.workers, given.router, given.event_delay, given.pulls, given.prefill, given.failures)
+    _check_clock_options(given, laws, tiers, clusters)
+    return [
+        replace(base, memory=size, pool=kind, speculation=law, tier=store, hints=hint, cluster=of, **policy, **segments)
+        for size, kind, policy, segments, law, store, hint, of in product(
+            common.choices(given.memory, parse_bytes), pools, policies, reuses, laws, tiers, hints, clusters
         )
     ]
-    cost = None if serve is None else StepCost(base.profile, load_device(serve))
-    engine = None if cost is None else Engine(cost, max_running, tokens_per_step, seed)
+
+
+def _check_clock_options(
+    given: Namespace, laws: Sequence[Law | None], tiers: Sequence[TierLaw | None], clusters: Sequence[Cluster | None]
+) -> None:
+    """Raise ConfigError for options that need --serve without it, and for raw reuse of another worker's prefill."""
+    if given.decode_reuse == "raw" and any(one is not None and one.prefill for one in clusters):
+        raise ConfigError(f"--prefill {given.prefill} not with --decode-reuse raw: what that caches is not exact")
+    if given.serve is not None:
+        return
+    if any(tiers):
+        raise ConfigError(f"--tier {given.tier} needs --serve: without a clock nothing is read")
+    if any(laws):
+        raise ConfigError(f"--speculation {given.speculation} needs --serve: without a clock a draft saves nothing")
+    if any(clusters):
+        raise ConfigError(f"--workers {given.workers} needs --serve: without a clock a router has no costs to compare")
+
+
+def _replay(given: Namespace, setups: list[Setup]) -> None:
+    """Read the trace, and run the setups on it, under a clock with --serve."""
+    profile, engine = setups[0].profile, None
+    if given.serve is not None:
+        cost = StepCost(profile, load_device(given.serve))
+        engine = Engine(cost, given.max_running, given.tokens_per_step, given.seed)
     _check(setups, engine is not None)
-    common.prepare_outputs(json_file, per_request, report)
-    found = common.read(trace, data, tokenizer, limit, seed)
-    load = partial(make_arrivals, spelling=arrival, seed=seed, data=data)
+    files = given.json_file, given.per_request, given.report
+    common.prepare_outputs(*files)
+    found = common.read(given.trace, given.data, given.tokenizer, given.limit, given.seed)
+    load = partial(make_arrivals, spelling=given.arrival, seed=given.seed, data=given.data)
     load(found)  # malformed arrivals are an error before anything runs
     for setup in setups:
         setup.layout(found)
-    about = [found.name, len(found.requests), arrival, seed, serve, max_running, tokens_per_step, str(setups)]
-    journal = Journal(json_file or per_request or report, about)
-    named = model or base.profile.name
-    outputs = Outputs(found, named, base.profile, page_size, json_file, per_request, report, journal)
-    _run(found, setups, load, engine, jobs, outputs)
+    about = [found.name, len(found.requests), given.arrival, given.seed, given.serve, given.max_running]
+    journal = Journal(next(filter(None, files), None), [*about, given.tokens_per_step, str(setups)])
+    outputs = Outputs(found, given.model or profile.name, profile, given.page_size, *files, journal)
+    _run(found, setups, load, engine, given.jobs, outputs)
 
 
 def _run(

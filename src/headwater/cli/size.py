@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -29,6 +30,19 @@ from headwater.setting import OFF, parse_bytes
 from headwater.table import Table
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import served_by
+from headwater.traces.request import Trace
+
+Eviction = Annotated[str | None, Option(help=f"Eviction policy. {common.OWN['eviction']}")]
+Placement = Annotated[str | None, Option(help=f"Placement policy of checkpoints. {common.OWN['placement']}")]
+Smallest = Annotated[str | None, Option("--from", help="Smallest size; else twice the longest request.")]
+Largest = Annotated[str | None, Option("--to", help="Largest size; else the least that hits nearly the ideal.")]
+Points = Annotated[int, Option(min=2, help="Sizes, evenly spaced by ratio.")]
+Samples = Annotated[int, Option(min=2, help="Samples of the trace, for the error bars.")]
+Rate = Annotated[str, Option(help="Share of the trace that a sample has; auto: by size, checked.")]
+Check = Annotated[bool, Option("--check", help="Replay all sizes in full, too, and print by how much they differ.")]
+Device = Annotated[str | None, Option(help="A device: with --tier, replays run under a clock. h100, ...")]
+TierSizes = Annotated[str, Option(help=f"Also above a store of this size: {SPELLING}; with commas. Needs --serve.")]
+MaxRunning = Annotated[int, Option(min=1, help="With --tier: requests that run at once.")]
 
 
 @common.commands.command()
@@ -36,24 +50,18 @@ def size(
     trace: common.TraceFile,
     model: common.ModelName = None,
     weights: common.RecordedWeights = None,
-    eviction: Annotated[str | None, Option(help=f"Eviction policy. {common.OWN['eviction']}")] = None,
-    placement: Annotated[str | None, Option(help=f"Placement policy of checkpoints. {common.OWN['placement']}")] = None,
+    eviction: Eviction = None,
+    placement: Placement = None,
     page_size: common.PageTokens = 64,
-    smallest: Annotated[str | None, Option("--from", help="Smallest size; else twice the longest request.")] = None,
-    largest: Annotated[
-        str | None, Option("--to", help="Largest size; else the least that hits nearly the ideal.")
-    ] = None,
-    points: Annotated[int, Option(min=2, help="Sizes, evenly spaced by ratio.")] = 10,
-    samples: Annotated[int, Option(min=2, help="Samples of the trace, for the error bars.")] = 4,
-    rate: Annotated[str, Option(help="Share of the trace that a sample has; auto: by size, checked.")] = "auto",
-    check: Annotated[
-        bool, Option("--check", help="Replay all sizes in full, too, and print by how much they differ.")
-    ] = False,
-    serve: Annotated[str | None, Option(help="A device: with --tier, replays run under a clock. h100, ...")] = None,
-    tier: Annotated[
-        str, Option(help=f"Also above a store of this size: {SPELLING}; with commas. Needs --serve.")
-    ] = OFF,
-    max_running: Annotated[int, Option(min=1, help="With --tier: requests that run at once.")] = 128,
+    smallest: Smallest = None,
+    largest: Largest = None,
+    points: Points = 10,
+    samples: Samples = 4,
+    rate: Rate = "auto",
+    check: Check = False,
+    serve: Device = None,
+    tier: TierSizes = OFF,
+    max_running: MaxRunning = 128,
     arrival: common.Arrival = None,
     limit: common.Limit = None,
     data: common.Data = None,
@@ -67,33 +75,52 @@ def size(
     Prints the hit rate for each size of memory, from samples of the trace, and advice. Only prefixes count, also in
     prompts made of segments. With --tier, memory and disk: all sizes are replayed in full.
     """
+    given = Namespace(**locals())
     sampling = Sampling(samples, _rate(rate), seed, jobs)
-    recorded = served_by(trace, data)
-    placement, eviction = common.policies_for(placement, eviction, recorded)
-    profile = profile_for(model, recorded, weights)
-    setup = Setup(profile, 0, placement, eviction, page_size=page_size, reuse="prefix")
+    setup = _setup(given)
     ends = [None if end is None else parse_bytes(end) for end in (smallest, largest)]
-    _check_policies(setup)
     tiers = _tiers(tier, serve, check)
-    engine = None if serve is None else Engine(StepCost(profile, load_device(serve)), max_running, seed=seed)
+    engine = None if serve is None else Engine(StepCost(setup.profile, load_device(serve)), max_running, seed=seed)
     common.prepare_outputs(json_file)
     found = common.read(trace, data, tokenizer, limit, seed)
-    begin = time.perf_counter()
-    about = [repr(setup), repr(sampling), found.name, len(found.requests), arrival, smallest, largest]
-    journal = Journal(json_file, [*about, *([serve, max_running] if engine else [])])
+    journal = _journal(given, found, setup, sampling)
+    load = partial(make_arrivals, spelling=arrival, seed=seed, data=data)
+    sizing = Sizing(found, setup, load(found), sampling, journal)
+    memories = _spaced(sizing, ends, points)
+    if engine is None:
+        _replay_samples(sizing, memories, check, json_file, journal)
+        return
+    grid = TierGrid(found, replace(setup, running=max_running), engine, tuple(memories), tuple(tiers))
+    _replay_above_tiers(sizing, grid, load, jobs, json_file, journal)
+
+
+def _setup(given: Namespace) -> Setup:
+    """Return the setup of the options, without its memory. Raises ConfigError for invalid policies."""
+    recorded = served_by(given.trace, given.data)
+    placement, eviction = common.policies_for(given.placement, given.eviction, recorded)
+    profile = profile_for(given.model, recorded, given.weights)
+    setup = Setup(profile, 0, placement, eviction, page_size=given.page_size, reuse="prefix")
+    _check_policies(setup)
+    return setup
+
+
+def _journal(given: Namespace, found: Trace, setup: Setup, sampling: Sampling) -> Journal:
+    """Open the journal of these options, and print how many replays it has."""
+    about = [repr(setup), repr(sampling), found.name, len(found.requests), given.arrival, given.smallest, given.largest]
+    under_clock = [] if given.serve is None else [given.serve, given.max_running]
+    journal = Journal(given.json_file, [*about, *under_clock])
     if journal.found:
         common.progress_console.print(f"{journal.found} replays of an earlier run are used again", highlight=False)
-    sizing = Sizing(found, setup, make_arrivals(found, arrival, seed, data), sampling, journal)
-    memories = _spaced(sizing, ends, points)
-    if engine is not None:
-        load = partial(make_arrivals, spelling=arrival, seed=seed, data=data)
-        grid = TierGrid(found, replace(setup, running=max_running), engine, tuple(memories), tuple(tiers))
-        _replay_above_tiers(sizing, grid, load, jobs, json_file, journal)
-        return
+    return journal
+
+
+def _replay_samples(sizing: Sizing, memories: list[int], check: bool, json_file: Path | None, journal: Journal) -> None:
+    """Print and write the hit rates of memories, from samples of the trace, and advice."""
+    begin = time.perf_counter()
     with common.progress_console.status("replaying one size, to see which samples are enough"):
         forecast = sizing.forecast(memories)
     if forecast.seconds:
-        common.progress_console.print(_told(forecast), highlight=False)
+        common.progress_console.print(_remaining_work(forecast), highlight=False)
     with common.progress_console.status("replaying"):
         sizes = sizing.sizes(memories, forecast)
     effort = _effort(sizing, sizes, time.perf_counter() - begin)
@@ -140,7 +167,7 @@ def _replay_above_tiers(
     journal.end()
 
 
-def _told(forecast: Forecast) -> str:
+def _remaining_work(forecast: Forecast) -> str:
     """Describe the work that the pilot has left, and its time."""
     n, sampled = len(forecast.counts), forecast.sampled
     if not sampled:
