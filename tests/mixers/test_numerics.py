@@ -105,7 +105,7 @@ for flushed in (True, False):
         block = Block("norm.weight", (Part(layer, "any"),))
         spec = ModelSpec.of(Architecture("any", 64, 64, (block,), 1024, 1e-6), "float32")
         for check in _kernel_checks(spec, "cpu"):
-            if check.func.__module__.startswith("headwater.mixers.cpu"):
+            if check.func.__module__.startswith("headwater.engine.proof.cpu_"):
                 with torch.inference_mode():
                     found = next(check(), None) is not None
                 print(flushed, layer.kind, check.func.__name__, found)

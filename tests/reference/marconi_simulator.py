@@ -93,7 +93,7 @@ class Published(FlopAware):
         return saved / (CHECKPOINT_BYTES + KV_BYTES * end)
 
     def victims(self, root: Node, now: int) -> Iterator[Node]:
-        nodes = self._kept.nodes
+        nodes = self._kept.keys
         while True:
             self.settle()
             if not nodes:
