@@ -20,6 +20,7 @@ PAGES = [
             "SECURITY.md",
             "training/README.md",
             "stress/README.md",
+            "benchmarks/README.md",
         )
     ),
     ROOT / "src" / "headwater" / "assets" / "headwater-tiny" / "README.md",
