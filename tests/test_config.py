@@ -36,14 +36,14 @@ def test_bytes_with_units(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "4XB", "GB", "-4GB", "4 G B", "1e9"])
-def test_other_sizes_are_refused_as_they_were_written(text):
+def test_unknown_sizes_are_refused_as_written(text):
     with pytest.raises(ConfigError, match="4GiB") as caught:
         parse_bytes(text)
     assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [1, 999, 1000, 1024, 65536, 4 * 10**9, 4 * 2**30, 1_500_000, 2 * 10**12])
-def test_a_size_is_shown_so_that_it_is_read_again(size):
+def test_shown_size_reads_as_the_same_size(size):
     assert parse_bytes(show_bytes(size)) == size
 
 
@@ -93,20 +93,20 @@ def test_bad_settings_are_named_with_their_values(given, message):
 
 
 @pytest.mark.parametrize("given", [{"cache": False}, {"decode_reuse": "raw"}])
-def test_tiers_need_exact_content_and_no_certain_device(given):
+def test_tiers_need_exact_content_on_any_device(given):
     assert ServeConfig(tier=("memory,size=20GB",), device="cuda").tier == ("memory,size=20GB",)
     with pytest.raises(ConfigError, match="tier is"):
         ServeConfig(tier=("memory,size=20GB",), **given)
 
 
-def test_the_key_is_what_was_given_or_what_its_file_holds(tmp_path):
+def test_api_key_is_given_or_read_from_its_file(tmp_path):
     (tmp_path / "key").write_text(" sesame\n")
     assert ServeConfig().required_key() is None
     assert ServeConfig(api_key="open").required_key() == "open"
     assert ServeConfig(api_key_file=tmp_path / "key").required_key() == "sesame"
 
 
-def test_no_secret_is_in_what_is_printed_of_the_settings():
+def test_printed_settings_have_no_secret():
     assert "sesame" not in repr(ServeConfig(api_key="sesame"))
 
 
@@ -147,12 +147,12 @@ def test_every_default_can_be_written_and_read_again():
             assert one.read(one.show(one.default)) == one.default, one.name
 
 
-def test_the_formats_that_may_be_set_are_those_that_there_are():
+def test_choices_of_formats_are_the_existing_formats():
     assert {"auto", "none", *formats.TOOLS} == set(TOOL_FORMATS)
     assert {"auto", "none", *formats.REASONING} == set(REASONING_FORMATS)
     assert set(logs.FORMATTERS) == set(LOG_FORMATS)
 
 
-def test_the_home_of_a_user_that_there_is_not_is_refused_by_name():
+def test_home_of_an_unknown_user_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"model is '~nobody-at-all/x', must be a path"):
         settings.NAMED["model"].read("~nobody-at-all/x")

@@ -78,7 +78,7 @@ def test_flops_of_two_legs_add_up_to_those_of_one() -> None:
             assert whole[kind] == (first[kind] + second[kind] if kind != "head" else first[kind])
 
 
-def test_attention_counts_each_query_with_each_key_that_it_sees() -> None:
+def test_attention_flops_count_each_visible_key() -> None:
     spec = read_config(QWEN3_5_9B, "bfloat16")
     layers, width = 8, 16 * 256
     one, other = (spec.flops_by_kind(n, n + 1)["attention"] for n in (100, 101))
@@ -96,7 +96,7 @@ def test_layout_fills_the_memory_with_pages() -> None:
         spec.layout(1000)
 
 
-def test_the_ends_of_the_range_need_no_other_case() -> None:
+def test_attention_only_and_mixer_only_models_need_no_special_case() -> None:
     spec = read_config(QWEN3_5_9B, "bfloat16")
     attention_only = replace(spec, blocks=tuple(b for b in spec.blocks if b.parts[0].layer.kind == "attention"))
     assert (attention_only.checkpoint_pages, attention_only.resumable) == (0, "every_page")
@@ -123,7 +123,7 @@ def test_weights_in_fewer_bits_change_no_page_and_no_checkpoint(config: dict[str
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_weights_are_held_as_stored_unless_that_is_longer_than_what_is_computed_in() -> None:
+def test_weights_are_held_in_the_shorter_of_two_dtypes() -> None:
     for stored, dtype, held, size in (
         ("bfloat16", "float32", "bfloat16", 2),
         ("float16", "bfloat16", "float16", 2),
@@ -136,7 +136,7 @@ def test_weights_are_held_as_stored_unless_that_is_longer_than_what_is_computed_
     assert read_config(NEXT_80B, "float32").weights_held == "bfloat16"  # where config.json does not say
 
 
-def test_embedding_head_norms_gates_routers_and_convolutions_are_never_quantised() -> None:
+def test_only_weights_of_products_are_quantised() -> None:
     """Count, of Qwen3-Next, all that is not a large product by hand."""
     spec = read_config(NEXT_80B, "bfloat16", weights="int4")
     hidden, vocab = 2048, 151936
@@ -147,7 +147,7 @@ def test_embedding_head_norms_gates_routers_and_convolutions_are_never_quantised
     assert spec.weight_bytes == 2 * kept + quantised * 4.375 / 8
 
 
-def test_a_format_of_weights_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+def test_unknown_weight_format_is_refused_with_the_known_ones() -> None:
     with pytest.raises(CheckpointError, match="weights are 'int3', must be one of auto, int8, int4"):
         read_config(NEXT_80B, "bfloat16", weights="int3")
 
@@ -182,7 +182,7 @@ def test_states_are_aligned_and_do_not_overlap() -> None:
         ("rope_parameters", {"rope_type": "yarn"}, "'yarn', only 'default'"),
     ],
 )
-def test_a_config_that_is_wrong_is_named(key: str, value: object, message: str) -> None:
+def test_error_of_a_wrong_config_names_it(key: str, value: object, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_config(NEXT_80B | {key: value}, "bfloat16")
 

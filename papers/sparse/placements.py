@@ -27,9 +27,9 @@ def replayed(lab: Lab) -> Found:
         found = _rows(lab, dataset)
         for label, row in found.items():
             if label != "KV only":  # it hits nothing
-                taken = row.checkpoints_taken / row.requests
+                per_request = row.checkpoints_taken / row.requests
                 lines.append(Line(f"{dataset.name}: {label}: hit tokens", None, 100 * row.token_hit_rate, "%"))
-                lines.append(Line(f"{dataset.name}: {label}: checkpoints taken", None, taken, "a request"))
+                lines.append(Line(f"{dataset.name}: {label}: checkpoints taken", None, per_request, "a request"))
         shapes += _replayed_shapes(dataset.name, found)
     return Found(lines, *shapes)
 

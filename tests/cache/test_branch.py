@@ -35,7 +35,7 @@ class Path(Toy):
 
 
 @pytest.mark.parametrize("layout", [LAYOUT, MIXER_ONLY, ATTENTION_ONLY, SPLIT])
-def test_a_branch_that_nobody_shares_is_given_up_and_what_is_before_it_stays(layout: CacheLayout) -> None:
+def test_dropped_branch_leaves_the_prefix_before_it(layout: CacheLayout) -> None:
     toy = Path(layout)
     toy.serve(A)
     before = toy.cache.stats()
@@ -48,7 +48,7 @@ def test_a_branch_that_nobody_shares_is_given_up_and_what_is_before_it_stays(lay
     assert after.checkpoints <= before.checkpoints + 1, "the one at 20 is not beyond it"
 
 
-def test_all_of_a_namespace_may_go() -> None:
+def test_dropping_the_only_key_empties_its_namespace() -> None:
     toy = Path()
     toy.serve(A, checkpoints=(12, 40), namespace="x")
     toy.drop(A, 0, "x")
@@ -56,14 +56,14 @@ def test_all_of_a_namespace_may_go() -> None:
     assert (stats.namespaces, stats.nodes, stats.pages_free) == (0, 0, stats.pages_total)
 
 
-def test_of_one_long_edge_the_part_beyond_goes() -> None:
+def test_dropping_cuts_an_edge_at_the_position() -> None:
     toy = Path()
     toy.serve(A)
     toy.drop(A, 18)
     assert toy.match(A + B).kv_tokens == 16
 
 
-def test_what_another_branch_shares_stays() -> None:
+def test_dropping_keeps_kv_that_another_branch_shares() -> None:
     toy = Path()
     toy.serve(A + B)
     toy.serve(A + C)
@@ -72,14 +72,14 @@ def test_what_another_branch_shares_stays() -> None:
     assert toy.match(A + C + B).checkpoint_tokens == 80
 
 
-def test_what_goes_on_beyond_the_key_stays() -> None:
+def test_dropping_keeps_continuations_of_the_key() -> None:
     toy = Path()
     toy.serve(A + B)
     toy.drop(A, 8)
     assert toy.match(A + B + C).checkpoint_tokens == 80
 
 
-def test_what_a_request_reads_stays() -> None:
+def test_dropping_keeps_pinned_kv() -> None:
     toy = Path()
     toy.serve(A)
     draft = toy.draft(A + B, 40)
@@ -90,7 +90,7 @@ def test_what_a_request_reads_stays() -> None:
     assert toy.match(A + C).checkpoint_tokens == 40
 
 
-def test_of_what_is_not_there_nothing_goes() -> None:
+def test_dropping_an_unknown_key_changes_nothing() -> None:
     toy = Path()
     toy.serve(A)
     toy.drop(B, 0)
@@ -100,7 +100,7 @@ def test_of_what_is_not_there_nothing_goes() -> None:
     assert toy.checkpoints(B) == toy.checkpoints(A, "another") == ()
 
 
-def test_given_up_is_not_evicted() -> None:
+def test_dropped_content_is_not_counted_as_evicted() -> None:
     toy = Path()
     toy.serve(A)
     toy.drop(A, 0)
@@ -109,7 +109,7 @@ def test_given_up_is_not_evicted() -> None:
     assert str(toy.match(A).reason) == "cold"
 
 
-def test_checkpoints_are_those_up_to_the_key_s_end_and_no_guesses() -> None:
+def test_checkpoints_of_key_exclude_speculative_and_deeper_ones() -> None:
     toy = Path()
     toy.serve(A + B, checkpoints=(12, 40, 80), speculative=(20, 52))
     assert toy.checkpoints(A) == (12, 40)
@@ -117,7 +117,7 @@ def test_checkpoints_are_those_up_to_the_key_s_end_and_no_guesses() -> None:
     assert toy.checkpoints(A + B + C) == (12, 40, 80)
 
 
-def test_every_page_is_a_checkpoint_where_there_are_no_states() -> None:
+def test_model_without_states_has_checkpoint_at_key_end() -> None:
     toy = Path(ATTENTION_ONLY)
     toy.serve(A)
     assert toy.checkpoints(A[:20]) == (20,)
@@ -128,7 +128,7 @@ SMALL = replace(LAYOUT, n_pages=2 * (40 // PAGE + LAYOUT.checkpoint_pages) + LAY
 NOWHERE = Place("", b"", 0)
 
 
-def test_room_is_made_until_it_would_be_the_branch_s_own_turn() -> None:
+def test_making_room_stops_before_the_spared_branch() -> None:
     for asked, kept, other in ((A, A, B), (B, B, A)):
         toy = Path(SMALL)
         toy.serve(A)
@@ -142,7 +142,7 @@ def test_room_is_made_until_it_would_be_the_branch_s_own_turn() -> None:
         toy.cache.check()
 
 
-def test_beyond_a_branch_s_place_alone_it_is_kept() -> None:
+def test_only_content_beyond_the_place_is_spared() -> None:
     toy = Path(SMALL)
     toy.serve(A)
     toy.serve(B)
@@ -151,7 +151,7 @@ def test_beyond_a_branch_s_place_alone_it_is_kept() -> None:
     assert toy.match((*A, -1)).checkpoint_tokens == 0
 
 
-def test_where_a_leg_is_to_resume_stays_for_it() -> None:
+def test_making_room_keeps_the_resume_position() -> None:
     toy = Path(SMALL)
     toy.serve(A, checkpoints=(20, 40))
     toy.serve(B)
@@ -163,7 +163,7 @@ def test_where_a_leg_is_to_resume_stays_for_it() -> None:
 
 
 @pytest.mark.parametrize("elastic", [0, 4])
-def test_each_region_has_room_of_its_own(elastic: int) -> None:
+def test_room_is_made_in_each_region_apart(elastic: int) -> None:
     toy = Path(replace(LAYOUT, n_pages=40, state_fraction=0.25, elastic_pages=elastic))
     for tokens in (A, B, C[:12]):
         toy.serve(tokens)
@@ -177,7 +177,7 @@ def test_each_region_has_room_of_its_own(elastic: int) -> None:
     assert toy.match((*B, -1)).checkpoint_tokens == 40
 
 
-def test_segments_beyond_their_share_go_before_any_prefix() -> None:
+def test_segments_beyond_their_share_are_evicted_before_prefixes() -> None:
     toy = Path(replace(LAYOUT, n_pages=60, transition_pages=1))
     toy.serve(A)
     toy.serve(B)
@@ -191,7 +191,7 @@ def test_segments_beyond_their_share_go_before_any_prefix() -> None:
 
 
 @given(data=st.data(), tokens=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=8))
-def test_after_giving_up_any_branch_all_others_match_as_before(data: st.DataObject, tokens: list) -> None:
+def test_dropping_any_branch_changes_no_other_match(data: st.DataObject, tokens: list) -> None:
     toy = Path()
     prompts = [tuple(word for _ in range(4 * pages) for word in (first,)) for first, pages in tokens]
     prompts = [a + b for a, b in zip(prompts, prompts[::-1], strict=True)]

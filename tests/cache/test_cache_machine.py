@@ -1,4 +1,4 @@
-"""The cache under random requests, against a naive model: what was ever published, and what pages must hold.
+"""The cache under random requests, against a naive model of published prefixes and of the content of pages.
 
 The toy executor checks on each commit that the checkpoint and the KV that the plan names are those of the prompt.
 """
@@ -59,7 +59,7 @@ class Running:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Requests start, go on leg by leg, decode, are abandoned and released in any order."""
+    """Requests start, continue leg by leg, decode, are abandoned and released in any order."""
 
     @initialize(kind=st.sampled_from(sorted(LAYOUTS)), eviction=st.sampled_from(POLICIES))
     def make(self, kind: str, eviction: str) -> None:
@@ -274,7 +274,7 @@ TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(max_examples=examples(150), stateful_step_count=40)
 
 
-def test_the_machine_would_notice_a_checkpoint_of_another_prompt() -> None:
+def test_machine_notices_a_checkpoint_of_another_prompt() -> None:
     toy = Toy()
     toy.serve((0,) * 8)
     draft = toy.draft((0,) * 12, 8)
@@ -284,7 +284,7 @@ def test_the_machine_would_notice_a_checkpoint_of_another_prompt() -> None:
         toy.commit(plan, draft)
 
 
-def test_the_machine_would_notice_an_eviction_outside_of_reserve() -> None:
+def test_machine_notices_an_eviction_outside_of_reserve() -> None:
     toy = Toy()
     toy.serve((0,) * 12)
     watch_evictions(toy.cache, caps=False)

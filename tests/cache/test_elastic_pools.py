@@ -26,7 +26,7 @@ def sizes(toy: Toy) -> tuple[int, int]:
     return pool.kv.size, pool.states.size
 
 
-def test_from_short_chats_to_a_long_context_and_back() -> None:
+def test_elastic_pools_follow_short_chats_and_a_long_context() -> None:
     toy = Toy(ELASTIC)
     chats(toy, 1, 14)
     assert sizes(toy) == (30, 30)
@@ -45,7 +45,7 @@ def test_fixed_pools_refuse_the_same_long_context() -> None:
         toy.serve(LONG, slot=True)
 
 
-def test_free_pages_of_the_other_pool_come_before_eviction() -> None:
+def test_free_pages_of_other_pool_are_used_before_eviction() -> None:
     rigid, elastic = Toy(SPLIT), Toy(ELASTIC)
     for toy in (rigid, elastic):
         toy.serve(words(1, 20 * PAGE))
@@ -55,7 +55,7 @@ def test_free_pages_of_the_other_pool_come_before_eviction() -> None:
     assert sizes(elastic) == (40, 20)
 
 
-def test_its_own_come_before_what_the_other_pool_would_have_to_evict() -> None:
+def test_own_pool_evicts_before_the_other_one() -> None:
     toy = Toy(ELASTIC)
     chats(toy, 1, 14)  # 28 pages of KV and 28 of checkpoints: neither pool has a step to spare
     draft = toy.draft(words(50, 10 * PAGE), 0)
@@ -65,7 +65,7 @@ def test_its_own_come_before_what_the_other_pool_would_have_to_evict() -> None:
     assert toy.cache.stats().checkpoints == 10
 
 
-def test_the_other_pool_evicts_when_there_is_nothing_left_of_its_own() -> None:
+def test_other_pool_evicts_if_own_pool_has_nothing_left() -> None:
     toy = Toy(ELASTIC)
     running = toy.draft(words(40, 20 * PAGE), 0, slot=True)
     toy.commit(toy.reserve(running), running)
@@ -80,7 +80,7 @@ def test_the_other_pool_evicts_when_there_is_nothing_left_of_its_own() -> None:
     assert toy.cache.stats().checkpoints == 0
 
 
-def test_what_both_together_cannot_serve_is_refused_and_changes_nothing() -> None:
+def test_request_beyond_both_pools_is_refused_without_change() -> None:
     toy = Toy(ELASTIC)
     chats(toy, 1, 14)
     with pytest.raises(OutOfPages) as error:
@@ -90,7 +90,7 @@ def test_what_both_together_cannot_serve_is_refused_and_changes_nothing() -> Non
     assert toy.cache.stats().evicted_kv_pages == 0
 
 
-def test_running_requests_take_their_states_from_the_pool_of_states() -> None:
+def test_states_of_running_requests_are_in_the_pool_of_states() -> None:
     toy = Toy(replace(ELASTIC, slot_pages=6))
     for number in range(1, 7):
         draft = toy.draft(words(number, 8), 0, slot=True)

@@ -1,4 +1,4 @@
-"""Ends of conversations: what goes first after them, and what does not."""
+"""Ends of conversations: which checkpoints are evicted first after them, and which are not."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def doubted(cache: Toy, tokens: Tokens, namespace: str = "") -> list[int]:
     return [4 * node.end for node in path if node.speculative]
 
 
-@pytest.mark.parametrize("name", sorted(set(EVICTION) - {"last_n"}))  # LRU of the last checkpoint alone
-def test_what_an_ended_conversation_used_goes_first(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(set(EVICTION) - {"last_n"}))  # LRU of only the last checkpoint
+def test_checkpoints_of_ended_conversation_are_evicted_first(name: str) -> None:
     cache = toy(example(name, EVICTION[name]))
     for first in (1, 2, 3):
         serve(cache, words(first, 16))
@@ -45,7 +45,7 @@ def test_what_an_ended_conversation_used_goes_first(name: str) -> None:
     assert found == [16, 16, 0]
 
 
-def test_nothing_is_evicted_at_the_end_and_a_request_that_resumes_there_undoes_it() -> None:
+def test_resuming_an_ended_conversation_undoes_its_end() -> None:
     cache = toy("headwater")
     serve(cache, words(1, 16))
     end(cache, words(1, 16))
@@ -54,7 +54,7 @@ def test_nothing_is_evicted_at_the_end_and_a_request_that_resumes_there_undoes_i
     assert doubted(cache, words(1, 16)) == [8]
 
 
-def test_what_another_prompt_shares_stays_in_its_order() -> None:
+def test_shared_checkpoints_keep_their_eviction_order() -> None:
     cache = toy("headwater")
     ours, others = (*words(1, 8), *words(2, 8)), (*words(1, 8), *words(3, 8))
     serve(cache, ours)
@@ -63,7 +63,7 @@ def test_what_another_prompt_shares_stays_in_its_order() -> None:
     assert (doubted(cache, ours), doubted(cache, others)) == ([16], [])
 
 
-def test_a_prompt_that_is_the_beginning_of_another_ends_nothing() -> None:
+def test_ending_a_prefix_of_another_prompt_changes_nothing() -> None:
     cache = toy("headwater")
     serve(cache, words(1, 24))
     end(cache, words(1, 16))
@@ -71,7 +71,7 @@ def test_a_prompt_that_is_the_beginning_of_another_ends_nothing() -> None:
     assert doubted(cache, words(1, 24)) == []
 
 
-def test_what_an_evicted_prompt_shared_stays_in_its_order() -> None:
+def test_checkpoints_shared_with_an_evicted_prompt_keep_their_order() -> None:
     cache = toy("headwater")
     ours, others = (*words(1, 8), *words(2, 8)), (*words(1, 8), *words(3, 8))
     serve(cache, others)
@@ -85,14 +85,14 @@ def test_what_an_evicted_prompt_shared_stays_in_its_order() -> None:
     assert doubted(cache, ours) == [16]
 
 
-def test_what_lies_before_the_first_question_stays_in_its_order() -> None:
+def test_checkpoints_before_the_first_question_keep_their_order() -> None:
     cache = toy("headwater")
     serve(cache, words(1, 16))
     end(cache, words(1, 16), after=11)
     assert doubted(cache, words(1, 16)) == [16]
 
 
-def test_the_end_of_a_conversation_changes_nothing_in_another_namespace() -> None:
+def test_ended_conversation_changes_no_other_namespace() -> None:
     cache = toy("headwater")
     for namespace in ("a", "b"):
         serve(cache, words(1, 16), namespace)
@@ -100,7 +100,7 @@ def test_the_end_of_a_conversation_changes_nothing_in_another_namespace() -> Non
     assert (doubted(cache, words(1, 16), "a"), doubted(cache, words(1, 16), "b")) == ([8, 16], [])
 
 
-def test_the_end_of_a_conversation_that_is_not_cached_changes_nothing() -> None:
+def test_ending_an_uncached_conversation_changes_nothing() -> None:
     cache = toy("headwater")
     serve(cache, words(1, 16))
     before = dump(cache.cache)

@@ -18,7 +18,7 @@ def leaf(edges: list[bytes]) -> Node:
     return node
 
 
-def test_a_prompt_finds_where_it_leaves_a_path_that_was_noted() -> None:
+def test_prompt_finds_its_branch_point_on_an_evicted_path() -> None:
     history = History(1, 100)
     history.note("", leaf([b"ab", b"cd"]))
     history.note("", leaf([b"abx"]))

@@ -1,4 +1,4 @@
-"""The radix tree: alone, and against a dict of prefixes."""
+"""The radix tree: by itself, and against a dict of prefixes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_split_leaves_checkpoint_and_pin_on_the_lower_part() -> None:
     assert lower.parent is upper
 
 
-def test_dropping_a_checkpoint_merges_what_it_held_apart() -> None:
+def test_dropping_a_checkpoint_merges_its_neighbours() -> None:
     index, root = make()
     inner, leaf = add(index, root, b"abcdef", (3,))
     index.drop(inner)
@@ -115,7 +115,7 @@ def test_an_empty_root_is_removed() -> None:
     check_index(index)
 
 
-def test_check_finds_a_broken_edge_a_wrong_count_and_a_node_that_should_be_merged() -> None:
+def test_check_finds_broken_edges_wrong_counts_and_unmerged_nodes() -> None:
     index, root = make()
     inner, leaf = add(index, root, b"abcdef", (3,))
     inner.checkpoint = None
@@ -131,7 +131,7 @@ def test_check_finds_a_broken_edge_a_wrong_count_and_a_node_that_should_be_merge
         check_index(index)
 
 
-def test_the_oldest_losses_are_forgotten() -> None:
+def test_eviction_log_forgets_the_oldest_entries() -> None:
     losses = EvictionLog(capacity=2)
     for position in (1, 2, 1, 3):
         losses.add("", position, b"u")

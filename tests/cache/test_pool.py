@@ -12,7 +12,7 @@ from headwater.plan import CacheLayout
 from tests.support import examples
 
 
-def test_taking_more_than_is_free_takes_nothing() -> None:
+def test_taking_more_pages_than_free_raises_without_change() -> None:
     region = Region(0, 3)
     with pytest.raises(ValueError, match="4 pages are needed, 3 are free"):
         region.take(4)
@@ -27,7 +27,7 @@ def test_one_pool_by_default_and_two_with_a_state_fraction() -> None:
     assert sorted(two.states.free_ids()) == [7, 8, 9]
 
 
-def test_check_finds_a_page_that_is_owned_twice_lost_or_free_and_owned() -> None:
+def test_check_finds_pages_owned_twice_lost_or_free_and_owned() -> None:
     pool = Pool(CacheLayout(n_pages=4))
     first, second = pool.kv.take(2)
     pool.check([first], [second])
@@ -54,11 +54,11 @@ def test_check_finds_a_page_of_the_other_region() -> None:
         pool.check([page], [state])
 
 
-def test_elastic_regions_trade_free_pages_in_whole_steps_and_keep_what_they_want_themselves() -> None:
+def test_elastic_regions_trade_only_spare_pages_in_whole_steps() -> None:
     pool = Pool(CacheLayout(n_pages=20, state_fraction=0.5, elastic_pages=4))
     pool.trade(kv=11, states=3)
     assert (pool.kv.size, pool.states.size) == (14, 6)
-    pool.trade(kv=15, states=3)  # the three that states can spare are no whole step
+    pool.trade(kv=15, states=3)  # the three that states can spare are less than a step
     assert (pool.kv.size, pool.states.size) == (14, 6)
     pages = pool.kv.take(14)
     pool.check(list(pages), [])
@@ -68,7 +68,7 @@ def test_elastic_regions_trade_free_pages_in_whole_steps_and_keep_what_they_want
     pool.check([], [])
 
 
-def test_a_shortage_tells_what_both_regions_could_do_together() -> None:
+def test_shortage_counts_pages_that_the_other_region_lends() -> None:
     layout = CacheLayout(n_pages=20, state_fraction=0.5, elastic_pages=4)
     rigid, elastic = Pool(CacheLayout(n_pages=20, state_fraction=0.5)), Pool(layout)
     assert rigid.shortage(11, 1) == (11, 10, 0)

@@ -17,7 +17,7 @@ from tests.cache.toy import LAYOUT, PAGE, Toy, dump, floor, key_of, words
 A, B = words(1, 40), words(2, 40)
 
 
-def test_a_request_finds_what_another_one_committed() -> None:
+def test_request_matches_committed_prefix_of_another() -> None:
     toy = Toy()
     toy.serve(A)
     match = toy.match(A + words(3, 10))
@@ -41,7 +41,7 @@ def test_a_match_changes_nothing() -> None:
     assert dump(toy.cache) == before
 
 
-def test_a_plan_restores_the_checkpoint_and_names_the_matched_pages_read_only() -> None:
+def test_plan_restores_the_checkpoint_and_shares_matched_pages() -> None:
     toy = Toy()
     toy.serve(A)
     draft = toy.draft(A + B, 40)
@@ -79,7 +79,7 @@ def test_stranded_kv_is_named_by_later_legs_too() -> None:
     toy.release(first.request)
 
 
-def test_kv_is_not_shared_behind_a_page_that_is_the_requests_own() -> None:
+def test_kv_beyond_a_private_page_is_not_shared() -> None:
     toy = Toy()
     first = toy.draft(A, 0, end=10, publish=8)
     toy.commit(toy.reserve(first), first)
@@ -103,7 +103,7 @@ def test_stranded_kv_stays_while_a_lease_names_it() -> None:
     toy.reserve(toy.draft(words(3, 44), 0))
 
 
-def test_a_checkpoint_that_is_there_already_takes_no_pages() -> None:
+def test_existing_checkpoint_needs_no_pages() -> None:
     toy = Toy()
     toy.serve(A, checkpoints=(20, 40))
     match = toy.match(A[:36])
@@ -118,7 +118,7 @@ def test_checkpoints_become_the_ends_of_nodes_at_commit() -> None:
     assert sorted(node.end * PAGE for node in toy.cache._index) == [8, 20, 40]
 
 
-def test_speculative_checkpoints_take_free_pages_only_and_the_last_are_dropped_first() -> None:
+def test_first_speculative_checkpoints_use_the_free_pages() -> None:
     toy = Toy(replace(LAYOUT, n_pages=15))
     plan = toy.reserve(toy.draft(A, 0, speculative=(8, 16, 24, 32)))
     assert [save.position for save in plan.saves] == [8, 16]
@@ -145,7 +145,7 @@ def test_duplicates_stay_the_requests_own_until_it_ends() -> None:
     assert (stats.pages_kv, stats.pages_private) == (10, 0)
 
 
-def test_a_bare_leaf_that_another_one_left_meanwhile_is_extended_in_place() -> None:
+def test_leaf_without_checkpoint_is_extended_in_place() -> None:
     toy = Toy()
     draft, other = toy.draft(A, 0), toy.draft(A[:20], 0)
     plan = toy.reserve(draft)
@@ -156,7 +156,7 @@ def test_a_bare_leaf_that_another_one_left_meanwhile_is_extended_in_place() -> N
     assert toy.cache.stats().pages_private == 5
 
 
-def test_private_pages_of_decode_are_never_published_and_come_back_at_release() -> None:
+def test_private_pages_of_decode_are_freed_at_release() -> None:
     toy = Toy()
     draft = toy.draft(A[:38], 0, checkpoints=(36,), slot=True)
     toy.commit(toy.reserve(draft), draft)
@@ -180,7 +180,7 @@ def test_a_rolling_checkpoint_replaces_the_one_before() -> None:
     assert toy.cache.stats().evicted_checkpoints == 0
 
 
-def test_a_rolling_checkpoint_that_is_a_branch_point_or_pinned_stays() -> None:
+def test_rolling_checkpoint_at_branch_point_or_pin_is_kept() -> None:
     toy = Toy()
     first = toy.draft(A, 0, end=20, publish=20, checkpoints=(20,))
     toy.commit(toy.reserve(first), first)
@@ -206,7 +206,7 @@ def test_abandon_loses_the_open_leg_only() -> None:
     assert toy.match(A).kv_tokens == 36
 
 
-def test_a_cancelled_request_gives_back_all_it_held() -> None:
+def test_cancelled_request_frees_all_its_pages() -> None:
     toy = Toy()
     draft = toy.draft(A, 0, checkpoints=(40,), speculative=(8,), slot=True)
     toy.cache.abandon(toy.reserve(draft))
@@ -233,7 +233,7 @@ def test_an_unknown_request_cannot_be_released() -> None:
         toy.cache.release(7)
 
 
-def test_out_of_pages_leaves_everything_as_it_was_and_carries_the_numbers() -> None:
+def test_out_of_pages_changes_nothing_and_names_the_numbers() -> None:
     toy = Toy(replace(LAYOUT, n_pages=30))
     toy.serve(A)
     held = toy.draft(B[:20], 0, checkpoints=(20,))
@@ -247,7 +247,7 @@ def test_out_of_pages_leaves_everything_as_it_was_and_carries_the_numbers() -> N
 
 
 @pytest.mark.parametrize("fraction", [None, 0.4])
-def test_what_fits_after_evicting_everything_evictable_is_reserved(fraction: float | None) -> None:
+def test_leg_that_fits_after_all_evictions_is_reserved(fraction: float | None) -> None:
     toy = Toy(replace(LAYOUT, n_pages=30, state_fraction=fraction))
     for first in range(1, 7):
         toy.serve(words(first, 28))
@@ -256,7 +256,7 @@ def test_what_fits_after_evicting_everything_evictable_is_reserved(fraction: flo
     assert toy.cache.stats().pages_kv + toy.cache.stats().pages_checkpoint == 0
 
 
-def test_a_lease_that_stands_where_no_checkpoint_is_keeps_none_from_going() -> None:
+def test_lease_without_checkpoint_protects_none() -> None:
     toy = Toy(replace(LAYOUT, n_pages=20))
     toy.serve(A)
     held = toy.draft(B[:20], 0)
@@ -276,7 +276,7 @@ def test_a_pinned_page_is_never_evicted() -> None:
     toy.run(replace(plan, write_from=10), held)
 
 
-def test_a_checkpoint_that_is_not_held_may_go_while_its_kv_stays() -> None:
+def test_checkpoint_not_held_is_evicted_without_its_kv() -> None:
     toy = Toy(replace(LAYOUT, n_pages=22))
     toy.serve(A)
     draft = toy.draft(A + B[:4], 40, hold_checkpoint=False)
@@ -287,7 +287,7 @@ def test_a_checkpoint_that_is_not_held_may_go_while_its_kv_stays() -> None:
     assert (match.kv_tokens, match.checkpoint_tokens, match.reason) == (44, 0, Reason.EVICTED)
 
 
-def test_evicting_a_checkpoint_keeps_its_kv_while_a_deeper_one_can_use_it() -> None:
+def test_evicted_checkpoint_keeps_kv_that_a_deeper_one_needs() -> None:
     toy = Toy(replace(LAYOUT, n_pages=16))
     toy.serve(A, checkpoints=(20, 40))
     toy.reserve(toy.draft(B[:16], 0))
@@ -296,7 +296,7 @@ def test_evicting_a_checkpoint_keeps_its_kv_while_a_deeper_one_can_use_it() -> N
     assert toy.match(A[:30]).checkpoint_tokens == 0
 
 
-def test_without_reuse_all_pages_are_the_requests_own_and_nothing_is_published() -> None:
+def test_request_without_reuse_shares_and_publishes_nothing() -> None:
     toy = Toy()
     toy.serve(A)
     draft = toy.draft(A, 0, reuse=False)
@@ -306,7 +306,7 @@ def test_without_reuse_all_pages_are_the_requests_own_and_nothing_is_published()
     assert (toy.cache.stats().pages_kv, toy.cache.stats().pages_private) == (10, 10)
 
 
-def test_the_smallest_arena_serves_any_request_that_fits_one_after_the_other() -> None:
+def test_smallest_arena_serves_requests_one_after_the_other() -> None:
     toy, served = Toy(replace(LAYOUT, n_pages=12)), 0
     for round_ in range(40):
         tokens = words(round_ % 3, 40 if round_ % 2 else 23)
@@ -325,7 +325,7 @@ def test_the_smallest_arena_serves_any_request_that_fits_one_after_the_other() -
         assert served == round_ + 1
 
 
-def test_a_draft_that_does_not_follow_is_refused_and_changes_nothing() -> None:
+def test_draft_that_does_not_follow_is_refused_without_change() -> None:
     toy = Toy()
     toy.serve(A, checkpoints=(20,))
     draft = toy.draft(A, 20, end=28, publish=28)
@@ -410,7 +410,7 @@ def test_stats_add_up_to_all_pages() -> None:
     assert s.dead_kv_tokens == 20
 
 
-def test_a_match_that_is_older_than_the_index_is_refused_and_nothing_changes() -> None:
+def test_match_older_than_the_index_is_refused_without_change() -> None:
     toy = Toy()
     toy.serve(A)
     stale = toy.match(A + B)
@@ -424,7 +424,7 @@ def test_a_match_that_is_older_than_the_index_is_refused_and_nothing_changes() -
     toy.commit(toy.cache.reserve(draft, fresh), draft)
 
 
-def test_a_lookup_pins_and_recency_leave_a_match_fresh() -> None:
+def test_lookups_pins_and_recency_leave_a_match_fresh() -> None:
     toy = Toy()
     toy.serve(A)
     match = toy.match(A + B)
@@ -436,7 +436,7 @@ def test_a_lookup_pins_and_recency_leave_a_match_fresh() -> None:
     assert match.version == toy.cache.version
 
 
-def test_a_walk_from_a_match_that_shares_the_key_s_beginning_finds_the_same() -> None:
+def test_walk_from_match_of_shared_prefix_finds_the_same() -> None:
     toy = Toy()
     toy.serve(A + B, checkpoints=(20, 60, 80))
     toy.serve(A[:24] + B)
@@ -447,7 +447,7 @@ def test_a_walk_from_a_match_that_shares_the_key_s_beginning_finds_the_same() ->
         assert toy.cache.path(found) == toy.cache.path(toy.match(tokens))
 
 
-def test_a_walk_from_a_match_that_ended_inside_an_edge_goes_no_deeper_than_that_match() -> None:
+def test_walk_from_match_inside_an_edge_ends_there() -> None:
     """The edge of A has a checkpoint at its end: no other prompt that shares its first pages may resume there."""
     toy = Toy()
     toy.serve(A)
@@ -464,7 +464,7 @@ PAGES = st.lists(st.sampled_from("ab"), min_size=1, max_size=12).map(
 
 
 @given(st.lists(PAGES, max_size=5), PAGES, PAGES)
-def test_a_walk_from_any_match_finds_what_a_walk_from_the_root_finds(served, first, second) -> None:
+def test_walk_from_any_match_equals_walk_from_the_root(served, first, second) -> None:
     toy = Toy()
     for prompt in served:
         toy.serve(prompt)

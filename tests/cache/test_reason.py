@@ -10,14 +10,14 @@ from tests.cache.toy import LAYOUT, Toy, words
 A, B = words(1, 40), words(2, 40)
 
 
-def test_cold_when_nothing_begins_like_it() -> None:
+def test_reason_is_cold_for_a_new_prompt() -> None:
     toy = Toy()
     assert toy.match(A).reason is Reason.COLD
     toy.serve(B)
     assert toy.match(A).reason is Reason.COLD
 
 
-def test_other_namespace_when_only_this_one_is_empty() -> None:
+def test_reason_is_other_namespace_if_only_this_one_is_empty() -> None:
     toy = Toy()
     toy.serve(A, namespace="alice")
     assert toy.match(B, "bob").reason is Reason.OTHER_NAMESPACE
@@ -25,7 +25,7 @@ def test_other_namespace_when_only_this_one_is_empty() -> None:
     assert toy.match(A, "bob").reason is Reason.COLD
 
 
-def test_two_salts_never_meet_and_the_reason_tells_nothing_of_the_other() -> None:
+def test_reason_of_one_salt_reveals_nothing_of_another() -> None:
     toy = Toy()
     toy.serve(A, namespace="alice")
     same, different = toy.match(A, "bob"), toy.match(B, "bob")
@@ -33,33 +33,33 @@ def test_two_salts_never_meet_and_the_reason_tells_nothing_of_the_other() -> Non
     assert same.kv_tokens == 0
 
 
-def test_full_when_all_but_the_last_page_is_there() -> None:
+def test_reason_is_full_if_all_but_the_last_page_is_cached() -> None:
     toy = Toy()
     toy.serve(A, checkpoints=(36, 40))
     assert toy.match(A).reason is Reason.FULL
 
 
-def test_diverged_where_the_prompt_leaves_what_is_cached() -> None:
+def test_reason_is_diverged_at_the_branch_point() -> None:
     toy = Toy()
     toy.serve(A)
     match = toy.match(A + B)
     assert (match.checkpoint_tokens, match.reason) == (40, Reason.DIVERGED)
 
 
-def test_no_checkpoint_when_kv_reaches_deeper() -> None:
+def test_kv_beyond_the_checkpoint_has_reason_no_checkpoint() -> None:
     toy = Toy()
     toy.serve(A)
     assert toy.match(A[:30]).reason is Reason.NO_CHECKPOINT
 
 
-def test_too_short_for_a_page_before_the_last_token() -> None:
+def test_reason_is_too_short_without_a_page_before_the_last_token() -> None:
     toy = Toy()
     toy.serve(A)
     assert toy.match(A[:4]).reason is Reason.TOO_SHORT
     assert toy.match(()).reason is Reason.TOO_SHORT
 
 
-def test_evicted_when_a_checkpoint_was_given_up_and_its_kv_is_still_there() -> None:
+def test_reason_is_evicted_if_only_the_checkpoint_was_evicted() -> None:
     toy = Toy(replace(LAYOUT, n_pages=16))
     toy.serve(A, checkpoints=(20, 40))
     toy.reserve(toy.draft(B[:16], 0))
@@ -67,7 +67,7 @@ def test_evicted_when_a_checkpoint_was_given_up_and_its_kv_is_still_there() -> N
     assert toy.match(A[:20]).reason is Reason.NO_CHECKPOINT
 
 
-def test_evicted_when_the_edge_was_dropped_even_with_its_namespace() -> None:
+def test_reason_is_evicted_after_the_whole_namespace_was_evicted() -> None:
     toy = Toy(replace(LAYOUT, n_pages=12))
     toy.serve(A, namespace="alice")
     toy.serve(B, namespace="bob")
@@ -76,7 +76,7 @@ def test_evicted_when_the_edge_was_dropped_even_with_its_namespace() -> None:
     assert toy.match(words(3, 40), "alice").reason is Reason.OTHER_NAMESPACE
 
 
-def test_a_checkpoint_that_comes_back_is_not_called_evicted() -> None:
+def test_reason_is_not_evicted_once_the_checkpoint_is_back() -> None:
     toy = Toy(replace(LAYOUT, n_pages=16))
     toy.serve(A, checkpoints=(20, 40))
     held = toy.draft(B[:16], 0)
@@ -87,7 +87,7 @@ def test_a_checkpoint_that_comes_back_is_not_called_evicted() -> None:
     assert toy.match(A[:30]).reason is Reason.NO_CHECKPOINT
 
 
-def test_a_rolling_checkpoint_that_was_replaced_is_not_called_evicted_even_if_it_once_was() -> None:
+def test_reason_of_replaced_rolling_checkpoint_is_not_evicted() -> None:
     toy = Toy(replace(LAYOUT, n_pages=16))
     toy.serve(A, checkpoints=(20, 40))
     held = toy.draft(B[:16], 0)

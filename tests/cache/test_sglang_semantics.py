@@ -1,7 +1,7 @@
-"""The tree-level lines of a production engine's observed behaviour, with ours beside it. Ids are that table's.
+"""Observed behaviour of a production engine's tree, next to ours. Ids are those of its table.
 
-sys is 1,000 tokens, a and b 500 each, A = sys + a, B = sys + b. Lines it marks as bad are better here where the tree
-alone can do it. Page 64.
+sys is 1,000 tokens, a and b 500 each, A = sys + a, B = sys + b. Behaviour that the table marks as bad is better here
+where the tree itself can improve it. Pages have 64 tokens.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_s02_an_extension_hits_the_whole_pages(tree: Tree) -> None:
     assert tree.match(A + words(9, 200)).checkpoint_tokens == 1472
 
 
-def test_s05_a_match_that_leaves_in_the_middle_changes_nothing(tree: Tree) -> None:
+def test_s05_a_match_that_ends_inside_an_edge_changes_nothing(tree: Tree) -> None:
     tree.insert(A)
     assert tree.match(B).kv_tokens == 960
     assert tree.cache.stats().nodes == 1
@@ -110,7 +110,7 @@ def test_s08_evicting_a_state_leaves_the_leafs_kv(tree: Tree) -> None:
     assert (tree.match(A).checkpoint_tokens, tree.match(A).kv_tokens) == (0, 1472)
 
 
-def test_s09_an_inner_state_goes_and_its_kv_stays(tree: Tree) -> None:
+def test_s09_an_inner_state_is_evicted_without_its_kv(tree: Tree) -> None:
     tree.insert(C[:1024])
     tree.insert(C)
     tree.insert(C + words(9, 64))
@@ -120,7 +120,7 @@ def test_s09_an_inner_state_goes_and_its_kv_stays(tree: Tree) -> None:
     assert tree.kv_tokens == 2112
 
 
-def test_s10_kv_that_no_request_can_use_is_counted_and_goes_first(tree: Tree) -> None:
+def test_s10_dead_kv_is_counted_and_evicted_first(tree: Tree) -> None:
     tree.insert(A)
     tree.insert(B)
     tree.evict(Room.STATE, 2)
@@ -157,7 +157,7 @@ def test_s13_a_leaf_is_trimmed_not_dropped(tree: Tree) -> None:
     assert tree.match(C).kv_tokens == 2048 - 64
 
 
-def test_s14_the_least_recent_leaf_goes_and_what_is_shared_stays(tree: Tree) -> None:
+def test_s14_the_least_recent_leaf_is_evicted_up_to_its_branch_point(tree: Tree) -> None:
     tree.insert(A)
     tree.insert(B)
     tree.evict(Room.KV, 1 + 8)
@@ -211,7 +211,7 @@ def test_s20_kv_is_matched_in_whole_pages(tree: Tree) -> None:
     assert (match.checkpoint_tokens, match.kv_tokens) == (0, 64)
 
 
-def test_s21_nothing_goes_that_is_locked(tree: Tree) -> None:
+def test_s21_locked_content_is_not_evicted(tree: Tree) -> None:
     tree.insert(C[:1024])
     tree.insert(C)
     tree.lock(C[:1024])
@@ -221,7 +221,7 @@ def test_s21_nothing_goes_that_is_locked(tree: Tree) -> None:
             tree.evict(room)
 
 
-def test_s22_a_tip_that_is_older_goes_and_the_turn_before_stays(tree: Tree) -> None:
+def test_s22_an_older_tip_is_evicted_before_the_turn_above(tree: Tree) -> None:
     tree.insert(C[:1024])
     tree.insert(C)
     tree.hit(C[:1024])

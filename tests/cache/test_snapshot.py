@@ -1,4 +1,4 @@
-"""A cache goes on from its snapshot as it would have gone on itself."""
+"""A cache that starts from a snapshot continues as the original one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def victims(cache: PrefixCache) -> list[Any]:
 
 @policies
 @pytest.mark.parametrize("fraction", [None, 0.4])
-def test_the_copy_holds_the_same(policy: str, fraction: float | None) -> None:
+def test_restored_cache_has_equal_content(policy: str, fraction: float | None) -> None:
     toy = filled(policy, fraction)
     copy = copied(toy)
     assert shape(copy) == shape(toy.cache)
@@ -69,7 +69,7 @@ def test_the_copy_holds_the_same(policy: str, fraction: float | None) -> None:
 
 
 @policies
-def test_the_same_goes_next(policy: str) -> None:
+def test_restored_cache_evicts_in_the_same_order(policy: str) -> None:
     toy = filled(policy)
     assert victims(copied(toy)) == victims(toy.cache)
 
@@ -84,7 +84,7 @@ def test_branch_points_in_edges_without_pages_are_still_found() -> None:
     assert [copy.match(key_of(prompt), len(prompt)).branch_tokens for prompt in gone] == found
 
 
-def test_what_running_requests_hold_is_not_in_it() -> None:
+def test_snapshot_excludes_pages_of_running_requests() -> None:
     toy = filled("flop_aware(0.5)")
     draft = toy.draft(words(50, 12), 0)  # published without a checkpoint, and 2 pages of its own
     toy.commit(toy.reserve(draft), draft)
@@ -96,7 +96,7 @@ def test_what_running_requests_hold_is_not_in_it() -> None:
     assert copy.match(key_of(words(50, 20)), 20).kv_tokens == 12
 
 
-def test_a_tree_as_deep_as_a_long_chain_is_no_recursion() -> None:
+def test_snapshot_of_a_deep_chain_needs_no_recursion() -> None:
     toy = Toy(replace(LAYOUT, n_pages=20_000, checkpoint_pages=0, slot_pages=0))
     key, cache = key_of(words(1, 3000 * PAGE)), toy.cache
     draft = toy.draft(words(1, 3000 * PAGE), 0, checkpoints=tuple(range(PAGE, 3000 * PAGE + 1, PAGE)))
@@ -106,7 +106,7 @@ def test_a_tree_as_deep_as_a_long_chain_is_no_recursion() -> None:
     assert copied(toy).match(key, 3000 * PAGE + 1).checkpoint_tokens == 3000 * PAGE
 
 
-def test_no_node_has_the_serial_of_a_root() -> None:
+def test_serials_of_roots_and_nodes_differ() -> None:
     toy = filled("lru")
     toy.serve(words(1, 8), namespace="another")
     copy = copied(toy)

@@ -1,4 +1,4 @@
-"""Policies and loads as they are spelled: an option that is not what it should be is told, and not run with."""
+"""Spelling of policies and loads: an option of another type is refused by name."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tests.cache.toy import LAYOUT
         ("last_n", r"it needs n, a whole number; type 'last_n\(n=8\)'"),
     ],
 )
-def test_an_option_of_the_wrong_kind_is_told(spelling: str, what: str) -> None:
+def test_option_of_the_wrong_type_is_refused_by_name(spelling: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         make_eviction(spelling, LAYOUT)
 
 
-def test_numbers_may_be_written_whole() -> None:
+def test_float_option_accepts_whole_numbers() -> None:
     assert make_eviction("seglen(w=1)", LAYOUT).weight == 1  # type: ignore[attr-defined]
 
 
-def test_placements_and_loads_are_checked_too() -> None:
+def test_options_of_placements_and_loads_are_checked() -> None:
     with pytest.raises(ConfigError, match="k is 'x', must be a whole number"):
         make_placement("optimal(k='x')")
     with pytest.raises(ConfigError, match=r"it needs k, a whole number; type 'optimal\(beta=0.9, k=8\)'"):

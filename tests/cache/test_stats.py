@@ -30,7 +30,7 @@ def test_without_recurrent_layers_nothing_is_dead() -> None:
     assert toy.cache.stats().dead_kv_tokens == 0
 
 
-def test_checkpoints_are_counted_as_taken_resumed_and_evicted_by_kind() -> None:
+def test_checkpoints_are_counted_as_stored_resumed_and_evicted_by_kind() -> None:
     toy = Toy(replace(LAYOUT, n_pages=14))
     toy.serve(words(1, 16), speculative=(8,))
     stats = toy.cache.stats()
@@ -46,7 +46,7 @@ def test_checkpoints_are_counted_as_taken_resumed_and_evicted_by_kind() -> None:
     assert stats.pages_kv + stats.pages_checkpoint + stats.pages_free == stats.pages_total == 14
 
 
-def test_pages_of_open_plans_are_private_and_slots_are_told_apart() -> None:
+def test_pages_of_open_plans_and_slots_are_counted_apart() -> None:
     toy = Toy()
     draft = toy.draft(words(1, 18), 0, checkpoints=(16,), slot=True)
     plan = toy.reserve(draft)

@@ -20,7 +20,7 @@ def tree() -> Toy:
     return toy
 
 
-def test_every_node_says_where_it_lies_and_what_hangs_below_it() -> None:
+def test_view_of_a_node_has_its_place_and_subtree() -> None:
     nodes = {(node.namespace, node.start, node.end): node for node in tree().cache.view().nodes}
     root, shared, long = nodes["", 0, 0], nodes["", 0, 16], nodes["", 16, 40]
     assert (root.parent, root.subtree_tokens, root.subtree_nodes) == (None, 48, 3)
@@ -31,7 +31,7 @@ def test_every_node_says_where_it_lies_and_what_hangs_below_it() -> None:
     assert nodes["b", 0, 0].subtree_tokens == 4
 
 
-def test_the_largest_come_first_and_the_rest_is_folded_with_its_sums() -> None:
+def test_largest_subtrees_are_shown_and_others_folded() -> None:
     view = tree().cache.view(limit=3)
     assert [node.subtree_tokens for node in view.nodes] == [48, 48, 24]
     shared = view.nodes[1]
@@ -54,7 +54,7 @@ def test_shown_and_folded_nodes_add_up_to_the_subtree(limit: int) -> None:
         assert node.subtree_nodes == below + (node.parent is not None)
 
 
-def test_no_more_is_walked_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view_walks_a_bounded_number_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_module, "MAX_WALKED", 2)
     view = tree().cache.view()
     assert (view.walked_nodes, view.total_nodes) == (2, 4)
@@ -69,7 +69,7 @@ def test_the_hottest_prefixes_are_those_resumed_from_most_often() -> None:
     assert [(hot.tokens, hot.hits) for hot in toy.cache.view(hottest=2).hottest] == [(16, 4), (40, 1)]
 
 
-def test_a_checkpoint_that_is_taken_anew_has_no_hits() -> None:
+def test_checkpoint_stored_again_has_no_hits() -> None:
     toy = tree()
     index = toy.cache._index
     shared = next(node for node in index if node.hits)
@@ -78,14 +78,14 @@ def test_a_checkpoint_that_is_taken_anew_has_no_hits() -> None:
     assert [hot.hits for hot in toy.cache.view().hottest] == []
 
 
-def test_looking_changes_nothing_and_an_empty_cache_has_nothing_to_show() -> None:
+def test_view_changes_nothing_and_is_empty_for_an_empty_cache() -> None:
     assert Toy().cache.view().nodes == ()
     toy = tree()
     assert toy.cache.view() == toy.cache.view()
     toy.cache.check()
 
 
-def test_a_fingerprint_is_the_prefixs_own_wherever_its_edges_are_cut() -> None:
+def test_fingerprint_depends_on_the_prefix_not_its_edges() -> None:
     toy, prints = Toy(), Fingerprints()
     toy.serve(words(1, 24))
     before = {node.end: prints.of_nodes(toy.cache.view())[node.id] for node in toy.cache.view().nodes}
@@ -98,7 +98,7 @@ def test_a_fingerprint_is_the_prefixs_own_wherever_its_edges_are_cut() -> None:
     assert after[24] == prints.prefix("", [key[:52], key[52:]])
 
 
-def test_a_fingerprint_tells_nothing_to_who_has_not_the_key() -> None:
+def test_fingerprints_depend_on_the_key_and_namespace() -> None:
     toy = tree()
     ours, theirs = Fingerprints().of_nodes(toy.cache.view()), Fingerprints().of_nodes(toy.cache.view())
     assert not set(ours.values()) & set(theirs.values())
@@ -108,7 +108,7 @@ def test_a_fingerprint_tells_nothing_to_who_has_not_the_key() -> None:
     assert prints.namespace("a") == prints.prefix("a", [])
 
 
-def test_a_view_holds_integers_only_apart_from_what_fingerprints_are_made_of() -> None:
+def test_view_has_only_integers_besides_input_of_fingerprints() -> None:
     kinds = {field.name: field.type for field in fields(NodeView)}
     del kinds["edge"], kinds["namespace"]
     assert set(kinds.values()) == {"int", "int | None", "bool"}

@@ -7,7 +7,7 @@ from array import array
 import msgspec
 import pytest
 
-from headwater.cache.segments.compose import LARGEST_ID, marked
+from headwater.cache.segments.compose import MAX_TOKEN_ID, marked
 from headwater.cluster import stream as streams
 from headwater.cluster.ledger import LONGEST
 from headwater.cluster.messages import KV, BlockStored, Message, decode
@@ -98,7 +98,7 @@ def said_in(messages: list[Message], tokens: Tokens) -> bool:
     assert min(tokens) > 1000  # more than sizes and positions
     found = set().union(*(numbers_in(msgspec.msgpack.decode(message.payload)) for message in messages))
     raw = [array("i", tokens[at : at + 1]).tobytes() for at in range(len(tokens))]
-    found |= {number & LARGEST_ID for number in found}  # without the marks of approximate prefixes
+    found |= {number & MAX_TOKEN_ID for number in found}  # without the marks of approximate prefixes
     return bool(found & set(tokens)) or any(one in message.payload for message in messages for one in raw)
 
 

@@ -64,13 +64,13 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("added")
-def test_the_server_takes_it() -> None:
+def test_server_accepts_a_new_policy() -> None:
     config = effective({"eviction": "fifo", "placement": "middle"}, {}, None).config
     assert (config.eviction, config.placement) == ("fifo", "middle")
 
 
 @pytest.mark.usefixtures("added")
-def test_the_lab_takes_it(tmp_path: Path) -> None:
+def test_lab_accepts_a_new_policy(tmp_path: Path) -> None:
     lines = [
         json.dumps({"t": at, "session": str(at), "input": [*range(at % 5 * 1000, at % 5 * 1000 + 300)]})
         for at in range(20)
@@ -85,7 +85,7 @@ def test_the_lab_takes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("added")
-def test_it_passes_the_contract_suite() -> None:
+def test_new_policy_passes_the_contract_suite() -> None:
     ran = 0
     for name, test in vars(contract).items():
         given = inspect.signature(test).parameters if name.startswith("test_") else {}
@@ -104,6 +104,6 @@ def test_folder_of_policies_holds_only_policies_and_their_base(package: ModuleTy
         assert policy.__doc__, f"{name} has no formula"
 
 
-def test_options_without_a_default_are_spelled_with_1() -> None:
+def test_examples_spell_required_options_with_1() -> None:
     assert example("path_cap", EVICTION["path_cap"]) == "path_cap(1)"
     assert example("marconi", EVICTION["marconi"]) == "marconi"

@@ -46,7 +46,7 @@ def queries(draw: st.DrawFn, page: int | None = None) -> PlacementQuery:
 
 @st.composite
 def paths(draw: st.DrawFn, kv: int, page: int) -> Path:
-    """Edges that a prompt may go along whose KV is cached for `kv` pages. Few ids, so that prompts share some."""
+    """Edges of a prompt whose KV is cached for `kv` pages. Few ids, so that prompts share some."""
     if not kv:
         return ()
     joints = [*sorted(draw(st.sets(st.integers(1, kv), max_size=4)) - {kv}), kv + draw(st.integers(0, 3))]
@@ -72,7 +72,7 @@ GRIDS = st.sampled_from([1, 16, 64])
 @pytest.mark.parametrize("policy", SPELLINGS)
 @settings(max_examples=examples(25))
 @given(case=lessons_and_query(GRIDS))
-def test_positions_ascend_on_the_grid_beyond_the_match_and_before_the_last_token(
+def test_positions_ascend_on_the_grid_within_the_new_part(
     policy: str, case: tuple[list[PlacementQuery], PlacementQuery]
 ) -> None:
     lessons, query = case
@@ -101,15 +101,13 @@ def test_placing_changes_nothing(policy: str, case: tuple[list[PlacementQuery], 
 @pytest.mark.parametrize("policy", BY_PROMPT)
 @settings(max_examples=examples(25))
 @given(query=queries())
-def test_of_policies_that_go_by_the_prompt_alone_a_deeper_match_only_takes_positions_away(
-    policy: str, query: PlacementQuery
-) -> None:
+def test_deeper_match_only_removes_positions_of_stateless_policies(policy: str, query: PlacementQuery) -> None:
     whole = make_placement(policy).place(replace(query, match=Match(0, 0, 0, Reason.COLD)))
     rest = make_placement(policy).place(query)
     assert rest.checkpoints == tuple(at for at in whole.checkpoints if at > query.match.checkpoint_tokens)
 
 
-def test_learning_may_change_the_answer() -> None:
+def test_learning_changes_positions() -> None:
     optimal = make_placement("optimal(2, every=1, end=False, pooled=True)")
     cold = PlacementQuery(1000, Match(0, 0, 0, Reason.COLD), Boundaries(), 10)
     before = optimal.place(cold)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from headwater.cache.segments.compose import LARGEST_ID
+from headwater.cache.segments.compose import MAX_TOKEN_ID
 from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
@@ -68,7 +68,7 @@ def on_grid(tokens: int) -> int:
 def marked_ends(rig: Rig) -> list[int]:
     """Return the positions, in tokens, of checkpoints with approximate states."""
     index = rig.engine.scheduler.cache._index
-    nodes = (node for node in index if node.checkpoint is not None and array("I", node.edge)[-1] > LARGEST_ID)
+    nodes = (node for node in index if node.checkpoint is not None and array("I", node.edge)[-1] > MAX_TOKEN_ID)
     return sorted(node.end * 64 for node in nodes)
 
 

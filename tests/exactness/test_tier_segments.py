@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headwater.account import TierOutcome
-from headwater.cache.segments.compose import LARGEST_ID
+from headwater.cache.segments.compose import MAX_TOKEN_ID
 from headwater.engine.tiers.prefix import PrefixParts
 from headwater.request import Fidelity, Span
 from headwater.schedule.sequence import Purpose
@@ -207,4 +207,4 @@ def test_a_composed_session_is_never_served_to_an_exact_request(
 
 def unmarked(key: bytes) -> bytes:
     """Return the token ids of a key without their marks."""
-    return (np.frombuffer(key, np.uint32) & LARGEST_ID).tobytes()
+    return (np.frombuffer(key, np.uint32) & MAX_TOKEN_ID).tobytes()

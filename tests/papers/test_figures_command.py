@@ -13,7 +13,7 @@ def run(arguments: list[str]) -> int:
     return run_of(arguments, commands, "papers")
 
 
-def test_a_run_writes_a_file_a_figure_and_the_page_is_made_of_the_files(tmp_path, capsys):
+def test_run_writes_one_file_per_figure_and_the_page(tmp_path, capsys):
     out, page = tmp_path / "results", tmp_path / "results.md"
     assert run(["marconi-3b", "marconi-table1", "--out", str(out), "--seed", "3"]) == 0
     assert "17.4" in capsys.readouterr().out
@@ -27,7 +27,7 @@ def test_a_run_writes_a_file_a_figure_and_the_page_is_made_of_the_files(tmp_path
     assert "marconi-11" not in page.read_text()
 
 
-def test_what_cannot_be_run_is_refused_in_a_line(tmp_path, capsys):
+def test_figures_that_cannot_run_are_refused_in_one_line(tmp_path, capsys):
     assert run(["marconi-99"]) == 2
     assert "figure 'marconi-99' is unknown; there are marconi-table1" in capsys.readouterr().err
     assert run(["--page", str(tmp_path / "page.md")]) == 2

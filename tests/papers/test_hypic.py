@@ -33,7 +33,7 @@ def came_out(found):
     return [shape.holds for shape in found.shapes]
 
 
-def test_transitions_take_what_the_table_says():
+def test_transition_bytes_equal_the_table():
     found = FIGURES["hypic-table3"].run(Lab())
     assert came_out(found) == [True]
     rows = ours(found)
@@ -51,7 +51,7 @@ def test_a_dense_transition_weighs_as_much_as_its_state():
     assert rows["qwen3.5-9b: transitions' share in bfloat16"] == pytest.approx(100 * share / (200 - share))
 
 
-def test_what_the_mixers_compute_is_the_papers(tmp_path, monkeypatch):
+def test_mixers_compute_the_papers_recurrences(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["segment_states.py", "hypic-layer0", "hypic-table2", "--out", str(tmp_path)])
     runpy.run_module("benchmarks.segment_states", run_name="__main__")
     states, table = (json.loads((tmp_path / f"hypic-{name}.json").read_text()) for name in ("layer0", "table2"))
@@ -64,19 +64,19 @@ def test_what_the_mixers_compute_is_the_papers(tmp_path, monkeypatch):
     assert min(rounded) > 10 * max(relative)  # so the other figure sees what it is of
 
 
-def test_a_state_that_drifts_is_said_to():
+def test_drifting_state_is_reported():
     small, large = {"one": Drift(1e-7, 0.0), "two": Drift(2e-5, 0.1)}, {"one": Drift(1, 1), "two": Drift(1, 1)}
     assert came_out(first_layer(small, large)) == [False]
     assert came_out(first_layer({"one": small["one"]}, large)) == [True]
 
 
-def test_a_model_that_drifts_far_is_said_to():
+def test_model_that_drifts_far_is_reported():
     near, far = Drift(0.05, 3.0), Drift(0.3, 17.0)
     assert came_out(deepest({TRAINED: near, "other": far}, {TRAINED: far})) == [True]
     assert came_out(deepest({TRAINED: far}, {TRAINED: far})) == [False]
 
 
-def test_a_model_is_set_beside_the_papers_of_its_kind_where_the_paper_has_one():
+def test_model_is_compared_with_the_papers_of_its_kind():
     one = {name: Drift(0.05, 3.0) for name in (TRAINED, "random Ring")}
     paper = {line.label: line.paper for line in deepest(one, one).lines}
     assert [paper[f"{name}, attention skipped: relative L2"] for name in one] == [8.92, 8.69]
@@ -84,12 +84,12 @@ def test_a_model_is_set_beside_the_papers_of_its_kind_where_the_paper_has_one():
     assert {paper[f"{name}, attention in: angle"] for name in one} == {None}
 
 
-def test_boundaries_are_held_to_interiors():
+def test_boundaries_are_compared_with_interiors():
     assert came_out(boundaries({"layer 3": Places(3.0, 1.0, 2.0)})) == [True, True]
     assert came_out(boundaries({"layer 3": Places(3.0, 1.0, 2.0), "layer 7": Places(2.0, 1.0, 0.5)})) == [True, False]
 
 
-def test_an_error_that_is_not_the_tables_is_said_to_be_another():
+def test_error_that_differs_from_the_table_is_reported():
     assert came_out(addition(PAPER_ADDITION)) == [True]
     assert came_out(addition(PAPER_ADDITION | {(7, 256): 0.868})) == [False]
 
@@ -110,7 +110,7 @@ def test_ratios_are_of_repetitions_and_slopes_of_medians():
     assert came_out(slower) == [False, False, False]
 
 
-def test_more_requests_in_every_run_are_asked_for():
+def test_throughput_claim_needs_every_run():
     fast, slow = Loaded([0.1, 0.3], 2.0, 100), Loaded([1.0, 3.0], 4.0, 100)
     found = under_load({PREFIX: [slow, slow], HYPIC: [fast, fast]})
     assert ours(found)[f"requests a second, {HYPIC} over {PREFIX}"] == 2.0
@@ -147,7 +147,7 @@ def evaluated(lost):
     }
 
 
-def test_what_composing_costs_is_read_from_an_evaluation():
+def test_cost_of_composition_is_read_from_an_evaluation():
     lost = {"naive": -30.0, "w0": -8.0, "w4": -3.0, "fast": -2.0, "w16": -1.0, "w32": 0.0}
     lost |= {"balanced": -0.5, "high": 0.0}
     found = quality(evaluated(lost))

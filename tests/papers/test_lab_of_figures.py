@@ -46,13 +46,13 @@ def test_sessions_of_spelled_traffic_are_drawn_whole():
     assert two.name == f"2 sessions of {spelling}"
 
 
-def test_a_limit_holds_where_a_figure_wants_more(data):
+def test_limit_caps_the_requests_of_a_figure(data):
     assert len(Lab(data, limit=2).trace("tiny", sessions=3).requests) == 4
     assert len(Lab(data, limit=2).trace("tiny").requests) == 4
     assert len(Lab(data).trace("tiny", first=5).requests) == 10
 
 
-def test_what_has_run_before_is_not_run_again(data):
+def test_finished_figures_are_not_run_again(data):
     lab = Lab(data, jobs=1)
     trace = lab.trace("tiny")
     setups = [
@@ -68,7 +68,7 @@ def test_what_has_run_before_is_not_run_again(data):
     assert [used.arrivals for used in lab.used] == ["Poisson(rate=1.0, think=5.0)", "Poisson(rate=2.0, think=5.0)"]
 
 
-def test_conditions_are_compared_where_they_differ_in_one_thing():
+def test_compared_conditions_differ_in_one_respect():
     def held(*counts):
         return [shape.holds for shape in _compared(dict(zip(CONDITIONS, counts, strict=True)))]
 
@@ -78,7 +78,7 @@ def test_conditions_are_compared_where_they_differ_in_one_thing():
     assert held(8, 3, 9, 5, 11, 12) == [True, True, False]
 
 
-def test_memory_of_a_condition_is_what_its_traffic_needs(tmp_path):
+def test_memory_of_a_condition_follows_its_traffic(tmp_path):
     def messages(session):
         yield {"role": "system", "content": "You are an agent."}
         yield {"role": "user", "content": f"Solve task {session}."}

@@ -11,7 +11,7 @@ def figure(name="paper-1", holds=True):
     return Figure(name, "A title", "A paper, figure 1", "it grows.", "Other data.", lambda lab: found)
 
 
-def test_a_page_shows_what_the_documents_say_and_what_did_not_come_out():
+def test_page_shows_figures_and_claims_that_failed():
     figures = [figure(), figure("paper-2", holds=False)]
     page = page_of(figures, {one.name: measure(one, Lab()) for one in figures})
     assert "| at 1 GB | 4.5 | 12.3 | x |" in page
@@ -21,7 +21,7 @@ def test_a_page_shows_what_the_documents_say_and_what_did_not_come_out():
     assert page.count("**did not come out**") == 1
 
 
-def test_a_page_follows_from_documents_and_words_alone():
+def test_page_depends_only_on_documents_and_texts():
     one = figure()
     documents = {one.name: measure(one, Lab())}
     assert page_of([one], documents) == page_of([one, figure("never-ran")], documents)
@@ -29,7 +29,7 @@ def test_a_page_follows_from_documents_and_words_alone():
     assert "| at 1 GB | 4.5 | 99 | x |" in page_of([one], documents)
 
 
-def test_what_a_benchmark_measured_is_not_said_to_be_of_formulas():
+def test_measured_figures_are_not_labelled_as_formulas():
     of_formulas = figure()
     measured = replace(of_formulas, run=None)
     document = measure(of_formulas, Lab(seed=7)) | {"seconds": 654.9}
@@ -53,7 +53,7 @@ def test_numbers_near_zero_are_not_shown_as_zero():
     assert [number(x) for x in (3.39e-7, -0.000123, 0.0, 0.00123)] == ["3.39e-07", "-0.000123", "0", "0.001"]
 
 
-def test_numbers_keep_three_digits_and_the_papers_stay_as_they_are_printed():
+def test_own_numbers_have_three_digits_papers_are_as_printed():
     assert [number(x) for x in (None, 17.4032, 0.81999, 3.3198, 1234.56, 2e12)] == [
         "", "17.4", "0.820", "3.32", "1,235", "2,000,000,000,000",
     ]  # fmt: skip

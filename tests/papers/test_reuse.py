@@ -12,7 +12,7 @@ def request(*tokens, prompt=None):
     return Request("s", text, prompt or len(tokens), 0, len(tokens))
 
 
-def test_blocks_count_once_for_kv_and_once_for_the_state_that_is_resumed_at():
+def test_blocks_count_once_for_kv_and_resumed_state():
     reuse = Reuse(block=2)
     reuse.add(request(1, 2, 3, 4, 5), resumed_at=0)  # two full blocks
     assert (reuse.computed, reuse.kv_used, reuse.states_used) == (2, 0, 0)
@@ -23,7 +23,7 @@ def test_blocks_count_once_for_kv_and_once_for_the_state_that_is_resumed_at():
     assert reuse.percent() == (50.0, 25.0)
 
 
-def test_a_block_computed_anew_is_another_block():
+def test_recomputed_block_is_another_block():
     reuse = Reuse(block=2)
     for _ in range(2):
         reuse.add(request(1, 2), resumed_at=0)
@@ -31,7 +31,7 @@ def test_a_block_computed_anew_is_another_block():
     assert (reuse.computed, reuse.kv_used, reuse.states_used) == (2, 1, 1)
 
 
-def test_equal_tokens_behind_other_tokens_are_other_blocks():
+def test_equal_tokens_after_other_prefixes_are_other_blocks():
     reuse = Reuse(block=2)
     reuse.add(request(1, 2, 3, 4), resumed_at=0)
     reuse.add(request(9, 9, 3, 4, 5), resumed_at=4)

@@ -24,9 +24,7 @@ def started(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> None
     runpy.run_module(f"benchmarks.{name}", run_name="__main__")
 
 
-def test_answers_are_evaluated_in_this_process_so_that_no_server_outlives_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_answers_are_evaluated_in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[list[str]] = []
 
     def evaluate(arguments: list[str]) -> int:
@@ -48,7 +46,7 @@ def test_an_evaluation_that_fails_writes_nothing(monkeypatch: pytest.MonkeyPatch
     assert not list(tmp_path.iterdir())
 
 
-def test_no_prompts_are_said_to_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_set_of_prompts_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="0 prompts of 2 to 3 tokens"):
         started("segment_choices", "--shortest", "2", "--longest", "3", monkeypatch=monkeypatch)
 
@@ -64,9 +62,7 @@ def test_no_prompts_are_said_to_be_none(monkeypatch: pytest.MonkeyPatch) -> None
         (HYPIC, 3, 3000, False),
     ],
 )
-def test_a_way_that_did_not_do_what_its_name_says_is_no_measurement(
-    way: str, segments: int, cached: int, fits: bool
-) -> None:
+def test_method_that_was_not_applied_is_not_measured(way: str, segments: int, cached: int, fits: bool) -> None:
     account = CacheAccount(4096, cached, 0, 0, Reason.COLD, segments=segments)
     if fits:
         _expect(SimpleNamespace(account=account), way, 4)

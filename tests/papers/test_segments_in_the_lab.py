@@ -19,7 +19,7 @@ def test_drawn_traffic_follows_seed_and_limit() -> None:
     assert lab.drawn(spelling) is lab.drawn(spelling)
 
 
-def test_each_way_has_a_line_at_each_memory_and_exponent() -> None:
+def test_each_method_has_a_line_per_memory_and_exponent() -> None:
     lab = Lab(limit=3, jobs=1)
     found = rag.zipf(lab)
     sizes = sum(len(model.memories) for model in MODELS)
@@ -27,7 +27,7 @@ def test_each_way_has_a_line_at_each_memory_and_exponent() -> None:
     assert all(line.paper is None and line.ours is not None and line.ours < 100 for line in found.lines)
 
 
-def test_parts_add_up_to_what_was_not_computed() -> None:
+def test_parts_add_up_to_the_tokens_not_computed() -> None:
     lab = Lab(jobs=1)
     found = lab.rows(lab.drawn("rag(sessions=20, documents=20, turns=2)"), Model("qwen3.5-0.8b", ()).setups(8))
     row = found["both"]
@@ -36,7 +36,7 @@ def test_parts_add_up_to_what_was_not_computed() -> None:
     assert 0 < seams < composed
 
 
-def test_passages_are_taken_from_their_sets(tmp_path) -> None:
+def test_passages_are_drawn_from_their_sets(tmp_path) -> None:
     for name in SETS:
         folder, _, file = name.partition("/")
         (tmp_path / folder).mkdir()
@@ -47,7 +47,7 @@ def test_passages_are_taken_from_their_sets(tmp_path) -> None:
     assert {line.label.partition(",")[0] for line in found.lines} == set(SETS)
 
 
-def test_a_sweep_ends_with_the_first_rate_that_is_too_much(monkeypatch) -> None:
+def test_sweep_ends_at_the_first_overload(monkeypatch) -> None:
     monkeypatch.setattr(rag, "RATES", (1.0, 1000.0, 2000.0))
     monkeypatch.setattr(rag, "TARGET", 700.0)
     monkeypatch.setattr(rag, "PAPER_LOAD", {"qwen3.5-35b-a3b": 2.83})

@@ -17,30 +17,30 @@ def request(*runs, namespace="", session="s"):
     return Request(session, text, len(text) // 4, 0, len(text) // 4, namespace=namespace)
 
 
-def test_a_request_overlaps_the_retained_entry_that_it_shares_most_with():
+def test_request_overlaps_the_entry_with_the_longest_common_prefix():
     first, second = request((1, 200), (2, 100)), request((1, 200), (3, 100))
     later = request((1, 200), (3, 50), (4, 100))
     found = overlaps([first, second, later], retained=2)
     assert found == [Overlap(300), Overlap(300, 200, 0), Overlap(350, 250, 1)]
 
 
-def test_of_equal_ones_it_overlaps_the_newest():
+def test_request_overlaps_the_newest_of_equal_entries():
     found = overlaps([request((1, 200), (n, 100)) for n in (2, 3, 4)], retained=3)
     assert [one.entry for one in found] == [-1, 0, 1]
 
 
-def test_an_entry_that_is_not_retained_is_not_overlapped():
+def test_dropped_entry_is_not_overlapped():
     prompts = [request((n, 100), (9, 100)) for n in (1, 2, 3, 1)]
     assert [one.depth for one in overlaps(prompts, retained=3)] == [0, 0, 0, 199]
     assert [one.depth for one in overlaps(prompts, retained=2)] == [0, 0, 0, 0]
 
 
-def test_one_that_goes_on_where_an_entry_ends_takes_its_place():
+def test_continuation_of_an_entry_replaces_it():
     prompts = [request((1, 100)), request((2, 100)), request((2, 200)), request((1, 150))]
     assert [one.depth for one in overlaps(prompts, retained=2)] == [0, 0, 100, 100]
 
 
-def test_less_than_a_page_and_other_namespaces_are_no_overlap():
+def test_overlap_needs_a_page_and_the_same_namespace():
     short = [request((1, PAGE - 1), (2, 100)), request((1, PAGE - 1), (3, 100))]
     assert overlaps(short, retained=2)[1].depth == 0
     long = [request((1, PAGE), (2, 100)), request((1, PAGE), (3, 100))]
@@ -48,7 +48,7 @@ def test_less_than_a_page_and_other_namespaces_are_no_overlap():
     assert overlaps([long[0], replace(long[1], namespace="other")], retained=2)[1].depth == 0
 
 
-def test_a_placement_is_scored_as_the_formula_says():
+def test_placement_is_scored_by_the_formula():
     seen = [Overlap(1000), *(Overlap(1000, depth, 0) for depth in (100, 500, 501, 999))]
     found = score("balanced(1,end=False)", seen)
     [position] = [448]  # half of it, floored to a page
@@ -64,7 +64,7 @@ def test_every_block_leaves_less_than_a_block():
     assert score("none", seen).recomputation.savings == 0
 
 
-def test_optimal_knows_what_came_before_and_not_what_comes():
+def test_optimal_learns_only_from_earlier_requests():
     """Overlaps are 640 deep; it hears of them ten requests later than the first."""
     seen = [Overlap(1000), *(Overlap(1000, 640, number) for number in range(30))]
     at = resumptions("optimal(1,every=10,end=False)", seen).at
@@ -89,7 +89,7 @@ def test_a_gain_is_over_the_better_of_the_fixed_ones():
     assert gains(found) == pytest.approx([0.4 - k / 1000 for k in BUDGETS])
 
 
-def test_a_fit_gives_back_the_line_and_how_straight_it_is():
+def test_fit_recovers_a_line_and_its_r2():
     line = fit([0, 100, 300], [2.0, 3.0, 5.0])
     assert (line.slope, line.intercept, line.r2) == pytest.approx((0.01, 2.0, 1.0))
     assert fit([0, 1, 2], [0.0, 3.0, 0.1]).r2 < 0.1
@@ -114,13 +114,13 @@ def by_label(optimal_seconds):
     return {"KV only": measured(9.0, 0), "every block": measured(0.2, 100), "sqrt": measured(0.3, 50)} | fixed | best
 
 
-def test_the_frontiers_shapes_follow_from_the_times():
+def test_claims_of_the_frontier_follow_from_times():
     assert [shape.holds for shape in frontier({"a": by_label(0.21)}).shapes] == [True, True]
     assert [shape.holds for shape in frontier({"a": by_label(0.5)}).shapes] == [True, False]
     assert [shape.holds for shape in frontier({"a": by_label(1.0)}).shapes] == [False, False]
 
 
-def test_the_papers_figures_are_all_there_and_an_engine_measures_two():
+def test_all_four_figures_exist_and_engine_measures_two():
     figures = figures_named(["sparse"])
     assert {"sparse-1", "sparse-2", "sparse-3", "sparse-4"} <= {figure.name for figure in figures}
     assert [figure.name for figure in figures if figure.run is None] == ["sparse-3", "sparse-4"]

@@ -45,7 +45,7 @@ def test_tree_program_saves_as_much_as_best_of_all_sets(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_tree_program_on_path_saves_what_path_program_saves(seed: int) -> None:
+def test_tree_program_on_path_equals_path_program(seed: int) -> None:
     rng = random.Random(seed)
     depths = [0, *sorted(rng.sample(range(1, 60), 12))]
     weights = [0, *(rng.randint(0, 6) for _ in depths[1:])]

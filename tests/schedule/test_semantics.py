@@ -168,7 +168,7 @@ def test_two_salts_never_meet():
     assert it.ask(prompt, namespace="alice").account.resumed_at == 960
 
 
-def test_a_cancelled_request_gives_back_all_it_held():
+def test_cancelled_request_frees_all_its_pages():
     for steps in range(0, 12):
         it = lab(n_pages=300, tokens_per_step=128)
         it.ask(words(300, "before"))

@@ -1,4 +1,4 @@
-"""Every invariant that spans index, pool and leases."""
+"""Check of every invariant across index, pool and leases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.cache.segments.store import SegmentStore
 def audit(
     index: Index, pool: Pool, segments: SegmentStore, leases: list[Lease], plans: list[tuple[Lease, OpenPlan]]
 ) -> None:
-    """Raise AssertionError at the first thing that does not hold."""
+    """Raise AssertionError at the first broken invariant."""
     check_index(index)
     segments.check()
     nodes: list[Node] = list(index)
@@ -76,7 +76,9 @@ def _check_node(index: Index, node: Node) -> None:
     assert parent is not None, f"{node} has no parent"
     assert node.unit == node.edge[: index.unit_bytes], f"{node} is filed under another unit than its first"
     assert parent.children.get(node.unit) is node, f"{node} is not its parent's child"
-    assert node.heir in (node.children.values() or (None,)), f"the heir of {node} is {node.heir}, no child"
+    assert node.fast_child in (node.children.values() or (None,)), (
+        f"the fast-path child of {node} is {node.fast_child}, not a child"
+    )
     units, rest = divmod(len(node.edge), index.unit_bytes)
     assert units > 0, f"{node} has an edge of {len(node.edge)} bytes"
     assert rest == 0, f"{node} has an edge of {len(node.edge)} bytes"

@@ -15,7 +15,7 @@ from headwater.plan import CacheLayout, Place
 
 @dataclass(frozen=True)
 class Branches:
-    """Over the index of one cache. Keys are of whole units, positions in tokens."""
+    """Operations on the cached prefix of one key. Keys are of whole units, positions in tokens."""
 
     layout: CacheLayout
     index: Index
@@ -26,7 +26,7 @@ class Branches:
     def checkpoints(self, key: bytes, namespace: str) -> tuple[int, ...]:
         """Return the resume positions of a prompt that continues `key`, ascending, without speculative ones.
 
-        Asking changes nothing.
+        Changes nothing.
         """
         unit = self.layout.unit_tokens
         path, end = self.index.find(namespace, key)
@@ -57,14 +57,14 @@ class Branches:
                 self.index.unpin(start, start.checkpoint is not None)
 
     def _own(self, branch: Place) -> set[Node]:
-        """Nodes beyond the place, without guesses that have a checkpoint below them."""
+        """Return the nodes beyond the place, without speculative checkpoints that have a checkpoint below them."""
         path, _ = self.index.find(branch.namespace, branch.key)
         last = max((node.end for node in path if node.checkpoint is not None and not node.speculative), default=0)
         beyond = (node for node in path if node.end * self.layout.unit_tokens > branch.at)
         return {node for node in beyond if not node.speculative or node.end > last}
 
     def _pinned(self, place: Place) -> Node | None:
-        """The node that ends at this place, with a pin and its checkpoint held; None if nothing is cached up to it."""
+        """Pin the node that ends at this place, and its checkpoint, and return it; None if the place is not cached."""
         units = place.at // self.layout.unit_tokens
         path, end = self.index.find(place.namespace, place.key, units)
         if not path or end < units:
@@ -74,7 +74,7 @@ class Branches:
         return node
 
     def drop(self, key: bytes, above: int, namespace: str) -> None:
-        """Give up what is cached of `key` beyond `above`, from its end on, unless it is pinned or shared."""
+        """Drop the cached content of `key` beyond `above`, from its end upwards, unless it is pinned or shared."""
         floor = above // self.layout.unit_tokens
         path, end = self.index.find(namespace, key)
         node = path[-1] if path else None

@@ -1,4 +1,4 @@
-"""Changes of what a cache holds: KV, checkpoints and segments that are stored or removed, in their order.
+"""Changes of a cache's content: KV, checkpoints and segments that are stored or removed, in their order.
 
 A stored unit, checkpoint or segment is identified by its first page: no two of them share a page at one time, so a
 removal needs no key. Positions are in units.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headwater.cache.node import Node, Root
 
-NONE = -1  # in place of a page: there is none
+NONE = -1  # stands for a page where there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Changes:
         """Note that a segment was completed."""
 
     def removed(self, pages: Sequence[int], each: int) -> None:
-        """Note that what has these pages was removed: units, a checkpoint or a segment, of `each` pages."""
+        """Note that the units, the checkpoint or the segment with these pages was removed; each has `each` pages."""
 
 
 IGNORED = Changes()

@@ -1,8 +1,8 @@
 """A compressed radix tree over units of fixed byte width; KV pages and checkpoints sit on its nodes.
 
 Edges are `bytes`, compared whole with memcmp; children are found by an edge's first unit; every split, match and
-checkpoint is at a unit boundary. Content is compared, never replaced by a hash. A pin is on the node where a request's
-path ends: KV is evicted from the leaves to the root, so the pin protects all nodes above without being counted there.
+checkpoint is at a unit boundary. Content is compared, never replaced by a hash. A pin is on the node at which a
+request's path ends: KV is evicted from the leaves to the root, so the pin also protects all nodes above.
 Lengths and positions in this file are in units.
 """
 
@@ -16,7 +16,7 @@ from headwater.cache.node import EvictionLog, Node, Observer, Root
 
 
 class Index:
-    """The trees of all namespaces. It owns no free pages: what it gives up it hands to the caller."""
+    """The trees of all namespaces. It has no free pages: pages that it no longer needs are returned to the caller."""
 
     def __init__(
         self, unit_bytes: int, unit_pages: int, observer: Observer | None = None, changes: Changes = IGNORED
@@ -28,8 +28,8 @@ class Index:
         self.kv_pages = 0
         self.dead_pages = 0  # KV of nodes with no checkpoint at or below them
         self.checkpoints = 0
-        self.saved = 0  # checkpoints that were ever taken
-        self.saved_speculative = 0  # of them
+        self.saved = 0  # checkpoints that were ever stored
+        self.saved_speculative = 0  # speculative ones of `saved`
         self.serial = 0  # of the node that was created last
         self.version = 0  # raised by each change of nodes, KV or checkpoints: matches of older versions are stale
         self._observer = observer or Observer()
@@ -46,7 +46,7 @@ class Index:
         width, matches = self.unit_bytes, key.startswith
         at, stop = node.end * width, limit * width
         while at < stop:
-            child = node.heir
+            child = node.fast_child
             if child is None:
                 break
             after = child.end * width
@@ -61,7 +61,7 @@ class Index:
         return node, at // width
 
     def _common(self, edge: bytes, key: bytes, at: int, stop: int) -> int:
-        """Units that `edge` and `key[at:stop]` begin with alike; the first one is known to be."""
+        """Return the number of equal units at the begin of `edge` and `key[at:stop]`; the first ones are equal."""
         width = self.unit_bytes
         low, high = 1, min(len(edge), stop - at) // width + 1
         while high - low > 1:
@@ -89,7 +89,7 @@ class Index:
 
     @staticmethod
     def path(node: Node, top: Node | None = None) -> list[Node]:
-        """The nodes from below `top` (or the root) down to `node`."""
+        """Return the nodes from below `top` (or the root) down to `node`."""
         nodes: list[Node] = []
         while node is not top and node.parent is not None:
             nodes.append(node)
@@ -99,7 +99,7 @@ class Index:
 
     @staticmethod
     def deepest_checkpoint(node: Node | None, end: int) -> Node | None:
-        """The last checkpoint on the path to `node` that stands at `end` or before; None if there is none."""
+        """Return the last checkpoint at or before `end` on the path to `node`; None if there is none."""
         while node is not None and (node.checkpoint is None or node.end > end):
             node = node.parent
         return node
@@ -167,9 +167,9 @@ class Index:
     def grow(self, node: Node, key: bytes, stops: Sequence[int], table: array[int]) -> tuple[list[Node], Node | None]:
         """Make a node end at each of `stops` (ascending) along `key` below `node`.
 
-        New edges take their pages out of `table`, which holds those of [0, stops[-1]).
-        Returns the nodes at `stops`, and the node below which all is new, if anything is. That one may have
-        become superfluous: call `tidy` on it once checkpoints and pins stand.
+        New edges get their pages from `table`, which holds those of [0, stops[-1]). Returns the nodes at `stops`, and
+        the node below which all is new, if anything is. That node may be superfluous now: call `tidy` on it once
+        checkpoints and pins are set.
         """
         ends: list[Node] = []
         joint: Node | None = None
@@ -198,7 +198,7 @@ class Index:
         return node
 
     def load(self, nodes: Sequence[Node]) -> None:
-        """Take over nodes, parents first, that were hung below roots with all that they keep."""
+        """Count nodes, parents first, that were hung below roots with their pages and checkpoints."""
         self.version += 1
         for node in reversed(nodes):
             assert node.parent is not None, f"{node} is a root"
@@ -235,7 +235,7 @@ class Index:
 
         This concerns the ancestors, too, up to one that another checkpoint keeps alive.
         """
-        others = change > 0  # how often a node is alive by this change alone
+        others = change > 0  # how often a node is alive by only this change
         climb: Node | None = node
         while climb is not None:
             self.dead_pages -= change * len(climb.pages)
@@ -265,7 +265,7 @@ class Index:
             self.resume(node, now)
 
     def doubt(self, node: Node) -> None:
-        """Mark the checkpoint as speculative, until a request resumes there: no request is expected to."""
+        """Mark the checkpoint as speculative, until a request resumes there: none is expected."""
         if not node.speculative:
             node.speculative = True
             self._observer.changed(node)
@@ -297,7 +297,7 @@ class Index:
     # ---- shrinking
 
     def drop(self, node: Node, evicted: bool = True) -> Sequence[int]:
-        """Take the node's checkpoint away and return its pages; `evicted` tells whether to remember it."""
+        """Remove the node's checkpoint and return its pages. evicted: whether the log remembers it."""
         self.version += 1
         pages = node.checkpoint
         assert pages is not None, f"{node} has no checkpoint"
@@ -314,9 +314,9 @@ class Index:
         return pages
 
     def trim(self, node: Node, units: int, evicted: bool = True) -> array[int]:
-        """Take the last `units` of an unpinned leaf without checkpoint; returns their pages. `evicted` as in `drop`."""
+        """Remove the last `units` of an unpinned leaf without checkpoint; return their pages. evicted: as in `drop`."""
         self.version += 1
-        assert not node.children, f"{node} is no leaf"
+        assert not node.children, f"{node} is not a leaf"
         assert not node.pins, f"{node} is pinned"
         assert node.checkpoint is None, f"{node} has a checkpoint"
         parent = node.parent
@@ -351,7 +351,7 @@ class Index:
         self.tidy(parent)
 
     def tidy(self, node: Node, evicted: bool = False) -> None:
-        """Merge or remove a node that has lost a pin, a checkpoint or a child, if it is not needed any more."""
+        """Merge or remove a node that has lost a pin, a checkpoint or a child, if it is no longer needed."""
         if node.pins or node.checkpoint is not None or len(node.children) > 1:
             return
         if isinstance(node, Root):
@@ -366,7 +366,7 @@ class Index:
             self._remove(node)
 
     def _merge(self, upper: Node) -> None:
-        """Merge `upper` into its only child, which stays the same object: leases name it."""
+        """Merge `upper` into its only child, which stays the same object: leases refer to it."""
         self.version += 1
         (child,) = upper.children.values()
         parent = upper.parent

@@ -83,7 +83,7 @@ class Lease:
         return self.table[self.own_from :] + self.duplicates
 
     def hold(self, index: Index, hold: bool = True) -> None:
-        """Protect the checkpoint at the lease's node, or give the protection up."""
+        """Protect the checkpoint at the lease's node, or end its protection."""
         if self.held != hold and self.node is not None:
             index.hold(self.node, hold)
             self.held = hold
@@ -141,7 +141,7 @@ class Lease:
                 index.unpin(deep)
 
     def _replace(self, position: int, index: Index, pool: Pool) -> None:
-        """Drop the rolling checkpoint at depth `position`, unless a request needs it or resumed there."""
+        """Drop the rolling checkpoint at depth `position`, unless a request needs it or has resumed there."""
         assert self.node is not None, "a lease that replaces has a node"
         node = next(node for node in self.node.climb() if node.end <= position)
         is_used = node.pins or node.hits or len(node.children) > 1
@@ -178,7 +178,7 @@ class Lease:
 
 
 def _keep(save: Save, node: Node, draft: Draft, index: Index, pool: Pool, now: int) -> None:
-    """Put a saved checkpoint at a node; if there is one already, give the pages back."""
+    """Store a saved checkpoint at a node; if there is one already, give the pages back."""
     speculative = save.position not in draft.checkpoints
     if node.checkpoint is None:
         index.save(node, save.pages, now, speculative, save.position in draft.learned)

@@ -6,12 +6,12 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-LOGGED = 4096  # evicted edges that are remembered
+MAX_LOGGED_EDGES = 4096  # evicted edges that are remembered
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node:
-    """An edge and what is kept of it: the KV of its units, and at most one checkpoint, at its end."""
+    """An edge with the KV of its units, and at most one checkpoint, at its end."""
 
     parent: Node | None  # None: a root, or no longer in the tree
     edge: bytes
@@ -19,20 +19,20 @@ class Node:
     end: int  # depth of the node's end
     serial: int  # in order of creation: ties of age go to the older node
     unit: bytes = b""  # the edge's first unit: the key under which the parent has it
-    origins: tuple[int, ...] = ()  # serials of nodes whose upper part this was cut from, the latest first
+    origins: tuple[int, ...] = ()  # serials of the nodes that this one was the upper part of, the latest first
     children: dict[bytes, Node] = field(default_factory=dict)  # by the first unit of their edge
-    heir: Node | None = None  # the first of the children: a walk tries it before it hashes a unit
+    fast_child: Node | None = None  # the first of the children: a walk tries it before it hashes a unit
     checkpoint: Sequence[int] | None = None  # its pages
     speculative: bool = False
     learned: bool = False  # the checkpoint is at a learned position
-    live: int = 0  # its own checkpoint, and children with one at or below them; 0: the KV is dead
+    live: int = 0  # its own checkpoint, and children with one at or below them, counted; 0: the KV is dead
     hits: int = 0  # requests that resumed at its end, since the checkpoint was taken
     kv_time: int = 0
     checkpoint_time: int = 0
     pins: int = 0  # leases whose path ends here
     holds: int = 0  # those of them that need the checkpoint as well
-    lost: tuple[int, ...] = ()  # positions on this edge whose checkpoint was evicted
-    mark: int = 0  # the eviction policy's: what it took note of the checkpoint; below 256, such numbers take no memory
+    lost: tuple[int, ...] = ()  # positions on this edge of evicted checkpoints
+    mark: int = 0  # the eviction policy's note of the checkpoint; numbers below 256 take no memory
 
     def climb(self) -> Iterator[Node]:
         """Yield the node and its ancestors, up to the root."""
@@ -43,17 +43,17 @@ class Node:
 
     def adopt(self, unit: bytes, child: Node) -> None:
         """Set the child whose edge begins with `unit`."""
-        if self.heir is None or self.heir.unit is unit:
-            self.heir = child
+        if self.fast_child is None or self.fast_child.unit is unit:
+            self.fast_child = child
         self.children[unit] = child
         child.unit, child.parent = unit, self
 
     def disown(self, child: Node) -> None:
-        """Take the child out."""
+        """Remove the child."""
         del self.children[child.unit]
         child.parent = None
-        if self.heir is child:
-            self.heir = next(iter(self.children.values()), None)
+        if self.fast_child is child:
+            self.fast_child = next(iter(self.children.values()), None)
 
     def __repr__(self) -> str:
         marks = ("*" if self.checkpoint is not None else "") + f" pins={self.pins}" * bool(self.pins)
@@ -87,10 +87,10 @@ class Observer:
 class EvictionLog:
     """Recently evicted edges: the first unit of each, with its namespace and position. The oldest are forgotten.
 
-    It tells misses whose reason is `evicted` from those that are `cold` or `diverged`.
+    It distinguishes misses whose reason is `evicted` from those that are `cold` or `diverged`.
     """
 
-    def __init__(self, capacity: int = LOGGED) -> None:
+    def __init__(self, capacity: int = MAX_LOGGED_EDGES) -> None:
         self._capacity = capacity
         self._entries: dict[tuple[str, int, bytes], None] = {}
 

@@ -1,4 +1,4 @@
-"""Free page ids: one region for everything, or two, of fixed size or trading pages in whole steps."""
+"""Free page ids: one region for KV and states, or two, of fixed sizes or trading pages in whole steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Shortage = tuple[int, int, int]  # pages needed, free, and evictable
 
 
 class Region:
-    """A set of page ids and a stack of those that are free: the page that was freed last is still in the caches."""
+    """A set of page ids with a stack of free ones: the page freed last is taken first, as CPU caches may have it."""
 
     def __init__(self, first: int, last: int) -> None:
         self.size = last - first
@@ -42,10 +42,10 @@ class Region:
 
 
 class Pool:
-    """The arena's page ids: `kv` and `states` are one region, or two where the layout has a state fraction.
+    """The arena's page ids: `kv` and `states` are one region, or two if the layout has a state fraction.
 
     Elastic regions (the Alibaba article, "elastic memory pool") trade free pages in steps of `layout.elastic_pages`.
-    There a step is one physical page of the GPU's virtual memory; here any free pages make one, since all are equal.
+    In the article a step is one physical page of the GPU's virtual memory; here any free pages make one.
     """
 
     def __init__(self, layout: CacheLayout) -> None:

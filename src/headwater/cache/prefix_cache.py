@@ -1,4 +1,4 @@
-"""Prefix cache: `match` reads, `reserve` takes, `commit` publishes, `abandon` and `release` give back."""
+"""Prefix cache: `match` reads, `reserve` takes pages, `commit` publishes, `abandon` and `release` give pages back."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PrefixCache:
         changes: Changes = IGNORED,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """clock: seconds, by which retentions lapse; None: they do not."""
+        """Build an empty cache, or continue from `begin`. clock: seconds, by which retentions lapse; None: never."""
         self.layout, self.changes = layout, changes
         self.policy = make_eviction(eviction, layout)
         if clock is not None:
@@ -58,7 +58,7 @@ class PrefixCache:
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
         self._evictor = Evictor(self._index, self._pool, self.policy, self.segments, self._leases, self._history)
         self._now = 0  # logical ticks: one a reserve, one a commit
-        self._has_priorities = False  # whether any request had another priority than 0
+        self._has_priorities = False  # whether any request had a priority other than 0
         self.branches = Branches(layout, self._index, self._pool, self._evictor, lambda: self._now)
         self._operations = Operations()
         if begin is not None:
@@ -75,7 +75,7 @@ class PrefixCache:
         return self._index.version
 
     def match(self, key: bytes, length: int, namespace: str = "", near: tuple[Match, int] | None = None) -> Match:
-        """Return what is cached of the prompt `key` of `length` tokens, up to the last page before its last token.
+        """Return the cached part of the prompt `key` of `length` tokens, up to the last page before its last token.
 
         near: a match of this version in the same namespace, and the number of tokens that its key shares with `key`:
         the walk continues from there. Changes nothing.
@@ -93,8 +93,8 @@ class PrefixCache:
 
         match: of a first leg's prompt, so that it is not looked up again. Raises OutOfPages if the leg would not fit
         even after eviction, StaleMatch if the index has changed since the match, ValueError for a draft that does not
-        follow from the request's earlier legs or names a checkpoint that was evicted. Then nothing is changed, except
-        by a draft that spares a branch: what ranks below this branch may be evicted.
+        follow from the request's earlier legs or names an evicted checkpoint. Then nothing is changed, except by a
+        draft that spares a branch: content that ranks below this branch may be evicted.
         """
         self._evictor.reserving = True
         try:
@@ -130,7 +130,7 @@ class PrefixCache:
     def hold(self, request: int, namespace: str, key: bytes, at: int, with_state: bool = True) -> Held | None:
         """Pin the state at position `at` of a key, and the KV before it, until `release`; None if it is not cached.
 
-        `with_state` False: the KV alone.
+        with_state: False for only the KV.
         """
         end = at // self.layout.unit_tokens
         path, depth = self._index.find(namespace, key, end)
@@ -176,7 +176,8 @@ class PrefixCache:
     def reserve_loaded_segment(self, request: int, key: SegmentKey) -> Plan:
         """Take the pages of a segment that is read under the id `request`; its commit publishes the segment.
 
-        The same segment may be built meanwhile; what is published first stays. Raises OutOfPages, as `reserve_segment`.
+        The same segment may be built meanwhile; the first one to be published is kept. Raises OutOfPages, as
+        `reserve_segment`.
         """
         self._make_way_for(key, 0)
         self.segments.begin_load(request, key)
@@ -194,7 +195,7 @@ class PrefixCache:
             self._evictor.reserving = False
 
     def expect_segment(self, stored: StoredSegment) -> None:
-        """Note that a request is going to be composed of the segment, once others are built: it counts as just used."""
+        """Note that a request will be composed of the segment, once others are built: it counts as just used."""
         self._now += 1
         self.segments.refresh(stored, self._now)
 
@@ -255,7 +256,7 @@ class PrefixCache:
             self._index.touch(lease.deep or lease.node, None, self._now)
 
     def _take_saves(self, opened: OpenPlan, survey: Survey) -> None:
-        """Take pages for each new checkpoint; for speculative ones, in order, as long as pages are free."""
+        """Take pages for each new checkpoint, and for speculative ones, in order, as long as pages are free."""
         size, states = self.layout.checkpoint_pages, self._pool.states
         saves = [Save(at, states.take(size)) for at in survey.saves]
         for at in survey.guesses:
@@ -269,7 +270,7 @@ class PrefixCache:
     def commit(self, plan: Plan) -> None:
         """Publish the leg's KV and checkpoints, and pin its end. Raises PlanClosed if the plan was closed before.
 
-        Pages that another request published meanwhile stay private until the release.
+        Pages with content that another request published meanwhile stay private until the release.
         """
         if plan.build is not None:
             stored = self.segments.close(plan)
@@ -292,7 +293,7 @@ class PrefixCache:
 
     def _retain(self, draft: Draft, end: Node) -> None:
         """Report the retentions of checkpoints on the path to `end` to the policy."""
-        by_time = sorted(draft.retained, key=lambda one: one.seconds)  # of two on one page the longer one counts
+        by_time = sorted(draft.retained, key=lambda one: one.seconds)  # the longer of two on one page counts
         seconds = {one.position // self.layout.unit_tokens: one.seconds for one in by_time}
         for node in end.climb():
             if node.checkpoint is not None and node.end in seconds:
@@ -308,8 +309,8 @@ class PrefixCache:
     def end_conversation(self, namespace: str, key: bytes, after: int = 0) -> None:
         """Mark as speculative the checkpoints of `key` beyond position `after` that no other prompt shares.
 
-        Prompts whose KV was evicted count, too, and so does what continues the key. Nothing is evicted now; a request
-        that resumes at such a checkpoint undoes it.
+        Prompts whose KV was evicted also count, and so do continuations of the key. Nothing is evicted now; a request
+        that resumes at such a checkpoint undoes its mark.
         """
         shared = max(after // self.layout.unit_tokens, self._index.shared(namespace, key))
         if self._history is not None:
@@ -336,7 +337,7 @@ class PrefixCache:
         return lease, opened
 
     def release(self, request: int) -> None:
-        """Give back all that a request holds, at its end or preemption. KeyError for an unknown request."""
+        """Give back all pages and pins of a request, at its end or preemption. KeyError for an unknown request."""
         if self.segments.is_building(request):
             self.segments.release(request)
             return
@@ -362,7 +363,7 @@ class PrefixCache:
         return log.take()
 
     def snapshot(self) -> Snapshot:
-        """Return the cached content, without pages held by leases alone, as the start of another such cache."""
+        """Return the cached content, without pages that only leases hold, as the start of another such cache."""
         history = () if self._history is None else self._history.rows()
         return Snapshot(Tree.of(self._index), history, self._now)
 
@@ -372,7 +373,7 @@ class PrefixCache:
         return dict(sorted((self._evictor.reuse + kept).items()))
 
     def view(self, limit: int = 300, hottest: int = 20) -> CacheView:
-        """The `limit` largest parts of the tree and its `hottest` prefixes: a walk over at most 10,000 nodes."""
+        """Return the `limit` largest parts of the tree and its `hottest` prefixes: a walk over at most 10,000 nodes."""
         return look(self._index, self.layout.unit_tokens, self._now, limit, hottest)
 
     def check(self) -> None:
@@ -384,7 +385,7 @@ class PrefixCache:
 
 
 class NoCache(PrefixCache):
-    """Cache that is off: it finds and publishes nothing; all pages are private until the request's release."""
+    """Cache that is off: it matches and publishes nothing; all pages are private until the request's release."""
 
     def match(self, key: bytes, length: int, namespace: str = "", near: tuple[Match, int] | None = None) -> Match:
         return Match(0, 0, 0, Reason.CACHE_OFF)

@@ -1,7 +1,7 @@
 """Snapshot of a cache as rows, from which another cache continues, in this process or in another one.
 
-Rows rather than nodes: pickling nodes that refer to each other recurses as deep as the tree. Page ids, leases and the
-eviction log are left out: the copy takes pages of its own, and no request runs on it yet.
+It has rows because pickling nodes that refer to each other recurses as deep as the tree. Page ids, leases and the
+eviction log are left out: the copy has pages of its own, and no request runs on it yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Pages = Callable[[int], "array[int]"]
 
 
 def no_pages(count: int) -> array[int]:
-    """Return no pages, for edges that are kept without any."""
+    """Return no pages, for edges without KV."""
     return array("i")
 
 

@@ -47,11 +47,11 @@ class CacheStats:
     commits: int
     abandons: int
     saved_checkpoints: int
-    saved_speculative: int  # of them
+    saved_speculative: int  # speculative ones of these
     resumes: int  # requests that began at a checkpoint (or at a page, for a model without recurrent layers)
     resumed_tokens: int  # tokens that these requests did not compute
     evicted_checkpoints: int
-    evicted_speculative: int  # of them
+    evicted_speculative: int  # speculative ones of these
     evicted_kv_pages: int
     segments: int
     segment_uses: int  # uses of a segment by a request

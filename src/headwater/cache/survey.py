@@ -1,4 +1,4 @@
-"""Lookups: what the index has of a prompt, and what one leg of it would share and take. They change nothing."""
+"""Lookups: the cached part of a prompt, and what one of its legs shares and needs. They change nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Survey:
     """Shared content and missing pages of one leg. Depths in units."""
 
     path: list[Node]  # from the lease's node (or the root) along the key
-    end: int  # depth of cached KV; the last node of the path may go deeper
+    end: int  # depth of cached KV; the last node of the path may be deeper
     resume: Node | None  # the checkpoint to restore
     saves: tuple[int, ...]  # token positions of checkpoints that are not cached yet
     guesses: tuple[int, ...]  # likewise, speculative
@@ -49,7 +49,7 @@ class Surveyor:
     # ---- prompts
 
     def match(self, namespace: str, key: bytes, length: int, near: tuple[Match, int] | None) -> Found:
-        """Return what is cached of a prompt of `length` tokens, at most up to the last page before its last token.
+        """Return the cached part of a prompt of `length` tokens, at most up to the last page before its last token.
 
         near: a fresh match in the same namespace, and the number of tokens that its key shares with this one.
         """
@@ -102,10 +102,10 @@ class Surveyor:
     # ---- legs
 
     def survey(self, draft: Draft, lease: Lease | None, match: Match | None = None) -> Survey:
-        """Look a leg up. A first leg is found by the request's match, or by a walk if none is given.
+        """Look a leg up: a first leg by the request's match, or by a walk if none is given.
 
-        Raises ValueError for a draft that does not follow from the lease or names what is gone, StaleMatch for a match
-        that is older than the index.
+        Raises ValueError for a draft that does not follow from the lease or names evicted content, StaleMatch for a
+        match that is older than the index.
         """
         self._validate(draft, lease)
         unit = self.layout.unit_tokens
@@ -178,7 +178,7 @@ def explain(index: Index, namespace: str, key: bytes, last: Node | None, reach: 
     """Return why a prompt resumes where it does and not deeper.
 
     last: the node in which the walk along `key` ended. reach: depths of the deepest checkpoint and of KV, and the
-    greatest depth that could match, in units. Evictions are remembered up to a limit, and reported as far as they are.
+    greatest depth that could match, in units. Only the latest evictions are known.
     """
     checkpoint, kv, cap = reach
     if not cap:
@@ -200,7 +200,7 @@ def explain(index: Index, namespace: str, key: bytes, last: Node | None, reach: 
 def _is_first(last: Node | None, resume: Node | None, kv: int) -> bool:
     """Return whether a request is the first that leaves the tree at depth `kv`, on the edge of `last`.
 
-    There was no checkpoint, or a learned one at which no request has resumed.
+    It is if there was no checkpoint, or a learned one at which no request has resumed.
     """
     if resume is not None and resume.end == kv:
         return resume.learned and not resume.hits

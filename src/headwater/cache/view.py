@@ -15,8 +15,8 @@ from heapq import heapify, heappop, heappush, nlargest
 from headwater.cache.index import Index
 from headwater.cache.node import Node, Root
 
-SHOWN = 12  # hexadecimal digits of a fingerprint
-MAX_WALKED = 10_000  # nodes; the rest is only counted
+FINGERPRINT_DIGITS = 12  # hexadecimal
+MAX_WALKED = 10_000  # nodes; others are only counted
 
 Sizes = dict[Node, int]
 
@@ -41,7 +41,7 @@ class NodeView:
     folded_nodes: int  # of the subtree, below this node, that are not shown
     folded_tokens: int
     edge: bytes  # token ids: never to leave the process
-    namespace: str  # of a root; likewise
+    namespace: str  # of a root; never to leave the process, either
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class HotPrefix:
 
 @dataclass(frozen=True, slots=True)
 class CacheView:
-    """The nodes that are shown, parents before children."""
+    """The nodes shown, parents before children, and the most used prefixes."""
 
     nodes: tuple[NodeView, ...]
     hottest: tuple[HotPrefix, ...]  # most hits first
     total_nodes: int  # of the tree, roots not counted
-    shown_nodes: int  # of them, those in `nodes`
-    walked_nodes: int  # less than all only in a tree of more than MAX_WALKED
+    shown_nodes: int  # of these nodes, the ones in `nodes`
+    walked_nodes: int  # all, up to MAX_WALKED
     now: int  # the cache's tick
 
 
@@ -186,4 +186,4 @@ class Fingerprints:
 
 
 def _shown(mac: hmac.HMAC) -> str:
-    return mac.hexdigest()[:SHOWN]
+    return mac.hexdigest()[:FINGERPRINT_DIGITS]

@@ -24,12 +24,12 @@ def place(
     return placed.checkpoints
 
 
-def test_balanced_divides_what_can_be_overlapped_evenly() -> None:
+def test_balanced_divides_possible_overlaps_evenly() -> None:
     assert place("balanced(3, end=False)", 12) == (3, 6, 9)
     assert place("balanced(3, end=False)", 1001, page=64) == (192, 448, 704)
 
 
-def test_sqrt_takes_as_many_as_tokens_between_them() -> None:
+def test_sqrt_has_as_many_positions_as_tokens_between_them() -> None:
     assert place("sqrt(end=False)", 17) == (4, 8, 12, 16)
     assert place("sqrt(end=False)", 18) == (5, 10, 15)
     assert place("sqrt(end=False)", 2) == (1,)
@@ -44,7 +44,7 @@ def test_logarithmic_gaps_double_from_the_start() -> None:
     assert gaps == [100, 200, 400, 800, 1600, 3200]
 
 
-def test_of_many_logarithmic_ones_those_of_one_page_count_as_one() -> None:
+def test_logarithmic_positions_on_one_page_count_as_one() -> None:
     assert place("logarithmic(64, end=False)", 4097, page=512) == (512, 1024, 2048)
 
 
@@ -55,19 +55,19 @@ def test_the_last_page_is_kept_unless_the_answers_end_is(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["balanced(3)", "sqrt", "logarithmic(3)", "optimal(3)"])
-def test_a_chat_without_cached_answers_resumes_at_the_last_turns_last_page(policy: str) -> None:
+def test_chat_without_cached_answers_resumes_at_the_last_turn(policy: str) -> None:
     resumed = 0
     for length in range(1001, 9001, 1000):
         resumed = place(policy, length, page=64, checkpoint=resumed)[-1]
         assert resumed == (length - 1) // 64 * 64
 
 
-def test_those_in_the_matched_part_are_not_made_up_for() -> None:
+def test_positions_in_the_matched_part_are_not_replaced() -> None:
     assert place("balanced(3, end=False)", 12, checkpoint=6) == (9,)
     assert place("balanced(3, end=False)", 12, checkpoint=9) == ()
 
 
-def test_short_prompts_have_no_place() -> None:
+def test_short_prompts_get_no_checkpoint() -> None:
     for policy in ("balanced(3)", "sqrt", "logarithmic(3)", "optimal(3)"):
         assert place(policy, 0, page=64) == place(policy, 64, page=64) == ()
 
@@ -75,10 +75,10 @@ def test_short_prompts_have_no_place() -> None:
 @pytest.mark.parametrize(
     ("spelling", "message"),
     [
-        ("balanced(0)", "0 checkpoints cannot be placed; 1 is the least"),
-        ("logarithmic(0)", "0 checkpoints cannot be placed; 1 is the least"),
+        ("balanced(0)", "0 checkpoints cannot be placed; at least 1 can"),
+        ("logarithmic(0)", "0 checkpoints cannot be placed; at least 1 can"),
         ("logarithmic(3, base=1)", "gaps grow by a factor of 1; it needs to be more than 1"),
-        ("optimal(0)", "0 checkpoints cannot be placed; 1 is the least"),
+        ("optimal(0)", "0 checkpoints cannot be placed; at least 1 can"),
         ("optimal(3, beta=1.5)", "weights decay by 1.5; it needs to be more than 0, and 1 at most"),
         ("optimal(3, every=0)", "every 0 requests and 32768 edges; at least 1 of each"),
         ("branch(cut='half')", "cut 'half' is unknown; there are exact, chunk"),
@@ -91,7 +91,7 @@ def test_options_out_of_range_are_refused(spelling: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_of_100_tokens_in_chunks_of_32_the_state_wanted_at_80_is_had_at_64_or_by_two_passes_at_80() -> None:
+def test_chunk_of_32_has_state_for_80_at_64_exact_at_80() -> None:
     assert StateAt("chunk", 32).floor(80, page=1) == 64
     assert StateAt("exact").floor(80, page=1) == 80
     assert place("branch(cut='chunk', chunk=32)", 100, branch=80, answered=True) == (64,)

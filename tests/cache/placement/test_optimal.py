@@ -34,13 +34,13 @@ def seen(policy: str, *depths: int) -> Placement:
     return placement
 
 
-def test_of_a_prompt_that_is_new_the_law_is_that_of_all_requests() -> None:
+def test_new_prompt_has_the_overlap_distribution_of_all_requests() -> None:
     optimal = seen("optimal(2, beta=1, every=1, pooled=True)", 100, 100, 300, 500, 500, 500, 520)
     assert optimal.place(query(1000, 0)).checkpoints == solve([100, 300, 500, 520], [2, 1, 3, 1], 2, 10).positions
     assert optimal.place(query(1000, 0)).checkpoints == (100, 500)
 
 
-def test_depths_beyond_the_prompt_count_at_its_end_unless_that_is_kept_anyway() -> None:
+def test_depths_beyond_the_prompt_count_at_its_end() -> None:
     optimal = seen("optimal(1, beta=1, every=1, end=False, pooled=True)", 100, 900, 900)
     assert optimal.place(query(401, 0, answered=False)).checkpoints == (400,)
     assert optimal.place(query(401, 0)).checkpoints == (100,)
@@ -48,7 +48,7 @@ def test_depths_beyond_the_prompt_count_at_its_end_unless_that_is_kept_anyway() 
     assert kept.place(query(401, 0, answered=False)).checkpoints == (100, 400)
 
 
-def test_along_known_edges_the_law_is_their_own() -> None:
+def test_known_edges_have_their_own_overlap_distribution() -> None:
     optimal = make_placement("optimal(1, beta=1, every=1)")
     for _ in range(20):
         optimal.learn(query(2000, 300, lambda: (Edge(1, 1000),)))
@@ -59,13 +59,13 @@ def test_along_known_edges_the_law_is_their_own() -> None:
     assert optimal.place(second).checkpoints == (600,)
 
 
-def test_the_prompt_itself_is_the_newest_sample_of_where_its_path_is_left() -> None:
+def test_prompt_is_the_newest_sample_of_its_path() -> None:
     fresh = make_placement("optimal(3, pooled=True)")
     assert fresh.place(query(2000, 440)).checkpoints == (440,)
     assert 440 in make_placement("optimal(3)").place(query(2000, 440)).checkpoints
 
 
-def test_known_and_new_part_weigh_as_much_as_all_requests_overlapped_to_less_and_to_more() -> None:
+def test_known_and_new_part_weigh_as_all_overlaps_do() -> None:
     optimal = make_placement("optimal(1, beta=1, every=1, pooled=True)")
     for depth in (100, 1000, 1000, 1000):
         optimal.learn(query(2000, depth))
@@ -75,7 +75,7 @@ def test_known_and_new_part_weigh_as_much_as_all_requests_overlapped_to_less_and
     assert few.checkpoints == (1000,)
 
 
-def test_until_anything_overlaps_it_is_balanced() -> None:
+def test_optimal_is_balanced_before_any_overlap() -> None:
     fresh, even = make_placement("optimal(4)"), make_placement("balanced(4)")
     fresh.learn(query(900, 0))
     for length in (0, 9, 500, 4001):
@@ -91,12 +91,12 @@ def longer_and_shorter(policy: str) -> list[int]:
     return [optimal.place(query(length, 0)).checkpoints[0] for length in (1000, 8000)]
 
 
-def test_prompts_are_left_where_prompts_of_their_length_were_left() -> None:
+def test_optimal_positions_follow_prompts_of_like_length() -> None:
     assert longer_and_shorter("optimal(1, beta=1, every=1)") == [500, 300]
     assert longer_and_shorter("optimal(1, beta=1, every=1, pooled=True)") == [300, 300]
 
 
-def test_of_a_length_that_is_new_the_prior_alone_is_known() -> None:
+def test_new_length_has_only_the_prior() -> None:
     optimal, even = make_placement("optimal(3, beta=1, every=1)"), make_placement("balanced(3)")
     for _ in range(20):
         optimal.learn(query(2000, 30))
@@ -156,7 +156,7 @@ def serve(toy: Toy, optimal: Placement, tokens: Tokens) -> int:
     return match.checkpoint_tokens
 
 
-def test_in_a_tree_of_documents_each_gets_checkpoints_where_it_is_left() -> None:
+def test_each_document_gets_checkpoints_at_its_branch_points() -> None:
     toy, optimal = Toy(), make_placement("optimal(1, every=1, end=False)")
     documents = {24: words(1, 60), 40: words(2, 60)}
     resumed = {

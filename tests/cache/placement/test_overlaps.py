@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.cache.placement.base import Edge
-from headwater.cache.placement.optimal.overlaps import HEAVY, LATEST, Distribution, Overlaps
+from headwater.cache.placement.optimal.overlaps import MAX_REQUESTS, MAX_WEIGHT, Distribution, Overlaps
 from tests.cache.toy import PAGE, Tokens, Toy, floor
 from tests.support import examples
 
@@ -31,9 +31,7 @@ prompts = st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9), min_size
 
 @settings(max_examples=examples(60))
 @given(prompts=prompts, data=st.data())
-def test_along_a_path_are_those_that_left_it_whatever_was_split_meanwhile(
-    prompts: list[list[int]], data: st.DataObject
-) -> None:
+def test_histogram_along_a_path_is_independent_of_splits(prompts: list[list[int]], data: st.DataObject) -> None:
     toy, overlaps = Toy(), counting()
     before: list[tuple[Tokens, int]] = []
     for pages in prompts:
@@ -55,7 +53,7 @@ def test_along_a_path_are_those_that_left_it_whatever_was_split_meanwhile(
         before.append((tokens, match.branch_tokens))
 
 
-def test_the_upper_part_of_a_split_edge_begins_with_what_the_lower_knows() -> None:
+def test_upper_part_of_split_edge_begins_with_lower_histogram() -> None:
     overlaps = counting()
     overlaps.learn((Edge(7, 1000),), 300, LENGTH)
     overlaps.learn((Edge(7, 1000),), 800, LENGTH)
@@ -100,7 +98,7 @@ def test_a_request_counts_the_less_the_more_the_lengths_differ() -> None:
     assert weights(distribution, 300) == {}
 
 
-def test_a_weight_decays_by_later_requests_of_that_length_alone() -> None:
+def test_weight_decays_by_later_requests_of_its_length() -> None:
     distribution = Distribution(beta=0.5, alike=0.1)
     distribution.add([(10, 1000), (20, 1000), *((30, 9000) for _ in range(50))])
     assert weights(distribution, 1000) == {10: 0.5, 20: 1.0}
@@ -120,7 +118,7 @@ def test_requests_begin_to_count_ten_at_a_time() -> None:
     assert overlaps.along((Edge(1, 50),), 50) == {50: 9.0}
 
 
-def test_who_overlaps_nothing_is_in_no_histogram() -> None:
+def test_request_without_overlap_is_not_counted() -> None:
     overlaps = counting()
     overlaps.learn((), 0, LENGTH)
     assert overlaps.distribution.empty
@@ -134,12 +132,12 @@ def test_edges_that_were_used_longest_ago_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize("beta", [0.9, 0.97])
-def test_weights_stay_finite_and_histograms_small_for_ever(beta: float) -> None:
+def test_weights_stay_finite_and_histograms_bounded(beta: float) -> None:
     overlaps = Overlaps(beta=beta, every=10, edges=4)
     for turn in range(9_000):
         overlaps.learn((Edge(turn % 3, 100_000),), 1 + turn, LENGTH)
-    assert 0 < overlaps.unit <= HEAVY / beta**10
-    assert len(overlaps.distribution.of(LENGTH)[0]) == LATEST
+    assert 0 < overlaps.unit <= MAX_WEIGHT / beta**10
+    assert len(overlaps.distribution.of(LENGTH)[0]) == MAX_REQUESTS
     assert all(len(overlaps.along((Edge(name, 100_000),), 100_000)) <= 300 for name in range(3))
     depths, weights = overlaps.distribution.of(LENGTH)
     assert (depths[-1], weights[-1]) == (9_000, 1.0)

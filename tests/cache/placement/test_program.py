@@ -19,7 +19,7 @@ laws = st.dictionaries(st.integers(1, 14), st.integers(0, 6), min_size=1, max_si
 
 @pytest.fixture(params=[0, 10_000], ids=["hull", "all pairs"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "DENSE", request.param)
+    monkeypatch.setattr(program, "MAX_DENSE_DEPTHS", request.param)
 
 
 @pytest.mark.usefixtures("either_way")
@@ -58,20 +58,20 @@ KINDS = ("uniform", "random", "sparse", "smooth", "falling", "one heap")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_2000_depths_and_32_checkpoints_cost_what_the_recurrence_says(kind: str) -> None:
+def test_program_of_2000_depths_equals_the_recurrence(kind: str) -> None:
     law = law_of(kind, 2000)
     positions = solve(list(law), list(law.values()), 32).positions
     assert cost_of(positions, law) == by_hull_trick(law, 32)
 
 
-def test_300_depths_cost_what_the_recurrence_says_without_any_trick() -> None:
+def test_program_of_300_depths_equals_the_plain_recurrence() -> None:
     for kind in ("random", "smooth"):
         law = law_of(kind, 300)
         assert cost_of(solve(list(law), list(law.values()), 6).positions, law) == by_recurrence(law, 6)
 
 
 @pytest.mark.usefixtures("either_way")
-def test_of_equal_ones_the_same_is_chosen_whatever_the_order() -> None:
+def test_ties_are_resolved_independently_of_order() -> None:
     depths = list(range(1, 200))
     first = solve(depths, [1] * 199, 7)
     random.Random(1).shuffle(depths)

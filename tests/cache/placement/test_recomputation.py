@@ -7,7 +7,7 @@ import math
 from headwater.cache.placement.optimal.program import Recomputation, recomputation
 
 
-def test_a_request_recomputes_from_the_deepest_checkpoint_at_or_before_its_overlaps_end() -> None:
+def test_request_recomputes_from_the_deepest_checkpoint_within_its_overlap() -> None:
     found = recomputation((64, 128), [10, 64, 100, 128, 300])
     assert found.cost == (10 + 0 + 36 + 0 + 172) / 5
     assert found.baseline == (10 + 64 + 100 + 128 + 300) / 5
@@ -25,7 +25,7 @@ def test_without_checkpoints_nothing_is_saved() -> None:
     assert recomputation((), [5, 9]).reduction == 1
 
 
-def test_the_ends_of_the_range() -> None:
+def test_recomputation_of_extreme_placements() -> None:
     assert recomputation((5, 9), [5, 9]).reduction == math.inf
     nothing = recomputation((5,), [])
     assert (nothing.cost, nothing.savings, nothing.reduction) == (0.0, 0.0, 1.0)

@@ -17,7 +17,7 @@ def place(spelling: str, length: int, kv: int = 0, checkpoint: int = 0) -> Place
     return make_placement(spelling).place(PlacementQuery(length, match, Boundaries(), 64))
 
 
-def test_branch_takes_the_branch_point_and_the_last_page() -> None:
+def test_branch_places_branch_point_and_last_page() -> None:
     assert place("branch", 1001, kv=320) == Placed((320, 960))
     assert place("branch", 1001) == Placed((960,))
     assert place("branch", 1001, kv=320, checkpoint=320) == Placed((960,))
@@ -29,7 +29,7 @@ def test_every_block_counts_in_pages() -> None:
     assert place("every_block(1)", 129) == Placed((64, 128))
 
 
-def test_none_takes_none() -> None:
+def test_none_places_no_checkpoint() -> None:
     assert place("none", 1001, kv=320) == Placed()
 
 

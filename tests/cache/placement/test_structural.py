@@ -24,7 +24,7 @@ def place(
 CHAT = Boundaries(system_end=1010, query_start=3000, query_end=3400)
 
 
-def test_known_parts_are_floored_to_the_page_grid_and_nothing_is_guessed() -> None:
+def test_known_parts_are_floored_to_pages_without_speculation() -> None:
     assert place(4001, CHAT) == Placed((960, 2944, 3392, 3968))
 
 
@@ -33,7 +33,7 @@ def test_the_last_page_leaves_a_token_to_compute() -> None:
     assert place(4096, CHAT).checkpoints[-1] == 4032
 
 
-def test_within_the_gap_below_another_only_the_four_fixed_ones_stay() -> None:
+def test_only_four_fixed_positions_stand_within_the_gap() -> None:
     close = Boundaries(system_end=3200, query_start=3300, query_end=3500, extra=(3400,))
     assert place(3700, close, kv=3136).checkpoints == (3136, 3200, 3456, 3648)
 
@@ -44,7 +44,7 @@ def test_a_document_with_a_short_question_gets_a_checkpoint_at_its_end() -> None
     assert place(document + question + 5, parts, kv=2944).checkpoints == (2944, 3072)
 
 
-def test_at_the_gap_itself_both_stay() -> None:
+def test_positions_at_the_gap_are_both_kept() -> None:
     assert place(3700, Boundaries(system_end=64, query_start=3200, query_end=3456)).checkpoints == (
         64,
         3200,
@@ -55,7 +55,7 @@ def test_at_the_gap_itself_both_stay() -> None:
     assert place(3700, parts, kv=3200, checkpoint=3200).checkpoints == (3456, 3648)
 
 
-def test_the_start_of_a_first_short_question_stands_if_it_lies_the_gap_beyond_what_is_before() -> None:
+def test_start_of_question_is_kept_a_gap_beyond_others() -> None:
     document, question = 3000, 100
     parts = Boundaries(query_start=document, query_end=document + question)
     assert place(document + question + 5, parts).checkpoints == (2944, 3072)
@@ -73,7 +73,7 @@ def test_nothing_is_placed_at_or_below_the_match() -> None:
     assert place(4001, CHAT, kv=3000, checkpoint=2944).checkpoints == (3392, 3968)
 
 
-def test_at_most_eight_and_of_the_rest_the_clients_own_go_first() -> None:
+def test_clients_positions_are_dropped_first_beyond_eight() -> None:
     asked = Boundaries(system_end=64, query_start=9000, query_end=9500, extra=tuple(range(1000, 8000, 500)))
     placed = place(10_001, asked, kv=8000).checkpoints
     assert len(placed) == 8
@@ -96,9 +96,7 @@ def test_guesses_are_at_most_one_a_page() -> None:
 
 
 @given(first=st.integers(65, 9000), second=st.integers(65, 9000), shared=st.integers(0, 9000))
-def test_a_prefix_of_n_shared_tokens_hits_on_its_second_request_at_n_less_an_eighth_and_a_page(
-    first: int, second: int, shared: int
-) -> None:
+def test_shared_prefix_hits_on_second_request_within_an_eighth(first: int, second: int, shared: int) -> None:
     shared = min(shared, first, second - 1)
     placed = place(first)
     hit = max((at for at in (*placed.checkpoints, *placed.speculative) if at <= shared), default=0)
@@ -106,7 +104,7 @@ def test_a_prefix_of_n_shared_tokens_hits_on_its_second_request_at_n_less_an_eig
 
 
 @pytest.mark.parametrize("n", [7, 33, 60, 90])
-def test_that_promise_holds_in_the_cache(n: int) -> None:
+def test_shared_prefix_hits_on_second_request_in_the_cache(n: int) -> None:
     toy, prompt = Toy(), words(1, 100)
     match = toy.match(prompt)
     placed = Structural().place(PlacementQuery(100, match, Boundaries(), LAYOUT.page_size))
@@ -121,7 +119,7 @@ def test_that_promise_holds_in_the_cache(n: int) -> None:
     kv=st.integers(0, 300),
     retained=st.lists(st.integers(0, 20_000), max_size=4),
 )
-def test_the_fixed_four_are_always_there_and_others_keep_their_distance_below_or_above(
+def test_fixed_positions_are_kept_and_others_keep_the_gap(
     length: int, parts: list[int | None], extra: list[int], kv: int, retained: list[int]
 ) -> None:
     last = max(0, length - 1) // 64 * 64
@@ -136,7 +134,7 @@ def test_the_fixed_four_are_always_there_and_others_keep_their_distance_below_or
         assert low in fixed or high - low >= 256 or (low == start and low - before >= 256)
 
 
-def test_the_start_of_the_query_takes_no_place_of_what_is_always_kept() -> None:
+def test_query_start_displaces_no_fixed_position() -> None:
     retained = tuple(Retention(at, 300) for at in (2000, 3000, 4000, 5000))
     boundaries = Boundaries(system_end=1000, query_start=8000, query_end=8100, retained=retained)
     placed = place(9000, boundaries, kv=1500).checkpoints
@@ -144,6 +142,6 @@ def test_the_start_of_the_query_takes_no_place_of_what_is_always_kept() -> None:
     assert 8000 in place(9000, Boundaries(system_end=1000, query_start=8000, query_end=8100), kv=1500).checkpoints
 
 
-def test_without_known_parts_a_branch_point_close_to_the_end_stands() -> None:
+def test_raw_prompt_keeps_branch_point_close_to_its_end() -> None:
     query = PlacementQuery(1226, Match(1024, 960, 1024, Reason.NO_CHECKPOINT), Boundaries(), 64)
     assert Structural().place(query).checkpoints == (1024, 1216)

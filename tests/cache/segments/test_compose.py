@@ -33,8 +33,8 @@ def test_no_segment_is_one_run() -> None:
     assert runs([], W8, 5, 5) == ()
 
 
-def test_the_head_is_at_least_what_the_convolution_looks_back() -> None:
-    """HYPIC, section 4.2: at w < k − 1 the leading k − 1 tokens stay out of what is stored."""
+def test_head_covers_the_taps_of_the_convolution() -> None:
+    """HYPIC, section 4.2: at w < k − 1 the leading k − 1 tokens are not stored."""
     assert Widths.of(0, 4) == Widths(3, 0)
     assert Widths.of(2, 4) == Widths(3, 2)
     assert Widths.of(8, 4) == W8
@@ -46,7 +46,7 @@ def test_a_segment_without_an_interior_is_plain_text() -> None:
     assert usable([short, long], W8, 0, 33) == (long,)
 
 
-def test_what_reaches_over_an_end_is_plain_text() -> None:
+def test_segment_that_crosses_an_end_is_plain_text() -> None:
     assert usable([Span(0, 100), Span(100, 200)], W8, 64, 190) == ()
 
 

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from headwater.cache.segments.compose import LARGEST_ID, LEVELS, RECOMPUTED, marked
+from headwater.cache.segments.compose import LEVELS, MAX_TOKEN_ID, WHOLE_LEVEL, marked
 from headwater.request import Fidelity, Span
 
 
@@ -14,8 +14,8 @@ def key(*ids: int) -> bytes:
     return array("i", ids).tobytes()
 
 
-def test_marks_begin_where_they_are_to() -> None:
-    exact = key(1, 2, 3, LARGEST_ID)
+def test_marks_begin_at_the_given_position() -> None:
+    exact = key(1, 2, 3, MAX_TOKEN_ID)
     fast = marked(exact, 2, Fidelity.FAST)
     assert fast[:8] == exact[:8]
     assert all(fast[i : i + 4] != exact[i : i + 4] for i in (8, 12))
@@ -25,10 +25,10 @@ def test_marks_begin_where_they_are_to() -> None:
 def test_no_two_fidelities_have_the_same_key() -> None:
     keys = {marked(key(0, 0), 0, fidelity) for fidelity in Fidelity}
     assert len(keys | {key(0, 0)}) == 1 + len(Fidelity) == 1 + len(LEVELS)
-    assert max(LEVELS.values()) < RECOMPUTED < 16
+    assert max(LEVELS.values()) < WHOLE_LEVEL < 16
 
 
-def test_which_segments_were_computed_whole_is_part_of_the_key() -> None:
+def test_key_has_the_segments_computed_whole() -> None:
     exact, spans = key(*range(8)), (Span(1, 3), Span(4, 6))
     keys = {marked(exact, 2, Fidelity.FAST, anew) for anew in ((), spans[:1], spans[1:], spans)}
     assert len(keys) == 4

@@ -1,4 +1,4 @@
-"""Segments that have most to do with what is asked."""
+"""Segments most relevant to the question."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_a_token_counts_once_however_often_it_is_there() -> None:
     assert asked(9, 2, 2, 2, 3, 4, 5, 2, 3, 2) == (SEGMENTS[1],)
 
 
-def test_a_token_that_all_segments_have_tells_nothing() -> None:
+def test_token_of_all_segments_has_no_weight() -> None:
     assert asked(9, 7, 2, 7, 3, 7, 4, 7) == ()
     assert asked(9, 7, 2, 7, 3, 7, 4, 7, 4) == (SEGMENTS[2],)
 
 
-def test_segments_that_share_nothing_are_left_out_and_of_equals_the_first_is_taken() -> None:
+def test_relevant_segments_share_tokens_and_ties_go_to_the_first() -> None:
     assert asked(9, 1, 2, 3, 4, 5, 6, 3, 7, count=3) == (SEGMENTS[1],)
     assert asked(9, 1, 2, 3, 4, 5, 6, 1, 5, 3, count=2) == SEGMENTS[:2]
     assert asked(9, 1, 2, 3, 4, 5, 6, 5, 3, count=2) == SEGMENTS[1:]
@@ -46,7 +46,7 @@ def test_without_a_question_or_segments_there_are_none() -> None:
     assert relevant(b"", (), 2) == ()
 
 
-def test_how_many_are_computed_whole_depends_on_how_many_there_are() -> None:
+def test_number_computed_whole_depends_on_number_of_segments() -> None:
     counts = {way: [METHODS[way].whole_of(n) for n in (0, 1, 2, 4, 5, 8, 40)] for way in Fidelity}
     assert counts[Fidelity.BALANCED] == [0, 0, 1, 1, 2, 2, 2]
     assert counts[Fidelity.HIGH] == [0, 0, 1, 2, 3, 4, 4]

@@ -1,4 +1,4 @@
-"""Stored segments beside prefixes: who gives way to whom, and that no page is lost."""
+"""Stored segments next to prefixes: which is evicted first, and that no page is lost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_segment_takes_pages_of_its_kv_states_and_transitions() -> None:
     toy.cache.check()
 
 
-def test_half_a_segment_is_never_used_and_gives_all_back() -> None:
+def test_unfinished_segment_is_never_used_and_frees_its_pages() -> None:
     toy = Toy(WITH_TRANSITIONS)
     free = toy.cache.stats().pages_free
     made = reserve_segment(toy.cache, key(1))
@@ -55,7 +55,7 @@ def test_half_a_segment_is_never_used_and_gives_all_back() -> None:
     assert toy.cache.segments.find(key(1)) is None
 
 
-def test_a_loaded_segment_is_found_once_it_is_whole() -> None:
+def test_loaded_segment_is_found_once_complete() -> None:
     toy = Toy(WITH_TRANSITIONS)
     free = toy.cache.stats().pages_free
     plan = toy.cache.reserve_loaded_segment(-1, key(1, 11))
@@ -78,7 +78,7 @@ def test_a_loaded_segment_is_found_once_it_is_whole() -> None:
 
 
 @pytest.mark.parametrize("built_first", [True, False])
-def test_a_segment_that_is_built_while_it_is_loaded_is_kept_once(built_first: bool) -> None:
+def test_segment_built_during_its_load_is_stored_once(built_first: bool) -> None:
     toy = Toy(WITH_TRANSITIONS)
     plan = toy.cache.reserve_loaded_segment(-1, key(1))
     made = reserve_segment(toy.cache, key(1), -2)
@@ -94,7 +94,7 @@ def test_a_segment_that_is_built_while_it_is_loaded_is_kept_once(built_first: bo
     assert (len(toy.cache.segments), toy.cache.stats().pages_segment, made.pins) == (1, made.pages, 0)
 
 
-def test_a_loaded_segment_for_which_there_is_no_room_changes_nothing() -> None:
+def test_load_of_segment_without_room_changes_nothing() -> None:
     toy = Toy(replace(WITH_TRANSITIONS, n_pages=8))
     with pytest.raises(OutOfPages) as short:
         toy.cache.reserve_loaded_segment(-1, key(1, 30))
@@ -102,7 +102,7 @@ def test_a_loaded_segment_for_which_there_is_no_room_changes_nothing() -> None:
     toy.cache.check()
 
 
-def test_equal_keys_alone_have_equal_codes() -> None:
+def test_codes_are_equal_only_for_equal_keys() -> None:
     codes = {
         one.encoded for one in (key(1), key(2), key(1, 11), key(1, namespace="b"), replace(key(1), widths=Widths(3, 2)))
     }
@@ -111,7 +111,7 @@ def test_equal_keys_alone_have_equal_codes() -> None:
     assert key(1).encoded == key(1).encoded
 
 
-def test_namespaces_and_widths_are_apart() -> None:
+def test_namespaces_and_widths_have_separate_segments() -> None:
     toy = Toy(WITH_TRANSITIONS)
     made = stored(toy.cache, key(1))
     assert toy.cache.segments.find(key(1)) is made
@@ -119,7 +119,7 @@ def test_namespaces_and_widths_are_apart() -> None:
     assert toy.cache.segments.find(replace(key(1), widths=Widths(3, 2))) is None
 
 
-def test_beyond_the_budget_segments_go_before_prefixes() -> None:
+def test_segments_beyond_budget_are_evicted_before_prefixes() -> None:
     toy = Toy(replace(WITH_TRANSITIONS, n_pages=40))
     toy.cache.segments.budget = 0.1
     toy.serve(words(1, 8))
@@ -134,7 +134,7 @@ def test_beyond_the_budget_segments_go_before_prefixes() -> None:
     assert toy.cache.segments.find(key(12)) is not None
 
 
-def test_within_the_budget_prefixes_go_first() -> None:
+def test_prefixes_are_evicted_before_segments_within_budget() -> None:
     toy = Toy(replace(WITH_TRANSITIONS, n_pages=40))
     made = stored(toy.cache, key(1))
     for i in range(12):
@@ -143,7 +143,7 @@ def test_within_the_budget_prefixes_go_first() -> None:
     assert toy.cache.stats().evicted_kv_pages > 0
 
 
-def test_a_segment_goes_where_no_prefix_may() -> None:
+def test_segment_is_evicted_if_no_prefix_can_be() -> None:
     toy = Toy(replace(WITH_TRANSITIONS, n_pages=20))
     stored(toy.cache, key(1))
     plan = toy.reserve(toy.draft(words(2, 16 * PAGE), 0, end=16 * PAGE, slot=True))
@@ -152,7 +152,7 @@ def test_a_segment_goes_where_no_prefix_may() -> None:
     toy.cache.check()
 
 
-def test_what_is_pinned_stays() -> None:
+def test_pinned_segment_is_not_evicted() -> None:
     toy = Toy(replace(WITH_TRANSITIONS, n_pages=20))
     made = stored(toy.cache, key(1))
     toy.cache.segments.pin(made)
@@ -183,7 +183,7 @@ def test_a_split_pool_never_exceeds_the_budget() -> None:
     toy.cache.check()
 
 
-def test_cost_aware_eviction_keeps_what_saves_more_a_page() -> None:
+def test_cost_eviction_keeps_segments_that_save_more_per_page() -> None:
     toy = Toy(replace(WITH_TRANSITIONS, n_pages=200))
     toy.cache.segments.eviction = SegmentEviction.COST
     long, short = stored(toy.cache, key(1, 60)), stored(toy.cache, key(2, 5))
@@ -198,7 +198,7 @@ def test_cost_aware_eviction_keeps_what_saves_more_a_page() -> None:
     assert toy.cache.segments.find(key(3, 40)) is often
 
 
-def test_lru_evicts_what_was_used_longest_ago() -> None:
+def test_lru_evicts_the_least_recently_used_segment() -> None:
     toy = Toy(WITH_TRANSITIONS)
     first, _ = stored(toy.cache, key(1)), stored(toy.cache, key(2))
     toy.serve(words(5, 8))
@@ -214,7 +214,7 @@ def test_a_budget_is_a_share() -> None:
         SegmentStore(layout, Toy().cache._pool, budget=1.5)
 
 
-def test_the_first_use_of_a_segment_is_whoever_had_it_made() -> None:
+def test_first_use_of_a_segment_is_its_builders() -> None:
     toy = Toy(replace(WITH_TRANSITIONS, n_pages=200))
     made = reserve_segment(toy.cache, key(1))
     publish_segment(toy.cache, made)
@@ -225,7 +225,7 @@ def test_the_first_use_of_a_segment_is_whoever_had_it_made() -> None:
     assert made.worth == 2 * fresh
 
 
-def test_what_is_made_for_a_request_stays_until_that_begins() -> None:
+def test_segment_built_for_a_request_is_kept_until_it_begins() -> None:
     toy = Toy(replace(WITH_TRANSITIONS, n_pages=200))
     used = stored(toy.cache, key(1))
     toy.cache.use_segment(used)
@@ -235,7 +235,7 @@ def test_what_is_made_for_a_request_stays_until_that_begins() -> None:
     assert all(toy.cache.segments.find(made.key) is made for made in waited_for)
 
 
-def test_a_segment_that_served_often_outlives_those_that_served_one_request() -> None:
+def test_often_used_segment_outlives_those_used_once() -> None:
     toy = Toy(replace(WITH_TRANSITIONS, n_pages=200))
     often = stored(toy.cache, key(1))
     for _ in range(3):

@@ -17,15 +17,15 @@ def balanced(depths: int, k: int) -> list[int]:
 class Balanced(Placement):
     """k checkpoints that divide the prompt evenly, floored to the grid.
 
-    They are k of the whole prompt: those in its matched part are not replaced by others. `end` adds a checkpoint at the
-    end of the sequence, beyond the k: the prompt's last page, unless the answer's end is kept anyway. The paper has no
-    such checkpoint. Without it a chat whose answers are not cached recomputes, each turn, the last gap of the turn
-    before, which is 1/(k + 1) of it; `end=False` is the paper's rule.
+    The k positions divide the whole prompt: those in its matched part are not replaced by others. `end` adds a
+    checkpoint at the end of the sequence, beyond the k: the prompt's last page, unless the answer is cached with its
+    end. The paper has no such checkpoint. Without it a chat whose answers are not cached recomputes, each turn, the
+    last gap of the turn before, which is 1/(k + 1) of it; `end=False` is the paper's rule.
     """
 
     def __init__(self, k: int, end: bool = True) -> None:
         if k < 1:
-            raise ValueError(f"{k} checkpoints cannot be placed; 1 is the least")
+            raise ValueError(f"{k} checkpoints cannot be placed; at least 1 can")
         self._k, self._end = k, end
 
     def place(self, query: PlacementQuery) -> Placed:

@@ -1,4 +1,4 @@
-"""Placement policies: their base, queries and results."""
+"""Base class of placement policies, with their queries and results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Edge(NamedTuple):
 
     id: int
     end: int  # in tokens
-    origins: tuple[int, ...] = ()  # ids of edges whose upper part this was cut from, the latest first
+    origins: tuple[int, ...] = ()  # ids of the edges that this one was the upper part of, the latest first
 
 
 Path = tuple[Edge, ...]
@@ -29,8 +29,8 @@ class PlacementQuery:
     length: int
     match: Match
     boundaries: Boundaries
-    page_size: int  # the grid: a page, or a trace's block if that is longer
-    answered: bool = False  # whether the output is cached, too, with a checkpoint at its end
+    page_size: int  # grid of positions: a page, or a trace's block if that is longer
+    answered: bool = False  # whether the output is also cached, with a checkpoint at its end
     path: Callable[[], Path] = tuple  # current edges from the root down; the prompt may leave the last one midway
 
     @property
@@ -51,7 +51,7 @@ class PlacementQuery:
         return tuple(sorted({at for position in positions if self.is_new(at := self.on_grid(position))}))
 
     def end(self, wanted: bool) -> tuple[int, ...]:
-        """Return the last page if `wanted`, unless a deeper end is kept with the output."""
+        """Return the last page if `wanted`, unless the output is cached and has a deeper end."""
         return (self.last_page,) if wanted and not self.answered else ()
 
 
@@ -61,12 +61,12 @@ class Placed:
 
     checkpoints: tuple[int, ...] = ()
     speculative: tuple[int, ...] = ()
-    learned: tuple[int, ...] = ()  # of the checkpoints, those expected from where earlier requests left their prompts
-    optional: tuple[int, ...] = ()  # of the others, those that are given up as early where pages are short
+    learned: tuple[int, ...] = ()  # checkpoints at positions where earlier requests left prompts of about this length
+    optional: tuple[int, ...] = ()  # other checkpoints that are given up as early as learned ones if pages are short
 
 
 class Placement(ABC):
-    """Policy that chooses the positions of a prefill at which checkpoints are taken."""
+    """Policy that chooses the positions of a prefill at which checkpoints are stored."""
 
     @abstractmethod
     def place(self, query: PlacementQuery) -> Placed:
@@ -77,5 +77,5 @@ class Placement(ABC):
         return Placed((query.length,))
 
     def learn(self, query: PlacementQuery) -> None:
-        """Note where a prompt leaves the tree, at the beginning of its prefill. Called once per request."""
+        """Note at which position a prompt leaves the tree, at the beginning of its prefill. Called once per request."""
         return None

@@ -17,7 +17,7 @@ class Logarithmic(Placement):
 
     def __init__(self, k: int, base: float = 2.0, end: bool = True) -> None:
         if k < 1:
-            raise ValueError(f"{k} checkpoints cannot be placed; 1 is the least")
+            raise ValueError(f"{k} checkpoints cannot be placed; at least 1 can")
         if base <= 1:
             raise ValueError(f"gaps grow by a factor of {base:g}; it needs to be more than 1")
         self._end = end

@@ -1,4 +1,4 @@
-"""No checkpoints: KV alone is cached."""
+"""No checkpoints: only KV is cached."""
 
 from __future__ import annotations
 

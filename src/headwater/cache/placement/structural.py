@@ -1,4 +1,4 @@
-"""Structural: the positions at which a next turn or another user's prompt will leave this one."""
+"""Structural: the positions at which a next turn or another user's prompt probably leaves this one."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Structural(Placement):
         """Return the candidates and their ranks.
 
         Rank 0 is kept whatever the gap: system end, branch point, query end, last page, and positions with a time to
-        live. Below a short question about a document, the branch point is the document's end, often less than the gap
-        below the query's end. So is the start of that question before a second one has shown the branch point: rank 1,
-        which is kept whatever the gap, too, is for a start at least the gap beyond the last checkpoint before it. In
-        sessions of short turns it is not.
+        live. With a short question about a document, the branch point is the document's end, often less than the gap
+        below the query's end. Before a second question has shown the branch point, the start of the first one stands
+        there. So rank 1, which is also kept whatever the gap, is a start at least the gap beyond the last checkpoint
+        before it. In sessions of short turns it is not.
         """
         parts = query.boundaries
         kept = [parts.system_end, query.match.branch_tokens, parts.query_end, query.last_page]
@@ -49,16 +49,16 @@ class Structural(Placement):
         return ranks
 
     def _with_gaps(self, ranked: dict[int, int]) -> list[int]:
-        """Return the candidates without those within the gap below another that is kept."""
+        """Return the candidates, except those within the gap below another one."""
         kept: list[int] = []
         for position in sorted(ranked, reverse=True):
             if ranked[position] <= 1 or not kept or kept[-1] - position >= self._min_gap:
                 kept.append(position)
         return kept
 
-    def _speculative(self, query: PlacementQuery, taken: set[int]) -> tuple[int, ...]:
-        """Return speculative positions, as far apart as in such a prompt without a match: a short suffix needs none."""
+    def _speculative(self, query: PlacementQuery, chosen: set[int]) -> tuple[int, ...]:
+        """Return speculative positions, as far apart as without a match: a short suffix needs none."""
         start = query.match.checkpoint_tokens
         parts = -(-(self._max_speculative + 1) * (query.length - start) // max(1, query.length))
         spaced = {query.on_grid(start + (query.length - start) * part // parts) for part in range(1, parts)}
-        return tuple(sorted(at for at in spaced - taken if query.is_new(at)))
+        return tuple(sorted(at for at in spaced - chosen if query.is_new(at)))

@@ -1,8 +1,8 @@
 """Prompts assembled from stored segments: the tokens that are recomputed, and the key of an approximate prefix.
 
-HYPIC (2026), sections 4.2 and 4.3: of each stored segment all but some tokens at both ends are skipped; those at the
-ends are recomputed, with full attention to everything before them. Three methods are for use, the others are measured
-against them (section 6.1 and figure 13). Integers only.
+HYPIC (2026), sections 4.2 and 4.3: the interior of each stored segment is skipped; some tokens at both ends are
+recomputed, with full attention to everything before them. Three methods are for use, the others are measured against
+them (section 6.1 and figure 13). Integers only.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from headwater.plan import Run
 from headwater.request import Fidelity, Span
 
 LEVELS = {fidelity: level for level, fidelity in enumerate(Fidelity, 1)}
-RECOMPUTED = 15  # the level of segments recomputed whole between others: so their choice is part of the key
-SHIFT = 28
-LARGEST_ID = (1 << SHIFT) - 1
+WHOLE_LEVEL = 15  # of segments recomputed whole between others: so their choice is part of the key
+ID_BITS = 28  # of a token in a key; its level stands above them
+MAX_TOKEN_ID = (1 << ID_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class Widths:
 
     @classmethod
     def of(cls, seam: int, conv_taps: int) -> Widths:
-        """Return `seam` tokens at each end; at the head as many as the convolution looks back, if those are more.
+        """Return `seam` tokens at each end; at the head at least as many as the convolution looks back.
 
-        Section 4.2: with a seam of at least the taps less one, recomputing the head warms the convolution up, too.
+        Section 4.2: with a seam of at least the taps less one, recomputing the head also warms up the convolution.
         """
         return cls(max(seam, conv_taps - 1), seam)
 
     def interior(self, tokens: int) -> int:
-        """Return how many of a segment's tokens are stored; with 0 or fewer it is too short to be a segment."""
+        """Return the number of a segment's stored tokens; with 0 or fewer it is too short to be a segment."""
         return tokens - self.head - self.tail
 
 
@@ -48,8 +48,8 @@ class Widths:
 class Method:
     """Composition with seams, and with transitions or without.
 
-    Without them (S ← S + S_{C|0}, section 3.1) nothing is recomputed, not even to warm the convolution up. This is for
-    recurrent states: keys and values, in pages or in windows, are composed by position as ever.
+    Without transitions (S ← S + S_{C|0}, section 3.1) nothing is recomputed, not even to warm up the convolution. This
+    concerns recurrent states: keys and values, in pages or in windows, are composed by position in all methods.
     """
 
     seam: int  # tokens recomputed at each end of a segment
@@ -58,11 +58,11 @@ class Method:
     carries: bool = True  # whether a segment's transition is applied to the state before it
 
     def whole_of(self, segments: int) -> int:
-        """Return how many of a prompt's segments are recomputed whole."""
+        """Return the number of a prompt's segments that are recomputed whole."""
         return max(0, min(self.whole, -(-segments // self.one_in), segments - 1))
 
     def widths(self, conv_taps: int) -> Widths:
-        """Return the widths of seams in a model whose widest convolution has that many taps."""
+        """Return the widths of seams in a model whose widest convolution has `conv_taps` taps."""
         return Widths.of(self.seam, conv_taps) if self.carries else Widths(0, 0)
 
 
@@ -107,7 +107,7 @@ def runs(spans: Sequence[Span], widths: Widths, start: int, end: int) -> tuple[R
     composed: list[int] = []
     for i, span in enumerate(spans):
         if span.start < (spans[i - 1].end if i else start):
-            raise ValueError(f"span {i} begins at {span.start}, what is before it ends later")
+            raise ValueError(f"span {i} begins at {span.start}, before the end of the span or prefix before it")
         inner = span.start + widths.head
         if inner > begin:
             found.append(Run(begin, inner, tuple(composed)))
@@ -125,19 +125,19 @@ def computed_tokens(found: Iterable[Run]) -> int:
 
 
 def marked(key: bytes, start: int, fidelity: Fidelity, recomputed: Iterable[Span] = ()) -> bytes:
-    """Return the key of an approximate prefix: all tokens from `start` on marked, so that no exact request matches it.
+    """Return the key of an approximate prefix: all tokens from `start` on are marked, so that no exact request matches.
 
-    A token id takes 28 of a key's 32 bits; the four above hold the level of fidelity, or RECOMPUTED for the tokens of
+    A token id takes 28 of a key's 32 bits; the four above hold the level of fidelity, or WHOLE_LEVEL for the tokens of
     segments that are recomputed whole. So one tree holds both: approximate branches share the exact prefix that they
     continue, and one eviction policy serves all. Raises ValueError for a token that is marked already.
     """
     ids = np.frombuffer(key, np.uint32).copy()
     behind = ids[start:]
-    if len(behind) and behind.max() > LARGEST_ID:
-        raise ValueError(f"token {start + int((behind > LARGEST_ID).argmax())} of the key is marked already")
-    levels = np.full(len(ids), LEVELS[fidelity] << SHIFT, np.uint32)
+    if len(behind) and behind.max() > MAX_TOKEN_ID:
+        raise ValueError(f"token {start + int((behind > MAX_TOKEN_ID).argmax())} of the key is marked already")
+    levels = np.full(len(ids), LEVELS[fidelity] << ID_BITS, np.uint32)
     for span in recomputed:
-        levels[span.start : span.end] = RECOMPUTED << SHIFT
+        levels[span.start : span.end] = WHOLE_LEVEL << ID_BITS
     behind |= levels[start:]
     return ids.tobytes()
 
@@ -145,7 +145,7 @@ def marked(key: bytes, start: int, fidelity: Fidelity, recomputed: Iterable[Span
 def is_marked(key: bytes) -> bool:
     """Return whether a key has a marked token: its prefix is approximate."""
     ids = np.frombuffer(key, np.uint32)
-    return bool(len(ids) and ids.max() > LARGEST_ID)
+    return bool(len(ids) and ids.max() > MAX_TOKEN_ID)
 
 
 def whole_segments(key: bytes, segments: Sequence[Span], fidelity: Fidelity) -> tuple[Span, ...]:
@@ -156,10 +156,10 @@ def whole_segments(key: bytes, segments: Sequence[Span], fidelity: Fidelity) -> 
 def relevant(key: bytes, segments: Sequence[Span], count: int) -> tuple[Span, ...]:
     """Return the at most `count` segments that share the rarest tokens with the question, in order of position.
 
-    The question is what follows the last segment. Each of its tokens counts 1/n in the n segments that contain it,
+    The question is the text after the last segment. Each of its tokens counts 1/n in the n segments that contain it,
     however often they do, and nothing if all contain it, as a separator; a segment's sum is divided by the root of its
-    length, so that long ones are not preferred. Segments that share none are left out; of equals the first is taken.
-    No model runs. `key`: token ids of the prompt, four bytes each.
+    length, so that long ones are not preferred. Segments that share none are left out; ties go to the first.
+    No model runs. key: token ids of the prompt, four bytes each.
     """
     if not count or not segments:
         return ()

@@ -1,4 +1,4 @@
-"""Stored segments: their building, their pages, their use, and the order of their eviction. Integers only."""
+"""Stored segments: building, pages, use, and eviction order. Integers only."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class SegmentKey:
 
     @property
     def encoded(self) -> bytes:
-        """The key as bytes, equal for equal keys alone."""
+        """The key as bytes, equal only for equal keys."""
         namespace = self.namespace.encode()
         return ENCODED.pack(len(namespace), self.widths.head, self.widths.tail) + namespace + self.ids
 
     @classmethod
     def decoded(cls, encoded: bytes) -> SegmentKey:
-        """Return the key with these bytes. Raises ValueError or struct.error for what is none."""
+        """Return the key with these bytes. Raises ValueError or struct.error for bytes of no key."""
         length, head, tail = ENCODED.unpack_from(encoded)
         ids = encoded[ENCODED.size + length :]
         if len(ids) % 4:
@@ -62,9 +62,9 @@ class StoredSegment:
     kv: array[int]  # of tokens [0, L − tail), keys rotated from position 0
     state: array[int]  # zero-start states of the interior, laid out as a checkpoint
     transition: array[int]  # of the interior, all recurrent layers
-    lent: array[int] = field(default_factory=lambda: array("i"))  # back the slot of the sequence that builds it
-    ready: bool = False  # it is complete: all pages are written
-    pins: int = 0  # requests that wait for it or read it, what builds or loads it, and copies of it
+    lent: array[int] = field(default_factory=lambda: array("i"))  # pages behind the slot of the sequence that builds it
+    ready: bool = False  # complete: all pages are written
+    pins: int = 0  # requests that wait for it or read it, its build or load, and copies of it
     used: int = 0  # tick of its last use
     uses: int = 0
     worth: float = 0.0  # GDSF's H, at its last use
@@ -116,7 +116,7 @@ class SegmentStore:
         return self._stored.get(key)
 
     def __iter__(self) -> Iterator[StoredSegment]:
-        """Yield all that hold pages, those among them that are being loaded and that `find` does not return."""
+        """Yield all segments with pages, also those that are being loaded, which `find` does not return."""
         yield from self._stored.values()
         yield from (loaded for loaded in self._builds.values() if self._stored.get(loaded.key) is not loaded)
 
@@ -155,8 +155,8 @@ class SegmentStore:
         return sum(len(s.kv) for s in idle), sum(len(s.state) + len(s.transition) for s in idle)
 
     @property
-    def goes_first(self) -> bool:
-        """True if the next eviction takes a segment rather than a prefix."""
+    def is_evicted_first(self) -> bool:
+        """True if a segment is evicted next, rather than a prefix."""
         return self.pages > self.budget_pages and self._victim() is not None
 
     def evict(self) -> bool:
@@ -176,7 +176,7 @@ class SegmentStore:
         return min(idle, key=lambda s: s.used, default=None)
 
     def make_way(self, pages: int) -> None:
-        """Evict until `pages` more are within a budget that may not be exceeded; nothing for a budget that may.
+        """Evict until `pages` more are within a hard budget; do nothing for another budget.
 
         Raises OutOfPages, with nothing changed, if evicting all unpinned segments is not enough.
         """
@@ -188,20 +188,20 @@ class SegmentStore:
         while self.pages + pages > self.budget_pages:
             self.evict()
 
-    # -- building: its legs are plans that are committed or abandoned as all others are
+    # -- building: its legs are plans that are committed or abandoned like all others
 
     def is_building(self, request: int) -> bool:
         """Return whether `request` builds or loads a segment."""
         return request in self._builds
 
     def begin(self, request: int, key: SegmentKey) -> StoredSegment:
-        """Take the pages of a segment that `request` is about to build, and pin it; room for them has been made."""
+        """Take the pages of a segment that `request` will build, and pin it; room for them has been made."""
         segment = self._stored[key] = self.begin_load(request, key)
         segment.lent = self.pool.states.take(self.layout.slot_pages)
         return segment
 
     def begin_load(self, request: int, key: SegmentKey) -> StoredSegment:
-        """Take the pages of a segment that is about to be read under the id `request`, and pin it.
+        """Take the pages of a segment that will be read under the id `request`, and pin it.
 
         Until it is published `find` does not return it: the same segment may be built meanwhile.
         """
@@ -236,7 +236,7 @@ class SegmentStore:
         )
 
     def close(self, plan: Plan) -> StoredSegment:
-        """Close the plan; without more, it is abandoned, and the request is to be released. PlanClosed as usual."""
+        """Close the plan: it is abandoned unless `publish` follows. Raises PlanClosed if it is not open."""
         if plan.id not in self._plans:
             raise PlanClosed(f"plan {plan.id} of request {plan.request} is not open")
         return self._builds[self._plans.pop(plan.id)]
@@ -244,7 +244,7 @@ class SegmentStore:
     def publish(self, stored: StoredSegment, now: int) -> None:
         """Mark the segment as complete: from now on requests may use it.
 
-        One that was built while it was loaded stays: what was loaded is dropped when its request is released.
+        If it was built and loaded at the same time, the first stays: the other is dropped when its request is released.
         """
         if self._stored.setdefault(stored.key, stored) is not stored:
             return
@@ -255,7 +255,7 @@ class SegmentStore:
         self.changes.segment_stored(stored.as_change)
 
     def release(self, request: int) -> None:
-        """Forget the request; an incomplete segment is dropped. ValueError if a plan is open."""
+        """Forget the request, and drop an incomplete segment. Raises ValueError if a plan is open."""
         self._require_closed(request)
         stored = self._builds.pop(request)
         if not stored.ready:
@@ -287,7 +287,7 @@ class SegmentStore:
         self.refresh(stored, now)
 
     def refresh(self, stored: StoredSegment, now: int) -> None:
-        """Note that the segment is wanted at tick `now`. This does not count as a use."""
+        """Note that a request needs the segment at tick `now`. This does not count as a use."""
         stored.used = now
         saved = self.layout.flops.between(stored.key.widths.head, stored.key.tokens - stored.key.widths.tail)
         uses = max(1, stored.uses)  # the request that it was built for counts as one use from the beginning
@@ -307,7 +307,7 @@ class SegmentStore:
         """Verify the store's own invariants. Raises AssertionError, which names the broken one."""
         assert self.pages == sum(s.pages for s in self), f"{self.pages} pages counted, {sum(s.pages for s in self)} are"
         for key, stored in self._stored.items():
-            assert stored.key == key, "a segment stands under another's key"
+            assert stored.key == key, "a segment is stored under another key"
             assert stored.pins >= (not stored.ready), f"a segment of {key.tokens} tokens has {stored.pins} pins"
             pages = len(stored.kv), len(stored.state) + len(stored.transition)
             assert pages == self.needs(key), f"{pages} pages of KV and of states, not {self.needs(key)}"

@@ -11,7 +11,7 @@ from headwater.cache.placement.base import Placed, Placement, PlacementQuery
 from headwater.cache.placement.optimal.overlaps import Overlaps
 from headwater.cache.placement.optimal.program import Column, solve
 
-ALIKE = 0.05  # standard deviation of the logarithm of lengths
+LENGTH_DEVIATION = 0.05  # standard deviation of the logarithm of prompts' lengths that count as alike
 
 
 class Optimal(Placement):
@@ -25,12 +25,13 @@ class Optimal(Placement):
     Before the first overlap, the positions are those of `balanced(k)`.
 
     Beyond the tree a request counts the more, the nearer its prompt's length is to this one's: longer prompts overlap
-    to greater depths. One further request, the prior, is spread evenly over the prompt's pages; of lengths that were
-    not seen before, it alone is known. `pooled=True` is the paper's rule: one distribution for all lengths, no prior.
+    to greater depths. One further request, the prior, is spread evenly over the prompt's pages; for lengths that were
+    not seen before, it is all that counts. `pooled=True` is the paper's rule: one distribution for all lengths, and no
+    prior.
 
-    `end` adds a checkpoint at the end of the sequence, beyond the k: the prompt's last page, unless the answer's end is
-    kept anyway. A growing chat is deeper each turn than all requests before, so its end is in no histogram. `end=False`
-    is the paper's rule.
+    `end` adds a checkpoint at the end of the sequence, beyond the k: the prompt's last page, unless the answer is
+    cached with its end. A growing chat is deeper each turn than all requests before, so its end is in no histogram.
+    `end=False` is the paper's rule.
     """
 
     def __init__(
@@ -43,13 +44,13 @@ class Optimal(Placement):
         pooled: bool = False,
     ) -> None:
         if k < 1:
-            raise ValueError(f"{k} checkpoints cannot be placed; 1 is the least")
+            raise ValueError(f"{k} checkpoints cannot be placed; at least 1 can")
         if not 0 < beta <= 1:
             raise ValueError(f"weights decay by {beta:g}; it needs to be more than 0, and 1 at most")
         if every < 1 or edges < 1:
             raise ValueError(f"every {every} requests and {edges} edges; at least 1 of each")
         self._k, self._end, self._pooled = k, end, pooled
-        self._overlaps = Overlaps(beta, every, edges, math.inf if pooled else ALIKE)
+        self._overlaps = Overlaps(beta, every, edges, math.inf if pooled else LENGTH_DEVIATION)
 
     def place(self, query: PlacementQuery) -> Placed:
         if self._overlaps.distribution.empty and not query.match.branch_tokens:
@@ -59,7 +60,7 @@ class Optimal(Placement):
         return Placed(query.fresh((*positions, *query.end(self._end))))
 
     def knows(self, query: PlacementQuery) -> bool:
-        """Return whether this prompt overlaps, or one of about its length is known to have."""
+        """Return whether this prompt overlaps, or one of about its length did."""
         return query.match.branch_tokens > 0 or self._overlaps.distribution.knows(query.length)
 
     def learn(self, query: PlacementQuery) -> None:

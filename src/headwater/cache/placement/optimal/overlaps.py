@@ -11,12 +11,12 @@ import numpy as np
 from headwater.cache.placement.base import Edge, Path
 from headwater.cache.placement.optimal.program import Column
 
-FAINT = 1e-4  # of the newest request's weight: smaller weights are dropped from large histograms
-MANY = 256  # depths that an edge may have before its faint ones are dropped
-ROUNDING = 1e-9  # of a sum of weights
-HEAVY = 1e100  # weight of a request at which all are scaled down
-LATEST = 8192  # requests that the distribution of all is made of
-UNLIKE = 4.0  # standard deviations between two prompts' lengths from which one says nothing of the other
+MIN_WEIGHT = 1e-4  # of the newest request's weight: smaller ones are dropped from large histograms
+MAX_DEPTHS = 256  # of an edge before small weights are dropped
+ROUNDING_SHARE = 1e-9  # of a sum of weights
+MAX_WEIGHT = 1e100  # of a request; beyond it all are scaled down
+MAX_REQUESTS = 8192  # latest ones, which make the distribution of all
+MAX_DEVIATIONS = 4.0  # standard deviations between two prompts' lengths that count as alike
 
 Histogram = dict[int, float]  # depth in tokens -> weight of the requests that overlapped so far
 
@@ -36,20 +36,20 @@ class Distribution:
     def add(self, requests: Sequence[tuple[int, int]]) -> None:
         """Count requests: the depth and the prompt's length of each, in tokens."""
         new = np.array(requests, dtype=np.int64).reshape(-1, 2)
-        self._depths = np.concatenate((self._depths, new[:, 0]))[-LATEST:]
-        self._lengths = np.concatenate((self._lengths, np.log(new[:, 1])))[-LATEST:]
+        self._depths = np.concatenate((self._depths, new[:, 0]))[-MAX_REQUESTS:]
+        self._lengths = np.concatenate((self._lengths, np.log(new[:, 1])))[-MAX_REQUESTS:]
 
     def of(self, length: int) -> tuple[Column, Column]:
         """Return depths of requests with prompts of about `length` tokens, and their weights: at most 1 each."""
         distance = self._distance(length)
-        alike = np.flatnonzero(np.abs(distance) < UNLIKE)
+        alike = np.flatnonzero(np.abs(distance) < MAX_DEVIATIONS)
         weights = np.exp(-0.5 * distance[alike] ** 2)
         later = weights[::-1].cumsum()[::-1] - weights
         return self._depths[alike], weights * self._beta**later
 
     def knows(self, length: int) -> bool:
         """Return whether a request with a prompt of about `length` tokens was counted."""
-        return bool((np.abs(self._distance(length)) < UNLIKE).any())
+        return bool((np.abs(self._distance(length)) < MAX_DEVIATIONS).any())
 
     def _distance(self, length: int) -> Column:
         return (self._lengths - math.log(max(1, length))) / self._alike
@@ -60,11 +60,12 @@ class Distribution:
 
 
 class Overlaps:
-    """Each request weighs 1 / beta times as much as the one before (sparse prefix caching, theorem 4).
+    """Overlap histograms of edges, and the distribution of all requests (sparse prefix caching, theorem 4).
 
-    An edge's histogram holds the requests that entered it, each at the depth where it left, and at the edge's end those
-    that went on. Depths count from the root, so a split leaves the lower part's histogram as it is; the upper part
-    begins with a copy. An edge that is absorbed by its child loses its histogram. The `edges` last used are kept.
+    Each request weighs 1 / beta times as much as the one before. An edge's histogram has the requests that entered it,
+    each at the depth where it left, and at the edge's end those that continued beyond it. Depths count from the root,
+    so a split leaves the lower part's histogram as it is; the upper part begins with a copy. An edge that is merged
+    into its child loses its histogram. The `edges` last used are kept.
     """
 
     def __init__(self, beta: float, every: int, edges: int, alike: float = math.inf) -> None:
@@ -96,15 +97,15 @@ class Overlaps:
         self._waiting.clear()
         while len(self._edges) > self._most:
             self._edges.popitem(last=False)
-        if self.unit > HEAVY:
+        if self.unit > MAX_WEIGHT:
             self._scale_down()
 
     def _enter(self, edge: Edge, depth: int) -> None:
         histogram = self._edges.get(edge.id)
         if histogram is None:
             histogram = self._edges[edge.id] = dict(self._of(edge))
-        elif len(histogram) > MANY:
-            histogram = self._edges[edge.id] = _clear(histogram, FAINT * self.unit)
+        elif len(histogram) > MAX_DEPTHS:
+            histogram = self._edges[edge.id] = _clear(histogram, MIN_WEIGHT * self.unit)
         histogram[depth] = histogram.get(depth, 0.0) + self.unit
         self._edges.move_to_end(edge.id)
 
@@ -141,7 +142,7 @@ class Overlaps:
                     left[depth] = weight
                     inside += weight
             elsewhere = through - on - inside
-            if elsewhere > ROUNDING * through:
+            if elsewhere > ROUNDING_SHARE * through:
                 left[start] = left.get(start, 0.0) + elsewhere
             start, through = stop, on
         if through:

@@ -25,13 +25,13 @@ import numpy as np
 Column = np.ndarray[Any, np.dtype[Any]]
 Numbers = Sequence[int] | Sequence[float] | Column
 
-DENSE = 160  # up to this many depths, comparing all pairs at once is faster than finding a hull
+MAX_DENSE_DEPTHS = 160  # up to this number, comparing all pairs at once is faster than finding a hull
 
-# of the search for a hull
-MAX_BRIDGED_DENTS = 32  # up to this many dents are bridged one by one; more are flattened together, a point each
-WINDOW = 64  # points on each side of a dent in the first search for its bridge
-TURNS = 32  # iterations; a bridge that rounding hides until then is left to the next round
-SLACK = 1e-13  # of the greatest y: distance above a chord from which a point is certainly above it
+# the search for a hull
+MAX_BRIDGED_DENTS = 32  # bridged one by one; more dents are flattened together, a point each
+WINDOW_POINTS = 64  # on each side of a dent in the first search for its bridge
+MAX_TANGENT_TURNS = 32  # a bridge that rounding hides until then is left to the next round
+CHORD_SLACK = 1e-13  # of the greatest y: distance above a chord from which a point is certainly above it
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def solve(depths: Numbers, weights: Numbers, k: int, page: int = 1) -> Schedule:
     such position costs nothing. Ties are always resolved in the same way.
     """
     if k < 0:
-        raise ValueError(f"{k} checkpoints cannot be placed; 0 is the least")
+        raise ValueError(f"{k} checkpoints cannot be placed; at least 0 can")
     pages, mass = _on_grid(depths, weights, page)
     if k < len(pages):
         pages = pages[_chosen(pages, mass, k)]
@@ -89,8 +89,8 @@ class Lines(ABC):
 
     @staticmethod
     def of(x: Column, places: Column) -> Lines:
-        """Return whichever is faster for as many lines."""
-        return _AllPairs(x, places) if len(x) <= DENSE else _Envelope(x, places)
+        """Return the faster method for the number of lines."""
+        return _AllPairs(x, places) if len(x) <= MAX_DENSE_DEPTHS else _Envelope(x, places)
 
     @abstractmethod
     def lowest(self, offset: Column) -> Column:
@@ -109,7 +109,7 @@ class _AllPairs(Lines):
 
 
 class _Envelope(Lines):
-    """Lines with slopes −x, compared by the hull of their offsets; places ascend. Each hull is the next one's guess."""
+    """Lines with slopes −x, compared by the hull of their offsets; places ascend. A hull is the guess for the next."""
 
     def __init__(self, x: Column, places: Column) -> None:
         self._x, self._places = x, places
@@ -127,9 +127,9 @@ class _Envelope(Lines):
 def lower_hull(x: Column, y: Column, guess: Column | None = None) -> tuple[Column, Column]:
     """Return the indices of the corners of the lower hull of (x, y), and the slopes between them. Both ascend strictly.
 
-    x ascends strictly; y is not negative. A point on or above the chord of two others is no corner. So every such point
-    between its neighbours is removed, in rounds, until none is left. guess: indices of probable corners (those of a
-    similar curve), the first and last index among them: good ones save rounds.
+    x ascends strictly; y is not negative. A point on or above the chord of two others is not a corner. So every such
+    point between its neighbours is removed, in rounds, until none is left. guess: indices of probable corners (those of
+    a similar curve), the first and last index among them: good ones save rounds.
     """
     kept, at, height = np.arange(len(x)), x, y
     if guess is not None and len(guess) < len(x):
@@ -142,7 +142,7 @@ def lower_hull(x: Column, y: Column, guess: Column | None = None) -> tuple[Colum
             return kept, slope
         stays = np.ones(len(kept), dtype=bool)
         stays[dents] = False
-        if len(dents) <= MAX_BRIDGED_DENTS < WINDOW < len(kept):
+        if len(dents) <= MAX_BRIDGED_DENTS < WINDOW_POINTS < len(kept):
             right = 0
             for dent in dents.tolist():
                 if dent >= right:
@@ -154,7 +154,7 @@ def lower_hull(x: Column, y: Column, guess: Column | None = None) -> tuple[Colum
 def _below(x: Column, y: Column, guess: Column) -> Column:
     """Return the points of `guess`, and those that are not clearly above the line through them."""
     line = np.interp(x, x[guess], y[guess])
-    line += SLACK * y.max()
+    line += CHORD_SLACK * y.max()
     stays = y <= line
     stays[guess] = True
     return np.flatnonzero(stays)
@@ -166,7 +166,7 @@ def _bridge(x: Column, y: Column, dent: int) -> tuple[int, int]:
     The common tangent from below of all points in a window touches these two. The window is widened while the tangent
     touches its rim.
     """
-    width = WINDOW
+    width = WINDOW_POINTS
     while True:
         first, last = max(0, dent - width), min(len(x), dent + width + 1) - 1
         touching = _tangent(x, y, (first, dent, last))
@@ -183,7 +183,7 @@ def _tangent(x: Column, y: Column, window: tuple[int, int, int]) -> tuple[int, i
     first, middle, last = window
     before, after = slice(first, middle), slice(middle + 1, last + 1)
     left = middle - 1
-    for _ in range(TURNS):
+    for _ in range(MAX_TANGENT_TURNS):
         right = middle + 1 + int(((y[after] - y[left]) / (x[after] - x[left])).argmin())
         further = first + int(((y[right] - y[before]) / (x[right] - x[before])).argmax())
         if further == left:
