@@ -126,7 +126,7 @@ class InOrder:
     rate: float | None = None
 
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
-        """Return the arrivals. Raises ConfigError if a request has no time and there is no rate."""
+        """Return the arrivals. Raises ConfigError if a request has no time and no rate is given."""
         if self.rate is not None:
             times = poisson(self.rate, 1.0, random.Random(f"open {seed}"))
             return TimedArrivals(zip(times, trace.requests, strict=False))

@@ -41,13 +41,13 @@ def refuse_dirty_tree(*outputs: Path | None, small: bool = False) -> None:
     """Check, before a run, that its results may be kept.
 
     small: the smallest run, which keeps no results of the project (`write_results` leaves them as they are).
-    Raises ConfigError if an output is a result of the project and the working tree is no clean commit.
+    Raises ConfigError if an output is a result of the project and the working tree is not a clean commit.
     """
     found = origin()
     kept = [str(path) for path in outputs if path is not None and is_kept(path)]
     if kept and not small and found["tree"] != "clean":
-        reason = "\n".join(changes()) or "it is no git repository"
-        raise ConfigError(f"{kept[0]} names the commit of its run, and the working tree is no clean commit:\n{reason}")
+        reason = "\n".join(changes()) or "it is not a git repository"
+        raise ConfigError(f"{kept[0]} names the commit of its run, and the tree is not a clean commit:\n{reason}")
 
 
 def is_kept(path: Path) -> bool:
@@ -83,7 +83,7 @@ def machine() -> dict[str, object]:
 
 
 def commit_of(run: Mapping[str, Any]) -> str:
-    """Return the commit of a run, with what is known of its tree, for a generated page."""
+    """Return the commit of a run, and the state of its tree if that was not clean, for a generated page."""
     words = {"clean": "", "dirty": " with uncommitted changes", "not recorded": " or earlier (not recorded)"}
     return f"{run['commit']}{words[run['tree']]}"
 

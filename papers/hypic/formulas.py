@@ -1,4 +1,4 @@
-"""HYPIC's figures that follow from the models alone: bytes of segments and of transitions."""
+"""HYPIC's figures that follow only from the models: bytes of segments and of transitions."""
 
 from __future__ import annotations
 

@@ -81,9 +81,9 @@ def zipf(lab: Lab) -> Found:
     ]
     return Found(
         lines,
-        Shape("with most memory, both beat prefixes alone", all(one["both"] > one["prefix"] for one in ample)),
-        Shape("with least memory, both beat prefixes alone", all(one["both"] > one["prefix"] for one in scarce)),
-        Shape("both never save less than segments alone", all(r["both"] >= r["segments"] for r in hits.values())),
+        Shape("with most memory, both beat only prefixes", all(one["both"] > one["prefix"] for one in ample)),
+        Shape("with least memory, both beat only prefixes", all(one["both"] > one["prefix"] for one in scarce)),
+        Shape("both never save less than only segments", all(r["both"] >= r["segments"] for r in hits.values())),
         Shape("the steeper the popularity, the more both save", all(s == sorted(s) for s in steeper)),
     )
 

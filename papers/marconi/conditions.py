@@ -94,10 +94,10 @@ def _static(lab: Lab, workload: Workload) -> list[float]:
 
 
 def _compared(held: dict[Condition, int]) -> list[Shape]:
-    """Return what the counts say of each condition alone, the others being equal."""
+    """Return a shape for each condition, compared with the others equal."""
 
     def more(given: dict[str, Any], than: dict[str, Any]) -> bool:
-        """Say whether more shapes come out wherever the conditions differ in this alone."""
+        """Return whether more shapes come out wherever the conditions differ only in this."""
         pairs = ((held.get(replace(one, **than)), count) for one, count in held.items() if one == replace(one, **given))
         return all(other < count for other, count in pairs if other is not None)
 

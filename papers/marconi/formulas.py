@@ -1,4 +1,4 @@
-"""Marconi's figures that follow from the model alone: table 1, figures 3b, 5 and 14."""
+"""Marconi's figures that follow only from the model: table 1, figures 3b, 5 and 14."""
 
 from __future__ import annotations
 

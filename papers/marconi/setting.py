@@ -118,7 +118,7 @@ def cost() -> StepCost:
 
 
 def ttfts(model: StepCost, outcomes: Iterable[Outcome], cached: bool = True) -> list[float]:
-    """Return the TTFT in milliseconds of each request, if its prefill runs alone in one step."""
+    """Return the TTFT in milliseconds of each request, if a step contains only its prefill."""
     found = []
     for one in outcomes:
         prompt, resumed = one.prompt_tokens, one.resumed_at if cached else 0

@@ -43,7 +43,7 @@ def test_result_of_clean_tree_names_commit_seed_and_machine(repository: Path) ->
 def test_dirty_tree_is_refused_before_a_run_with_its_files(repository: Path) -> None:
     (repository / "code.py").write_text("x = 2\n")
     path = repository / "benchmarks" / "results" / "speed.json"
-    with pytest.raises(ConfigError, match=r"speed\.json names the commit .* no clean commit:\n M code\.py"):
+    with pytest.raises(ConfigError, match=r"speed\.json names the commit .* not a clean commit:\n M code\.py"):
         refuse_dirty_tree(path)
     with pytest.raises(ConfigError, match=r"code\.py"):
         write_results(path, {}, seed=0)
@@ -72,7 +72,7 @@ def test_smallest_run_in_dirty_tree_writes_elsewhere_with_its_tree(repository: P
 def test_folder_without_git_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "_git", lambda *arguments: "")
     results.origin.cache_clear()
-    with pytest.raises(ConfigError, match="it is no git repository"):
+    with pytest.raises(ConfigError, match="it is not a git repository"):
         refuse_dirty_tree(FIGURES)
     results.origin.cache_clear()
 
