@@ -45,9 +45,9 @@ from tests.exactness.rig import verify_every_draft
 
 PLENTY = 3000  # pages of an engine without a cache
 RUNNING = 6  # requests at once
-AT_ONCE = 12  # requests that are submitted: half of them wait
+MAX_SUBMITTED = 12  # requests that are submitted: half of them wait
 BATCH = 200  # requests whose answers are held
-OF_HITS, LEAST_HITS = 10, 12  # of so many requests one is asked one at a time, and so many at least
+OF_HITS, MIN_HITS = 10, 12  # one request in OF_HITS is asked one at a time, and at least MIN_HITS
 PATIENCE = 300  # seconds
 FORM = {"type": "object", "properties": {"n": {"type": "integer"}, "ok": {"type": "boolean"}}, "required": ["n", "ok"]}
 CONSTRAINTS = (Constraint("json_schema", json.dumps(FORM)), Constraint("regex", "(ab|cd)+[0-9]{2,5}x"))
@@ -74,7 +74,7 @@ class Answered:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def seen(self, most: int | None) -> tuple[object, ...]:
-        """Return what is compared: all of it, or the first tokens of a request whose client left."""
+        """Return the compared part: all of it, or the first tokens of a request whose client left."""
         if most is not None:
             return (self.tokens[:most], self.error)
         return (self.tokens, self.text, self.end, self.error)
@@ -117,8 +117,8 @@ def predicted(rng: random.Random, true: Answered) -> tuple[int, ...]:
 
 
 def answers(engine: Engine, work: Sequence[Drawn]) -> list[Answered]:
-    """Return the answers of all requests, at most AT_ONCE of them submitted at a time."""
-    places = threading.BoundedSemaphore(AT_ONCE)
+    """Return the answers of all requests, at most MAX_SUBMITTED of them submitted at a time."""
+    places = threading.BoundedSemaphore(MAX_SUBMITTED)
     found = [_submit(engine, one, places) for one in work]
     for answer in found:
         assert answer.ended.wait(PATIENCE), "no answer"
@@ -159,7 +159,7 @@ def _submit(engine: Engine, drawn: Drawn, places: threading.BoundedSemaphore) ->
 
 @dataclass(eq=False)
 class Comparison:
-    """Four engines over one model, and what was compared."""
+    """Four engines over one model, and the compared answers."""
 
     engines: dict[str, Engine]
     vocabulary: int
@@ -216,7 +216,7 @@ def four_engines(stack: ExitStack, loaded: LoadedModel, check: SelfCheck, drafts
 
 
 def pages_of(loaded: LoadedModel) -> int:
-    """Return the pages of an engine with a cache: far fewer than what is cached."""
+    """Return the pages of an engine with a cache: far fewer than its requests would fill."""
     return RUNNING * (2 * loaded.spec.checkpoint_pages + 6)
 
 
@@ -237,7 +237,7 @@ def two_engines(stack: ExitStack, loaded: LoadedModel, check: SelfCheck, drafts:
 
 
 def compare_hits(run: Comparison, engines: dict[str, Engine], requests: int) -> None:
-    """Ask both engines one request after the other, and note what is cached of their prompts."""
+    """Ask both engines one request after the other, and note the cached tokens of their prompts."""
     rng = random.Random(run.seed + 1)
     beginnings = [tuple(rng.randrange(3, run.vocabulary) for _ in range(n)) for n in (0, 64, 130, 260)]
     work = [replace(draw(rng, beginnings, run.vocabulary), leaves_after=None) for _ in range(requests)]
@@ -282,7 +282,7 @@ def compare(requests: int, seed: int, loaded: LoadedModel, check: SelfCheck) -> 
                 f"{stats.preemptions:,} preemptions, {stats.accepted_drafts:,} drafts accepted, "
                 f"{stats.rejected_drafts:,} rejected"
             )
-        alone = max(LEAST_HITS, requests // OF_HITS)
+        alone = max(MIN_HITS, requests // OF_HITS)
         compare_hits(run, two_engines(stack, loaded, check, "auto"), alone)
     hits = ", ".join(f"{name} {tokens:,}" for name, tokens in run.hits.items())
     print(f"{alone:,} requests one after the other, in as many pages; tokens of hits: {hits}")
@@ -299,7 +299,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--family", default="qwen3_5", metavar="NAME", choices=sorted(checkpoints.RECIPES))
-    parser.add_argument("--embedded", action="store_true", help="the embedded model in place of a random one")
+    parser.add_argument("--embedded", action="store_true", help="the embedded model instead of a random one")
     parser.add_argument("--dtype", default="float32")
     given = parser.parse_args()
     prepare_process(2)

@@ -97,7 +97,7 @@ class LiveServer:
             "private pages": stats.cache.pages_private,
             "slot pages": stats.cache.pages_slot,
         }
-        assert not any(held.values()), f"held by nobody: {held}"
+        assert not any(held.values()), f"held without an owner: {held}"
         pages = stats.cache.pages_by_use()
         assert sum(pages.values()) == stats.cache.pages_total, f"pages do not add up: {pages}"
         assert self.engine.health()["status"] == "ok", self.engine.health()
@@ -110,6 +110,6 @@ def resident_bytes() -> int:
 
 
 def release_free_memory() -> None:
-    """Give what the allocator holds and nobody uses back to the system, so that resident memory tells what is used."""
+    """Return free memory of the allocator to the system, so that resident memory is the used memory."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)

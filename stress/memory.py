@@ -15,7 +15,7 @@ import logging
 import sys
 import time
 
-from headwater.server.prompt.encoding import CACHE_BYTES, OVERHEAD
+from headwater.server.prompt.encoding import CACHE_BYTES, ENTRY_OVERHEAD_BYTES
 from stress.census import census, grown
 from stress.live_server import LiveServer, embedded_model, release_free_memory, resident_bytes
 from stress.short_requests import ShortRequests, send_over_http
@@ -41,7 +41,7 @@ CAPACITIES = {
     "Timeline._ring": 900,
     "Deadlines._heap": 1000 + 128,
     "ConstraintCompiler._compiled": 64,
-    "PromptEncoder._kept": CACHE_BYTES // OVERHEAD,
+    "PromptEncoder._kept": CACHE_BYTES // ENTRY_OVERHEAD_BYTES,
 }
 SLACK = 64  # items by which a container may differ from one moment to another
 

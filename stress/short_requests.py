@@ -56,7 +56,7 @@ class ShortRequests:
         self.engine.runner.run = NoModel(self.engine.spec.vocab_size)
 
     def send(self, count: int) -> None:
-        """Send so many, and wait for their ends."""
+        """Send this number of requests, and wait for their ends."""
         for _ in range(count):
             assert self._free.acquire(timeout=PATIENCE), "no request ended"
             self._send_one()

@@ -50,7 +50,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a soak: it ends after so many seconds or visits, and compares the answers of so many requests."""
+    """Limits of a soak: seconds or visits until its end, and the number of requests whose answers are compared."""
 
     seconds: float
     visits: int
@@ -84,7 +84,7 @@ class Samples:
 
 @dataclass
 class Soak:
-    """One run: what was counted, and what went wrong."""
+    """One run: its counts and its faults."""
 
     server: LiveServer
     seed: int
@@ -115,7 +115,7 @@ class Soak:
         growth = self.memory["end"] - self.memory["start"]
         if growth > MAX_GROWTH:
             self.faults.append(
-                f"resident memory grew by {growth / 2**20:.1f} MiB, at most {MAX_GROWTH >> 20} are taken"
+                f"resident memory grew by {growth / 2**20:.1f} MiB, at most {MAX_GROWTH >> 20} are allowed"
             )
 
     async def _client(self, http: httpx.AsyncClient, number: int, until: float) -> None:
@@ -256,7 +256,7 @@ def seconds(text: str) -> float:
     """Return the seconds of "90", "90s", "3m" or "2h"."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 3m or 2h")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 3m or 2h")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 

@@ -23,7 +23,7 @@ from stress.live_server import PATIENCE, LiveServer, embedded_model
 
 PAGES = 4000
 PERMUTATIONS = 10_000
-TOLD = 0.001  # a p-value below it says that the two differ
+MAX_P_VALUE = 0.001  # below it the two are reported to differ
 SENT_BY_OTHER, SENT_BY_NOBODY, SENT_BY_SELF = "sent by another", "sent by nobody", "sent by itself"
 
 Latencies = dict[str, list[float]]
@@ -52,7 +52,7 @@ class Prober:
         return took
 
     def trial(self, latencies: Latencies) -> None:
-        """One latency of each kind; what is sent before is the same work for all."""
+        """One latency of each kind; the requests before are the same work for all."""
         by_other, by_nobody, by_self = self.prompt(), self.prompt(), self.prompt()
         for prompt in self.rng.sample([by_other, by_self, self.prompt()], 3):
             self.send("A", prompt)
@@ -106,7 +106,7 @@ def report(latencies: Latencies, seed: int) -> int:
     for kind in (SENT_BY_OTHER, SENT_BY_SELF):
         other = np.array(latencies[kind])
         p = permutation_p(other, nobody, PERMUTATIONS, seed)
-        told[kind] = p < TOLD
+        told[kind] = p < MAX_P_VALUE
         statistic = ks_statistic(other, nobody)
         print(f"{kind} against {SENT_BY_NOBODY}: KS {statistic:.3f}, p {p:.4f}: {'differ' if told[kind] else 'alike'}")
     return 0 if told == {SENT_BY_OTHER: False, SENT_BY_SELF: True} else 1

@@ -42,7 +42,7 @@ async def post(client: Client, path: str, body: Body) -> tuple[str, Choices]:
 
 
 async def stream(client: Client, path: str, body: Body, leave_after: int | None = None) -> tuple[str, Choices]:
-    """A streamed request, left after so many events."""
+    """A streamed request whose client leaves after some events."""
     reader = StreamReader()
     async with client.http.stream("POST", path, json={**body, "stream": True}) as reply:
         if reply.status_code != 200:
@@ -236,7 +236,7 @@ NONSENSE = (
 
 
 async def looks(client: Client) -> str:
-    """At what is shown of the server, while it is busy."""
+    """The pages that describe the server, while it is busy."""
     path = client.draw.rng.choice(["/health", "/metrics", "/cache", "/v1/models", "/nothing"])
     status = (await client.http.get(path)).status_code
     if status != (404 if path == "/nothing" else 200):

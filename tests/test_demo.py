@@ -23,7 +23,7 @@ DEMO = Path(__file__).parents[1] / "examples" / "demo.py"
 
 @pytest.fixture
 def demo(monkeypatch):
-    """The demo's module, talking to a fake engine in place of `headwater serve`."""
+    """The demo's module, talking to a fake engine instead of `headwater serve`."""
     spec = importlib.util.spec_from_file_location("demo", DEMO)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.syspath_prepend(DEMO.parent)
@@ -59,13 +59,13 @@ def test_the_demo_fails_where_nothing_is_cached(demo, capsys, monkeypatch):
 
 
 def test_the_demo_fails_where_a_hit_changes_the_answer(demo, capsys, monkeypatch):
-    account = FakeEngine._account
+    account = FakeEngine.account
 
     def account_and_change(self, generation):
         self.script += "x"
         return account(self, generation)
 
-    monkeypatch.setattr(FakeEngine, "_account", account_and_change)
+    monkeypatch.setattr(FakeEngine, "account", account_and_change)
     monkeypatch.setattr(demo, "ANSWER_TOKENS", 200)
     assert demo.main() == 1
     assert "Broken: resend: a hit changed the answer" in capsys.readouterr().out

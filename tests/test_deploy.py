@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from headwater.cli import commands
 from headwater.cli.settings import NOT_SETTINGS
 from headwater.config import SETTINGS, WEIGHTS, ServeConfig
-from headwater.server.http.process import LINGER
+from headwater.server.http.process import CLOSING_SECONDS
 from tests.forked import address, listening
 from tests.test_serve import started
 
@@ -129,7 +129,7 @@ def pip_of_this_machine(folder):
     configured = dict(re.findall(r"^(?::env:|global)\.([\w-]+)='(.*)'$", done.stdout, re.M))
     (folder / "pip.conf").write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in configured.items()))
     local = set(re.findall(r"(?<![\w/])(?:file://)?(/[\w/.-]+)", " ".join(configured.values())))
-    local = {path.removesuffix("/simple") for path in local}  # an index's files lie beside its pages
+    local = {path.removesuffix("/simple") for path in local}  # an index's files lie next to its pages
     volumes = {f"{folder / 'pip.conf'}:/etc/pip.conf:ro", *(f"{path}:{path}:ro" for path in local)}
     index = ["--build-arg", "TORCH_INDEX=https://pypi.org/simple"] if "find-links" in configured else []
     return [option for volume in sorted(volumes) for option in ("--volume", volume)], index
@@ -180,7 +180,7 @@ def test_the_example_above_the_image_uses_flags_that_exist():
 
 
 def test_both_are_given_longer_to_stop_than_requests_to_end():
-    needed = ServeConfig().drain + LINGER
+    needed = ServeConfig().drain + CLOSING_SECONDS
     assert int(re.search(r"--stop-timeout (\d+)", DOCKERFILE)[1]) > needed
     assert int(re.search(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.M)[1]) > needed
 

@@ -1,4 +1,4 @@
-"""The journal of a long run: what is kept, and when it is used again."""
+"""The journal of a long run: its stored parts, and when they are used again."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_embedded_model_serves_hits_keeps_answers_and_stops_on_sigterm(server):
 
 @pytest.mark.full
 def test_a_proof_is_kept_for_the_next_start_and_recheck_proves_again(tmp_path):
-    """Each start proves what is asked of it once; the second one finds the proof of the first."""
+    """Each start proves its settings once; the second one finds the proof of the first."""
     kept = {"HEADWATER_CACHE_DIR": str(tmp_path / "cache")}
     proving = []
     for flags in ((), (), ("--recheck",), ("--threads", "1")):

@@ -183,9 +183,12 @@ def test_verify_finds_a_flipped_byte(tmp_path: Path) -> None:
             ("ls", "tape:/x"),
             "a tier is a kind and a place, such as disk:/path,size=100GB or redis://host:6379/0,size=1TB",
         ),
-        (("ls", "disk:/no/such/folder"), "'/no/such/folder' is no folder"),
+        (("ls", "disk:/no/such/folder"), "'/no/such/folder' is not a folder"),
         (("ls", "disk:/tmp,speed=3"), "a disk tier has the options size=100GB, and no other"),
-        (("verify", "disk:/tmp", "--tier-key", "/no/key"), "there is no tier key '/no/key': --tier-key names it"),
+        (
+            ("verify", "disk:/tmp", "--tier-key", "/no/key"),
+            "'/no/key' has no tier key: give --tier-key",
+        ),
     ],
 )
 def test_bad_places_are_one_line(arguments: tuple[str, ...], error: str) -> None:

@@ -1,4 +1,4 @@
-"""The built package, installed where there is no source tree, serves its page and writes a report."""
+"""The built package, installed without a source tree, serves its page and writes a report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def copied() -> list[str]:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python of an environment with this one's other packages, and with headwater from its wheel alone."""
+    """Python of an environment with this one's other packages, and with headwater only from its wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a build writes into its tree
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))

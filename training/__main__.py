@@ -1,4 +1,4 @@
-"""`python -m training`: trains the recipe into a folder, or goes on where an earlier run stopped."""
+"""`python -m training`: trains the recipe into a folder, or continues where an earlier run stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences of a step: drawn from the recipe's seed and the step's number alone, by a process beside the training's.
+"""Sequences of a step: drawn only from the recipe's seed and the step's number, by a process next to the training's.
 
 B sequences, T tokens of each.
 """

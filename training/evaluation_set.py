@@ -30,9 +30,8 @@ CELLS = (
     (PERSONA, 512),
     (TOOL, 512),
 )
-OF_CHAT = 4  # questions of one chat, from its first to its last
-MORE = 8  # an example has so many times fewer tokens, at most MOST_MORE, in the questions that are not asked with one
-MOST_MORE = 120
+CHAT_QUESTIONS = 4  # of one chat, from its first to its last
+UNASKED_SHARE, MAX_UNASKED = 8, 120  # an example has 1/8 more tokens, at most 120, in questions that are not asked
 LEVEL, WINDOW_LOG = 19, 25  # of zstd: the items of a group repeat their documents
 
 
@@ -47,7 +46,7 @@ class Context:
         example = self.example
         if not example.documents or example.kind == PERSONA:
             last = len(example.turns) - 1
-            for number in sorted({last * place // (OF_CHAT - 1) for place in range(OF_CHAT)}):
+            for number in sorted({last * place // (CHAT_QUESTIONS - 1) for place in range(CHAT_QUESTIONS)}):
                 yield number, example.messages[: example.turns[number]]
             return
         first = example.turns[0] - 1
@@ -73,7 +72,7 @@ def items(tokenizer: Tokenizer, per_cell: int = ITEMS, seed: int = SEED) -> Iter
     for kind, tokens in CELLS:
         made = 0
         while made < per_cell:
-            example = draw(rng, tokens + min(tokens // MORE, MOST_MORE), TEST, (kind,), count=count)
+            example = draw(rng, tokens + min(tokens // UNASKED_SHARE, MAX_UNASKED), TEST, (kind,), count=count)
             for number, messages in list(Context(example).prompts())[: per_cell - made]:
                 yield _item(example, number, messages, tokenizer, group)
                 made += 1

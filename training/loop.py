@@ -1,4 +1,4 @@
-"""Trains a model: steps, a log, checkpoints that a later run goes on from.
+"""Trains a model: steps, a log, checkpoints from which a later run continues.
 
 B sequences, T tokens of each, S targets of a step.
 """
@@ -127,7 +127,7 @@ class Training:
 
 
 def losses(model: TrainedHybrid, batch: Batch, recipe: Recipe, step: int) -> tuple[torch.Tensor, dict[str, float]]:
-    """Cross-entropy of what is to be said and of a share of all other tokens, and what the log has of it.
+    """Cross-entropy of the answers and of a share of all other tokens, and the fields of the log.
 
     `right_…` is the share of answers of a kind all of whose tokens are the most likely ones: what greedy decoding would
     say. `n_…` is how many there are.

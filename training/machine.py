@@ -9,7 +9,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of glibc's mallopt
 
 
 def settle() -> None:
-    """Keep freed memory, which would otherwise be asked for anew and zeroed each step; waiting threads sleep."""
+    """Keep freed memory, which would otherwise be requested again and zeroed each step; waiting threads sleep."""
     os.environ.setdefault("GOMP_SPINCOUNT", "100")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc's

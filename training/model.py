@@ -120,7 +120,7 @@ class DeltaNetLayer(Weights):
         z: torch.Tensor,
         alone_BT: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The residual stream with rows from what was read of the states, of both where some tokens are alone."""
+        """The residual stream with rows from what was read of the states, of both if some tokens are by themselves."""
         s = self.shape
         if alone_BT is None:
             out = read(chunks_read, advanced, *z.shape[:2])

@@ -36,7 +36,7 @@ from training.muon import Muon
 from training.recipe import RECIPES, Recipe
 
 DEPTH = 3  # drafts
-TOGETHER = 128  # targets
+TARGET_MULTIPLE = 128  # number of targets, so that few sizes are compiled
 MODEL_FILE = "model.safetensors"
 SHOWN_EVERY, SAVED_EVERY = 20, 100  # steps
 
@@ -100,7 +100,7 @@ def _seen(n: int, depth: int) -> torch.Tensor:
 def loss_of(
     head: TrainedMtp, model: TrainedHybrid, batch: Batch, share: float, seed: int
 ) -> tuple[torch.Tensor, list[float]]:
-    """Return the loss, and for each draft the share of what is said where it is the model's likeliest token."""
+    """Return the loss, and for each draft the share of answers' tokens that it predicts as the model does."""
     with torch.no_grad():
         hidden_BTC = model.hidden(batch.token_BT)
     generator = torch.Generator().manual_seed(seed)
@@ -120,8 +120,8 @@ def loss_of(
 
 
 def _few_sizes(chosen_S2: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return rows and places of targets, as many as a multiple of TOGETHER: each new size compiles products anew."""
-    return chosen_S2[: max(len(chosen_S2) // TOGETHER, 1) * TOGETHER].unbind(1)
+    """Return rows and places of a multiple of TARGET_MULTIPLE targets: each new size compiles products again."""
+    return chosen_S2[: max(len(chosen_S2) // TARGET_MULTIPLE, 1) * TARGET_MULTIPLE].unbind(1)
 
 
 class Learned(NamedTuple):

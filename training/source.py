@@ -21,9 +21,13 @@ from training.tasks.split import TRAIN
 from training.tasks.text import Passages, fallback, passages
 
 SHORTEST = 0.5  # share of the room left that a conversation is to fill at least
-LEAST_ROOM = 48  # tokens that are worth filling
+MIN_FILLED_TOKENS = 48  # fewer are left empty
 PROMPT, OTHER = "prompt", "other"
-LABELS = (PROMPT, OTHER, *KINDS)  # of tokens: not to be said, said but no answer, of an answer to a kind of question
+LABELS = (
+    PROMPT,
+    OTHER,
+    *KINDS,
+)  # of tokens: in the prompt, in no answer, in an answer to a kind of question
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Source:
         ids: list[int] = []
         labels: list[int] = []
         kinds = recall if kind in RECALL else {kind: 1.0}
-        while (room := length - len(ids)) >= LEAST_ROOM:
+        while (room := length - len(ids)) >= MIN_FILLED_TOKENS:
             wanted = max(FEWEST_TOKENS, round(room * rng.uniform(SHORTEST, 1.0)))
             example = draw(rng, wanted, split, kinds if room >= FEWEST_TOKENS else {PAIRS: 1.0}, texts=self.texts)
             more, weights = tokens.encode(example, self.tokenizer)

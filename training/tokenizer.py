@@ -38,7 +38,7 @@ def train(
 ) -> Tokenizer:
     """A tokenizer of exactly `vocab_size` tokens; the same texts and seed give the same one.
 
-    `examples`: conversations of the mixture that it learns from, beside plain text.
+    `examples`: conversations of the mixture that it learns from, next to plain text.
     """
     return byte_pairs(vocab_size, _corpus(texts or fallback(), seed, examples), SPECIAL)
 

@@ -22,7 +22,7 @@ from stress.fuzz.targets import TARGETS
 from stress.soak import seconds
 
 WORKPLACE = Path("build/fuzz")
-MOST_BYTES = 4096  # of an input
+MAX_INPUT_BYTES = 4096  # of an input
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def fuzz(name: str, target: Target, limit: float) -> Outcome:
     before = set(crashes.iterdir())
     command = [
         sys.executable, "-m", "stress.fuzz.drive", name, str(corpus), f"-artifact_prefix={crashes}/", f"-dict={words}",
-        f"-max_total_time={limit:.0f}", f"-timeout={target.seconds}", f"-max_len={MOST_BYTES}", "-print_final_stats=1",
-        "-rss_limit_mb=6000",
+        f"-max_total_time={limit:.0f}", f"-timeout={target.seconds}", f"-max_len={MAX_INPUT_BYTES}",
+        "-print_final_stats=1", "-rss_limit_mb=6000",
     ]  # fmt: skip
     process = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit + 300)
     said = process.stdout + process.stderr

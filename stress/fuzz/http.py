@@ -18,7 +18,7 @@ from tests.server.fake_engine import FakeEngine
 
 OLLAMA = ("/api/chat", "/api/generate")
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize", *OLLAMA)
-MOST_ENGINE_MEMORY = 500  # requests that one fake engine is asked, for it remembers them all
+MAX_ENGINE_REQUESTS = 500  # of one fake engine, which remembers them all
 
 HELLO = [{"role": "user", "content": "hello"}]
 NUMBERS = (0, 1, -1, 2, 0.5, 1e308, 10**9, 2**63, -(2**63), 10**400, True, "1", None, [], {})
@@ -100,14 +100,14 @@ NAMES = tuple(VALUES)
 
 
 class App:
-    """The API, called without a socket. It is made anew before its engine remembers too much."""
+    """The API, called without a socket. It is created again before its engine remembers too much."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._start()
 
     def post(self, path: str, raw: bytes) -> tuple[int, bytes]:
-        if len(self._engine.seen) > MOST_ENGINE_MEMORY:
+        if len(self._engine.seen) > MAX_ENGINE_REQUESTS:
             self._engine.stop()
             self._start()
         return self._loop.run_until_complete(self._post(path, raw))

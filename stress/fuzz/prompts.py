@@ -34,7 +34,7 @@ def prompters() -> tuple[ChatPrompter, ...]:
 
 
 def messages(data: bytes) -> None:
-    """Raises nothing but TemplateError, and ValueError for what is no message; boundaries lie within the prompt."""
+    """Raises nothing but TemplateError, and ValueError for a malformed message; boundaries lie within the prompt."""
     drawn = Drawn(data)
     prompter = drawn.choice(prompters())
     said = []

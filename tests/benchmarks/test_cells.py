@@ -1,4 +1,4 @@
-"""The comparison of policies: the file of cells, verdicts, and a run that goes on where it was cut short."""
+"""The comparison of policies: the file of cells, verdicts, and a run that continues where it was cut short."""
 
 from __future__ import annotations
 

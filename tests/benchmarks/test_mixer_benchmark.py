@@ -48,5 +48,5 @@ def test_mixer_benchmark_writes_a_figure_per_layer_and_goal(
         own = [row for row in rows if row["name"].startswith(f"{name}, ")]
         a_length = A_LENGTH + (mixers.LAYERS[name].theirs is not None)
         assert len([row for row in own if row["goal"]]) == a_length * len(mixers.SMALL_TOKENS) + 1
-        # What is left without products is a difference: of times as short as these it may be anything.
+        # Time without products is a difference, which for times as short as these may have any sign.
         assert all(row["median"] > 0 for row in own if "between products" not in row["name"])

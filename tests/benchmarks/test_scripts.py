@@ -1,4 +1,4 @@
-"""Scripts beside the package: each imports, shows its options and does its smallest run."""
+"""Scripts outside the package: each imports, shows its options and does its smallest run."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_script_completes_its_smallest_run(module: str, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(
         "".join(json.dumps({"step": i, "tokens": 10, "loss": 4.0 - i}) + "\n" for i in range(3))
     )
-    if PEERS:  # ours is not kept beside them: another server's results stand in
+    if PEERS:  # ours is not stored with them: another server's results stand in
         vllm = json.loads((SHARED / "peers" / "serve" / "results" / "vllm.json").read_text())
         (tmp_path / "ours.json").write_text(json.dumps({**vllm, "name": "headwater"}))
     options = [option.replace("OUT", str(tmp_path)) for option in SMALLEST.get(module, RESULTS)]

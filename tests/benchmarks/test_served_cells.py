@@ -1,4 +1,4 @@
-"""The comparison of times to the first token: arrivals at one load, rivals, verdicts, and a run that goes on."""
+"""The comparison of times to the first token: arrivals at one load, rivals, verdicts, and a run that continues."""
 
 from __future__ import annotations
 

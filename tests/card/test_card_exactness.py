@@ -1,4 +1,4 @@
-"""On a card: the logits of the CPU, and the same bits whatever is cached, beside others, recorded and drafted."""
+"""On a card: the logits of the CPU, and the same bits whatever is cached, in batches, recorded and drafted."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_self_check_finds_nothing(load, recipe, dtype):
 
 @pytest.mark.parametrize(("recipe", "dtype"), models(RECIPES, ("float32",)))
 def test_logits_are_those_of_the_cpu(load, recipe, dtype):
-    """A prompt in one slice and in two, and decoding rows alone and beside others."""
+    """A prompt in one slice and in two, and decoding rows singly and in batches."""
     loaded, check = load(recipe, dtype, 2)
     prompt, found = words(PROMPT, "prompt"), {}
     for device in dict.fromkeys(("cpu", DEVICE)):
@@ -123,7 +123,7 @@ def test_steps_are_recorded_as_graphs_that_have_the_bits_of_eager_ones(load, rec
 
 @pytest.mark.parametrize(("recipe", "dtype"), models(RECIPES))
 def test_tiers_below_a_card_change_no_bit(load, same_bits_as_without_a_cache, tmp_path, recipe, dtype):
-    """Prefixes come back from disk and from the host's memory, while steps are recorded beside loads."""
+    """Prefixes come back from disk and from the host's memory, while steps are recorded during loads."""
     make = Make(*load(recipe, dtype, 2), device=DEVICE)
     own, memory = fingerprint(make.loaded, make.loaded.path, make.check.mode, probe(make.loaded)), MemoryStore(10**9)
     for open_stores in (lambda: disk(tmp_path), lambda: [memory]):
@@ -172,7 +172,7 @@ def test_a_flipped_byte_gets_not_to_the_card(load, same_bits_as_without_a_cache,
 
 @pytest.mark.parametrize(("recipe", "dtype"), models(("qwen3_5", "kimi_linear")))
 def test_prefixes_come_back_while_memory_evicts_on_a_card(load, same_bits_as_without_a_cache, recipe, dtype):
-    """Loads and copies go on beside steps, of prompts that are evicted for each other."""
+    """Loads and copies continue during steps, of prompts that are evicted for each other."""
     make = Make(*load(recipe, dtype, 2), device=DEVICE)
     prompts = [words(TIERED, "evicted", i) for i in range(3)]
     with server(make, [MemoryStore(10**9)], pages=TIERED // 64 + 10) as rig:
@@ -197,7 +197,7 @@ def test_drafts_change_no_bit_on_a_card(load, recipe, dtype):
 
 
 def test_decode_reuse_raw_changes_bits_on_a_card(load, same_bits_as_without_a_cache):
-    """Control: the state after decoded tokens in place of the prompt's."""
+    """Control: the state after decoded tokens instead of the prompt's."""
     make = Make(*load("qwen3_5", "float32", 2), settings={"decode_reuse": "raw"}, device=DEVICE)
     assert not all(same_bits_as_without_a_cache(make, SCENARIOS["chat_turn"](make)))
 

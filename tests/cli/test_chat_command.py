@@ -21,7 +21,7 @@ def server():
 
 @pytest.fixture
 def chat(server, monkeypatch, capsys):
-    """Exit code and what was printed for lines of input."""
+    """Exit code and output for lines of input."""
 
     def chat(*lines, options=("--max-tokens", "3")):
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
@@ -43,7 +43,7 @@ def test_chat_prints_two_turns_with_their_cached_tokens(chat, server):
 
 def test_reasoning_is_shown_and_not_sent_back(chat, server):
     thinking = [chunk("", reasoning_content="hm, "), chunk("so", "stop"), usage(1, 2, 0)]
-    server._answer = lambda *_: Script(thinking)
+    server.answer = lambda *_: Script(thinking)
     _, printed = chat("one", "two")
     assert printed.splitlines()[0] == "hm, so"
     assert server.bodies[1]["messages"][1]["content"] == "so"
@@ -53,7 +53,7 @@ def test_ctrl_c_stops_the_answer_only(chat, server, monkeypatch):
     whole = httpx.Response.iter_bytes
 
     def interrupted(response):
-        """The first answer's bytes, as far as they came when the key was pressed."""
+        """The first answer's bytes that came before the key was pressed."""
         monkeypatch.setattr(httpx.Response, "iter_bytes", whole)
         yield f"data: {json.dumps(chunk('part'))}\n\n".encode()
         raise KeyboardInterrupt
@@ -67,7 +67,7 @@ def test_ctrl_c_stops_the_answer_only(chat, server, monkeypatch):
 
 def test_the_session_lives_on_after_an_error(chat, server):
     answers = iter([Script(status=503, body={"error": {"message": "full [up]"}}), None])
-    server._answer = lambda server, body: next(answers) or server.talk(body)
+    server.answer = lambda server, body: next(answers) or server.talk(body)
     code, printed = chat("one", "two")
     assert code == 1  # a script should hear of it
     assert printed.splitlines()[:2] == ["full [up]", "w0 w1 w2 "]
@@ -95,7 +95,7 @@ def test_help_names_every_command(chat):
 @pytest.mark.parametrize(
     ("line", "part"),
     [
-        ("/bogus", "/bogus is no command"),
+        ("/bogus", "/bogus is not a command"),
         ("/cache", "no /cache"),
         ("/save", "name of a file"),
         ("/retry", "nothing was asked"),

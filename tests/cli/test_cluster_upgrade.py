@@ -14,7 +14,7 @@ import pytest
 
 from headwater.cli import cluster_upgrade
 from headwater.cli.cluster import Commands
-from headwater.cli.cluster_upgrade import NAMES, given_values, seen_of, steps, upgraded
+from headwater.cli.cluster_upgrade import UPGRADABLE_NAMES, given_values, seen_of, steps, upgraded
 from headwater.cluster.cost import Role
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
@@ -103,7 +103,7 @@ def test_no_setting_of_routers_is_upgradable() -> None:
         "host",
         "threads",
         "speculation",
-    } & set(NAMES)
+    } & set(UPGRADABLE_NAMES)
 
 
 def shown(said: list[str], *, ended: bool = False, error: str = "", number: str = "1") -> dict[str, Any]:
@@ -111,7 +111,7 @@ def shown(said: list[str], *, ended: bool = False, error: str = "", number: str 
 
 
 def test_steps_are_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_upgrade, "POLLED", 0.0)
+    monkeypatch.setattr(cluster_upgrade, "POLL_SECONDS", 0.0)
     earlier = shown(["another"], ended=True, number="0")
     states = iter([earlier, shown(["a"]), {}, shown(["a", "b"]), shown(["a", "b", "c"], ended=True)])
     assert [*steps(lambda: next(states), "1")] == ["a", "b", "c"]
@@ -124,7 +124,7 @@ def test_abandoned_refused_or_ignored_upgrade_is_an_error(monkeypatch: pytest.Mo
         next(given_up)
     with pytest.raises(ConfigError, match="done already"):
         next(steps(lambda: {"upgrade": None, "refused": {"1": "it is done already"}}, "1"))
-    monkeypatch.setattr(cluster_upgrade, "ACCEPTED", -1.0)
+    monkeypatch.setattr(cluster_upgrade, "ACCEPT_SECONDS", -1.0)
     with pytest.raises(ConfigError, match="did not begin"):
         next(steps(lambda: {"upgrade": None, "refused": {}}, "1"))
 

@@ -100,7 +100,7 @@ def test_a_misspelt_variable_is_a_warning(capsys, monkeypatch):
     monkeypatch.setenv("HEADWATER_PROT", "1")
     assert run(["serve", "--print-config"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "headwater: warning: the variable HEADWATER_PROT is no setting; the nearest is 'HEADWATER_PORT'"
+    assert line == "headwater: warning: the variable HEADWATER_PROT is not a setting; the nearest is 'HEADWATER_PORT'"
 
 
 def test_version_and_help(capsys):
@@ -141,7 +141,7 @@ def test_setting_beyond_the_machine_is_refused_with_its_source(capsys, monkeypat
 
 
 def test_first_lines_at_start_import_no_torch_or_web_framework(folder):
-    """Run them alone: the imports that follow in a real start take a second or two."""
+    """Run only them: the imports that follow in a real start take a second or two."""
     program = (
         "import sys; from pathlib import Path; from headwater.cli.serve import announce; "
         "from headwater.config import ServeConfig; announce(ServeConfig(model=Path(sys.argv[1]))); "

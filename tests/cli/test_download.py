@@ -1,4 +1,4 @@
-"""Models by name: what is fetched from a hub, how a download continues, and how it refuses."""
+"""Models by name: the files fetched from a hub, continued downloads, and refusals."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 from huggingface_hub import constants
 from rich.console import Console
 
-from headwater.cli import download as cli_download
+from headwater.cli import models as cli_models
 from headwater.cli import run
-from headwater.cli.download import config_folder, named, whole_folder
+from headwater.cli.models import config_folder, named, whole_folder
 from headwater.cli.settings import as_toml, effective
 from headwater.errors import CheckpointError, DownloadError
 from headwater.hub_name import HubName
@@ -52,7 +52,7 @@ OTHERS = {
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A mirror with one model, in place of huggingface.co, and an empty cache."""
+    """A mirror with one model, instead of huggingface.co, and an empty cache."""
     with mirror() as found:
         found.add(NAME.repository, FILES | OTHERS)
         for name, value in {
@@ -189,13 +189,13 @@ def test_interrupted_download_prints_the_bytes_left(hub, capsys, monkeypatch):
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(hub, capsys, monkeypatch):
-    monkeypatch.setattr(cli_download, "LINE_SECONDS", 0)
+    monkeypatch.setattr(cli_models, "LINE_SECONDS", 0)
     folder = whole_folder(NAME)
     total = sum(map(len, FILES.values())) - len(CONFIG)
     assert f"\n{total:,} of {total:,} bytes, " in capsys.readouterr().err
     (folder / "model.safetensors").resolve().unlink()
     screen = io.StringIO()
-    monkeypatch.setattr(cli_download, "progress_console", Console(file=screen, force_terminal=True, width=80))
+    monkeypatch.setattr(cli_models, "progress_console", Console(file=screen, force_terminal=True, width=80))
     whole_folder(NAME)
     assert "downloading" in screen.getvalue()
     assert "100.0/100.0 kB" in screen.getvalue()

@@ -131,7 +131,7 @@ def test_missing_model_is_refused_with_the_servers_message(tasks, tmp_path, caps
 
 
 def scoring(likely):
-    """A server of words, each as likely as is said."""
+    """A server of words with the given likelihoods."""
 
     def answer(server, body):
         if "add_special_tokens" in body:

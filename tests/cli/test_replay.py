@@ -1,4 +1,4 @@
-"""`headwater replay`: its table, its files, and what it does with input that is no good."""
+"""`headwater replay`: its table, its files, and its errors for bad input."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_wrong_option_is_one_line(
     told = capsys.readouterr().err
     assert message in told
     assert told.splitlines()[-1].startswith("headwater: ")
-    assert "prompt tokens" not in told or "--arrival" in options  # nothing was read, where that can be told before
+    assert "prompt tokens" not in told or "--arrival" in options  # nothing was read, if the fault is known before
     assert "Traceback" not in told
     assert not out.exists()
 
@@ -246,7 +246,7 @@ def test_a_replay_that_was_killed_continues(
     assert replay(*options) == 130
     assert replay(*options) == 0
     assert ran == [10**9, 2 * 10**9, 3 * 10**9]
-    assert "2 rows are those of an earlier run" in capfd.readouterr().err
+    assert "2 rows are from an earlier run" in capfd.readouterr().err
     assert [row["memory"] for row in json.loads(out.read_text())["rows"]] == [10**9, 2 * 10**9, 3 * 10**9]
     assert not list(tmp_path.glob(".*.unfinished"))
 

@@ -1,4 +1,4 @@
-"""`headwater replay --workers`: its tables, its files, and input that is no good."""
+"""`headwater replay --workers`: its tables, its files, and bad input."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_configuration_file_accepts_toml_values_and_flag_texts(toml, tmp_path):
     config = effective({}, {}, path).config
     assert (config.memory, config.page_size, config.cache, config.drain) == (2 * 2**30, 128, False, 2)
     assert config.cors == ("https://a.example",)
-    assert config.uds == tmp_path / "s"  # beside the file
+    assert config.uds == tmp_path / "s"  # in the folder of the file
     assert effective({}, {}, toml("memory = 5000000")).config.memory == 5_000_000
 
 
@@ -101,8 +101,8 @@ def test_configuration_file_accepts_toml_values_and_flag_texts(toml, tmp_path):
         ({}, {}, "cors = [1]", r"cors is \[1\] \(from .*toml\)"),
         ({}, {}, "cache = 1", r"cache is 1 \(from .*toml\), must be true or false"),
         ({}, {}, "host = 5", r"host is 5 \(from .*toml\), must be text"),
-        ({}, {}, "max-runing = 5", r"toml sets 'max-runing', which is no setting; the nearest is 'max_running'"),
-        ({}, {}, "[serve]\nport = 5", r"toml sets 'serve', which is no setting"),
+        ({}, {}, "max-runing = 5", r"toml sets 'max-runing', which is not a setting; the nearest is 'max_running'"),
+        ({}, {}, "[serve]\nport = 5", r"toml sets 'serve', which is not a setting"),
         ({}, {}, "max-running = 5\nmax_running = 5", r"toml sets 'max_running' twice"),
         ({}, {}, "port = ", r"headwater\.toml' cannot be read"),
         ({}, {"HEADWATER_API_KEY": " "}, "", r"api_key is empty \(from HEADWATER_API_KEY\)"),

@@ -115,7 +115,7 @@ def clients() -> list[Client]:
 
 
 def with_python(client: Client, python: Path | str) -> list[str]:
-    """Return the command of a script. Its folder, where files have clients' names, is no import path (-P)."""
+    """Return the command of a script. Its folder, where files have clients' names, is not an import path (-P)."""
     return [str(python), "-P", str(client.script)]
 
 
@@ -133,7 +133,7 @@ def _install_node(client: Client) -> None:
 
 
 def _with_node(client: Client) -> list[str]:
-    """Return the command that runs a script. Imports are looked up beside the script, so a copy runs."""
+    """Return the command that runs a script. Imports are looked up next to the script, so a copy runs."""
     return ["node", str(shutil.copy(client.script, client.folder))]
 
 

@@ -54,7 +54,7 @@ class OpenAiServer:
         self.heads: list[str] = []
         self.holding = threading.Event()  # an answer has come to its `hold_after`
         self.pages: dict[str, Json] = {"/v1/models": {"data": [{"id": "words-1"}]}, "/health": {"status": "ok"}}
-        self._answer = answer or (lambda server, body: server.talk(body))
+        self.answer = answer or (lambda server, body: server.talk(body))
         self._known: list[list[str]] = []
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
@@ -117,7 +117,7 @@ class OpenAiServer:
         body = json.loads(await reader.readexactly(int(fields["content-length"])))
         self.heads.append(head)
         self.bodies.append(body)
-        script = self._answer(self, body)
+        script = self.answer(self, body)
         if script.status != 200 or script.body:
             self._whole(writer, script.status, script.body, script.headers)
             return

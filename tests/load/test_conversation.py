@@ -49,10 +49,10 @@ def test_a_failed_turn_is_forgotten_and_can_be_retried(talk):
     server, conversation = talk
     said(conversation, "one")
     before = list(conversation.messages)
-    server._answer = lambda *_: Script(status=503, body={"error": {"message": "full up"}})
+    server.answer = lambda *_: Script(status=503, body={"error": {"message": "full up"}})
     with pytest.raises(ServerError, match="full up"):
         said(conversation, "two")
-    server._answer = lambda *_: Script([chunk("part"), {"error": {"message": "midway"}}])
+    server.answer = lambda *_: Script([chunk("part"), {"error": {"message": "midway"}}])
     with pytest.raises(ServerError, match="midway"):
         said(conversation, conversation.retry())
     assert conversation.messages == before
@@ -62,7 +62,7 @@ def test_a_failed_turn_is_forgotten_and_can_be_retried(talk):
 
 def test_stopped_answer_keeps_its_received_text(talk):
     server, conversation = talk
-    server._answer = lambda *_: Script([chunk("part "), chunk("more")], hold_after=1)
+    server.answer = lambda *_: Script([chunk("part "), chunk("more")], hold_after=1)
     pieces = conversation.say("one")
     assert next(pieces).text == "part "
     pieces.close()

@@ -52,7 +52,7 @@ class FakeEngine:
 
     script: str = "Grüße 🙂 from the fake."
     hold_after: int | None = None  # tokens after which a request waits until it is cancelled
-    fail: Exception | None = None  # given instead of an answer, or of what is missing of it
+    fail: Exception | None = None  # given instead of an answer, or of its rest
     fail_after: int = 0  # tokens
     max_model_len: int = 4096
     draft_bytes: int = 0
@@ -143,7 +143,7 @@ class FakeEngine:
             self._answer(*order)
 
     def _answer(self, request_id: int, generation: Generation, on_event: Callable[[Event], None]) -> None:
-        account = self._account(generation)
+        account = self.account(generation)
         params = generation.params
         stream = TextStream(self.tokenizer, generation.prompt[-8:], params)
         tokens = self.tokenizer.encode(self.script).ids[: params.max_tokens]
@@ -172,7 +172,7 @@ class FakeEngine:
         top = tuple(TokenLogprob((token + i) % 256, -0.5 - i) for i in range(logprobs))
         return TokenEvent(token, text, -0.5, top)
 
-    def _account(self, generation: Generation) -> CacheAccount:
+    def account(self, generation: Generation) -> CacheAccount:
         """Return the account of a cache of whole pages that keeps everything."""
         prompt, known = generation.prompt, self._prompts[generation.namespace]
         shared = max((_common(prompt, other) for other in known), default=0)

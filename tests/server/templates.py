@@ -51,7 +51,7 @@ SILENT = (
 # the same, with calls in Hermes' format
 HERMES = REASONING.replace("<tool_call>{{ call", '<tool_call>"arguments"{{ call')
 
-# says who it is when nobody else does
+# states its identity without a system message
 DEFAULT_SYSTEM = """
 {%- if messages[0].role != 'system' %}<|im_start|>system
 You are a careful assistant, made to be useful.<|im_end|>

@@ -24,7 +24,7 @@ from headwater.config import ServeConfig
 from headwater.engine.proof import verdict
 from headwater.mixers.numerics import prepare_process
 from headwater.models.embedded import embedded
-from headwater.server.http.connection import LINGER
+from headwater.server.http.connection import LINGER_SECONDS
 from stress import live_server
 from stress.census import INSTANCES, census, grown
 from stress.draw import Draw
@@ -172,7 +172,7 @@ def test_nothing_grows_with_the_number_of_requests_namespaces_or_clients(model):
             requests.send(1000)
             asyncio.run(send_over_http(server.url, server.port, VISITED, first=VISITED * half))
             server.check_idle()
-            time.sleep(2 * LINGER)  # closed connections are held until their last timer
+            time.sleep(2 * LINGER_SECONDS)  # closed connections are held until their last timer
             counts.append(census())
         assert server.engine.stats().cache.namespaces < 400
     assert min(requests.ended.answered, requests.ended.cancelled) > 100

@@ -1,4 +1,4 @@
-"""Reads documents and answers questions by rules alone: what the text says, not what the generator meant."""
+"""Reads documents and answers questions by rules only: by the text, not by the intent of its generator."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Reader:
         return known
 
     def answer(self, question: str, known: Known) -> str:
-        """Raises ValueError for what is no question, and for one with two answers."""
+        """Raises ValueError for text other than a question, and for a question with two answers."""
         question = question.removeprefix("Question: ")
         found = {
             answer

@@ -1,4 +1,4 @@
-"""The held-out set: what `headwater eval` reads, with answers that follow from what is sent."""
+"""The held-out set: items for `headwater eval`, whose answers follow from the sent text."""
 
 import json
 from collections import Counter

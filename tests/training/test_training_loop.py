@@ -1,4 +1,4 @@
-"""A run that stops and goes on is the run that did not stop."""
+"""A run that stops and continues equals one that did not stop."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def model() -> TrainedHybrid:
 
 
 def ids(*lengths: int) -> list[int]:
-    """A leading part, segments of so many tokens with their separators, the last part."""
+    """A leading part, segments of these lengths with their separators, the last part."""
     rng = random.Random(sum(lengths))
     first, *segments = lengths
     text = [rng.randint(10, 4000) for _ in range(first)]

@@ -1,4 +1,4 @@
-"""Turns put together to an example of at most so many tokens."""
+"""Turns put together to an example of a limited number of tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Turn:
     answer: Message
     kind: str | None = None  # None: no question of a kind
     accepted: tuple[str, ...] = ()
-    after: tuple[Message, ...] = field(default=())  # a tool's response, and what is said to it
+    after: tuple[Message, ...] = field(default=())  # a tool's response, and the reply to it
 
     def messages(self) -> tuple[Message, ...]:
         return ({"role": "user", "content": self.user}, self.answer, *self.after)

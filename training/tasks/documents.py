@@ -58,7 +58,7 @@ def fact_sentence(rng: random.Random, fact: Fact, split: str, before: Entity | N
     name, of_name = fact.subject.name, genitive(fact.subject.name)
     if before == fact.subject and template.startswith(("{S}", "{O}")) and rng.random() < PRONOUN:
         name, of_name = fact.subject.pronouns
-    if rng.random() < LEAD:  # what a template begins with is no name
+    if rng.random() < LEAD:  # a template does not begin with a name
         template = rng.choice(LEADS[split]) + template[:1].lower() + template[1:]
     text = worded(template, name, of_name, fact.value)
     return capital(text) + "."

@@ -17,7 +17,7 @@ SINGLE, TWO_HOP, ABSENT, MEMORY, PERSONA, TOOL, TEXT = (
     "tool",
     "text",
 )
-PAIRS = "pairs"  # names of a list and what stands beside them: recall at its simplest
+PAIRS = "pairs"  # names of a list and their values: recall at its simplest
 RECALL = (SINGLE, TWO_HOP, ABSENT)  # kinds of questions about documents
 KINDS = (PAIRS, *RECALL, MEMORY, PERSONA, TOOL, TEXT)
 

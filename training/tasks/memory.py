@@ -61,7 +61,7 @@ class Talk:
         self._untold = list(OWN)
         self._rng.shuffle(self._untold)
         self._others = others
-        self._open: list[tuple[str, str, str]] = []  # what was told: the question, its answer, the answer's sentence
+        self._open: list[tuple[str, str, str]] = []  # a mentioned fact: the question, its answer, the answer's sentence
         self._known: list[tuple[str, str, str]] = []  # asked once already
 
     def tell(self) -> Turn | None:

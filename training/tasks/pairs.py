@@ -1,4 +1,4 @@
-"""Lists of names with a value each, and what stands beside a name: recall with nothing around it, learned first."""
+"""Lists of names with a value each, and questions for a name's value: recall with nothing around it, learned first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLAIN = 0.5  # of lists have plain words on both sides: a token each, the simple
 NUMBERS = ((2, 4), (3, 8), (6, 24))  # of pairs
 BULLETS = ("", "- ", "* ")  # with one, a name is the same token in its line as in a question
 ASKING = ("{}?", "And {}?", "What about {}?", "What is said of {}?")
-REPEATED, SHUFFLED = 0.15, 0.35  # of lists are said again, as they stand or in another order
+REPEATED, SHUFFLED = 0.15, 0.35  # of lists are repeated, in the same or another order
 REPEAT, SHUFFLE = "Say the list again.", "Say the list again in another order."
 
 
@@ -63,7 +63,7 @@ def _pairs(drawer: Drawer, tokens: int, count: Count) -> dict[str, str]:
     left = tokens - 3 * TURN
     for _ in range(rng.randint(*rng.choice(NUMBERS))):
         name, value = drawer.draw(rng.choice(kinds)), drawer.draw(rng.choice(values))
-        left -= 2 * (count(name) + count(value)) + 2 * TURN  # it is said, and asked
+        left -= 2 * (count(name) + count(value)) + 2 * TURN  # it is stated, and asked
         if left < 0 and pairs:
             break
         pairs.setdefault(name, value)

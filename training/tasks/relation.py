@@ -1,4 +1,4 @@
-"""A relation between a subject and a value: how it is said and how it is asked."""
+"""A relation between a subject and a value: its statements and its questions."""
 
 from __future__ import annotations
 

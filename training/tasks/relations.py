@@ -380,4 +380,4 @@ _TABLE = (
 )
 
 RELATIONS = {relation.name: relation for relation in _TABLE}
-OF_SUBJECT = {subject: tuple(r for r in _TABLE if r.subject == subject) for subject in SUBJECTS}
+SUBJECT_RELATIONS = {subject: tuple(r for r in _TABLE if r.subject == subject) for subject in SUBJECTS}

@@ -39,7 +39,7 @@ def draw(drawer: Drawer) -> Turn:
         return _next(rng, AFTER_DAY[split], DAYS)
     if which < 0.6:
         return _next(rng, AFTER_NUMBER[split], NUMBERS)
-    what = Drawer(rng, split).draw(rng.choice(REPEATED))  # may be a name that was said before
+    what = Drawer(rng, split).draw(rng.choice(REPEATED))  # may be a name that was mentioned before
     return said(rng.choice(REPEAT[split]).replace("{S}", what), what)
 
 

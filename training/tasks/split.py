@@ -9,7 +9,7 @@ from zlib import crc32
 
 TRAIN, TEST = "train", "test"
 SPLITS = (TRAIN, TEST)
-SHARE = 5  # one in so many belongs to the test
+SHARE = 5  # one in this number belongs to the test
 ALTERNATIVES = re.compile(r"\[([^\]]*)\]")
 WORD = re.compile(r"[\w']+|\{[^}]*\}")
 

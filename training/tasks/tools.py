@@ -51,7 +51,7 @@ CALLED = 0.72  # of turns; the others need no tool
 class Stated:
     verb: str
     noun: str
-    parameters: Mapping[str, Any]  # name to what is drawn for it
+    parameters: Mapping[str, Any]  # name -> value drawn for it
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class Stated:
 
 
 def draw_tools(drawer: Drawer, tokens: int) -> list[Stated]:
-    """One to three, for an example of so many tokens. A name is held out as a whole, its verb and noun are not."""
+    """One to three tools, by the tokens of the example. A name is held out as a whole, its verb and noun are not."""
     rng = drawer.rng
     number = min(max(1, tokens // TOOL_TOKENS), rng.choices((1, 2, 3), (3, 4, 4))[0])
     tools: dict[str, Stated] = {}

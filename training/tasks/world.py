@@ -1,4 +1,4 @@
-"""Entities and what is true of them, drawn for one example."""
+"""Entities and their facts, drawn for one example."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from training.tasks.chains import CHAINS, Chain
 from training.tasks.relation import EVENT, FIRM, PERSON, THING, TOWN, Relation
-from training.tasks.relations import OF_SUBJECT
+from training.tasks.relations import SUBJECT_RELATIONS
 from training.tasks.words import Drawer
 
 FREQUENCY = {PERSON: 9, FIRM: 4, TOWN: 4, THING: 3, EVENT: 2}
@@ -47,7 +47,7 @@ def draw_facts(drawer: Drawer, count: int, per_entity: tuple[int, int], chained:
     left = count
     while left > 0:
         kind = rng.choices(list(FREQUENCY), list(FREQUENCY.values()))[0]
-        facts = min(left, rng.randint(*per_entity), len(OF_SUBJECT[kind]))
+        facts = min(left, rng.randint(*per_entity), len(SUBJECT_RELATIONS[kind]))
         planned.append((new_entity(drawer, kind), facts))
         left -= facts
     entities: dict[str, list[Entity]] = {}
@@ -60,7 +60,7 @@ def draw_facts(drawer: Drawer, count: int, per_entity: tuple[int, int], chained:
 def _facts_of(
     drawer: Drawer, entity: Entity, number: int, entities: dict[str, list[Entity]], taken: set[str], chained: bool
 ) -> list[Fact]:
-    relations = list(OF_SUBJECT[entity.kind])
+    relations = list(SUBJECT_RELATIONS[entity.kind])
     drawer.rng.shuffle(relations)
     if chained and drawer.rng.random() < CHAINED:
         relations.sort(key=lambda relation: relation not in CHAIN_RELATIONS[entity.kind in STARTS])
@@ -105,7 +105,7 @@ def absent_facts(rng: random.Random, world: World, drawer: Drawer) -> tuple[Enti
     """A subject and a relation that the facts say nothing of: of a subject they name, or of one they do not."""
     while True:
         entity = _somebody(rng, world, drawer)
-        relation = rng.choice(OF_SUBJECT[entity.kind])
+        relation = rng.choice(SUBJECT_RELATIONS[entity.kind])
         if not world.could_know(entity.name, relation):
             return entity, relation
 

@@ -25,11 +25,11 @@ from headwater.load.scenario import Pace, Phase, Scenario
 from headwater.load.session import DRAWN, Drawing, Session
 from headwater.traces.arrivals import PROCESSES
 
-REQUESTS = 100  # of a phase without --requests and --duration
-CLIENTS = 8  # of a closed loop without --concurrency
+DEFAULT_REQUESTS = 100  # of a phase without --requests and --duration
+DEFAULT_CLIENTS = 8  # of a closed loop without --concurrency
 RECORDED = "recorded"
 HISTORIES = ("answered", RECORDED)
-ABOUT_SECONDS = 30.0  # limit for the pages that describe the server
+DESCRIPTION_SECONDS = 30.0  # limit for the pages that describe the server
 
 bench_commands = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help="Measure a running server."
@@ -60,12 +60,16 @@ def serve(
     speed: Annotated[float, Option(help="Speed of recorded times: 2 is twice as fast.")] = 1.0,
     chats: Annotated[int, Option(help="Sessions that are open at the same time under --rate.")] = 8,
     concurrency: Annotated[int | None, Option(help="Closed loop: number of clients.")] = None,
-    requests: Annotated[int | None, Option(help=f"Requests of each phase; {REQUESTS} without --duration.")] = None,
+    requests: Annotated[
+        int | None, Option(help=f"Requests of each phase; {DEFAULT_REQUESTS} without --duration.")
+    ] = None,
     warmup: Annotated[int, Option(min=0, help="Requests that are sent first and not counted.")] = 0,
     duration: Annotated[float | None, Option(help="Seconds of sending in each phase.")] = None,
     timeout: Annotated[float, Option(help="Limit in seconds for each answer.")] = 600.0,
     overload: Annotated[str | None, Option(help="After a closed loop, send multiples of its rate: 1,2,4.")] = None,
-    fairness: Annotated[float | None, Option(help="A tenant at --rate alone, then beside X times its rate.")] = None,
+    fairness: Annotated[
+        float | None, Option(help="A tenant at --rate by itself, then with another at X times it.")
+    ] = None,
     slo_ttft: Annotated[float, Option(help="SLO: seconds from due time to first token.")] = 1.0,
     slo_itl: Annotated[float, Option(help="SLO: mean seconds between the tokens of an answer.")] = 0.1,
     seed: Annotated[int, Option(help="Seed of drawn traffic; different seeds share no text.")] = 0,
@@ -94,7 +98,7 @@ def measured(options: SimpleNamespace) -> list[Phase]:
         require_matplotlib()
     common.prepare_outputs(options.json_file, folders=[options.plots])
     sessions = source(options)
-    pages = about(options.url, options.api_key, min(options.timeout, ABOUT_SECONDS))
+    pages = about(options.url, options.api_key, min(options.timeout, DESCRIPTION_SECONDS))
     options.model = options.model or first_model(pages)
     with LiveProgress(common.progress_console) as progress:
         phases = asyncio.run(load(options, pace, sessions, progress))
@@ -114,7 +118,7 @@ def source(options: SimpleNamespace) -> Iterator[Session]:
     if options.files:
         for path in options.files:
             if not path.is_file():
-                raise ConfigError(f"{path} is no file")
+                raise ConfigError(f"{path} is not a file")
         return chain.from_iterable(read_sessions(path, options.vocab) for path in options.files)
     sizes = (options.prompt_tokens, options.prefix_tokens, options.prefixes, options.turns)
     return DRAWN[options.draw](Drawing(*sizes, vocab=options.vocab, seed=options.seed))
@@ -138,7 +142,7 @@ def paced(options: SimpleNamespace) -> Pace:
         raise ConfigError(f"fairness is {options.fairness:g}, so rate must be a number: the quiet tenant's")
     if options.rate == RECORDED and not options.files:
         raise ConfigError("rate is 'recorded', but no file is given")
-    clients = None if options.rate is not None else options.concurrency or CLIENTS
+    clients = None if options.rate is not None else options.concurrency or DEFAULT_CLIENTS
     return Pace(rate, clients, options.process, options.cv, options.speed, options.chats, options.seed)
 
 
@@ -147,7 +151,7 @@ async def load(options: SimpleNamespace, pace: Pace, sessions: Iterator[Session]
     fields: dict[str, Any] = {"temperature": options.temperature, "max_tokens": options.output_tokens}
     if options.ignore_eos:
         fields["ignore_eos"] = True
-    by_default = REQUESTS if options.duration is None else None
+    by_default = DEFAULT_REQUESTS if options.duration is None else None
     limits = Limits(by_default if options.requests is None else options.requests, options.duration)
     endpoint = Endpoint(options.url, options.api_key, options.model, fields, options.timeout)
     keep_recorded = options.history == RECORDED
@@ -157,7 +161,7 @@ async def load(options: SimpleNamespace, pace: Pace, sessions: Iterator[Session]
             asyncio.get_running_loop().add_signal_handler(ending, scenario.stop)
     try:
         if options.warmup:
-            await scenario.warm(options.concurrency or CLIENTS, options.warmup)
+            await scenario.warm(options.concurrency or DEFAULT_CLIENTS, options.warmup)
         if options.overload is not None:
             return await scenario.overload(pace, [positive("overload", part) for part in options.overload.split(",")])
         if options.fairness is not None:

@@ -21,7 +21,7 @@ from headwater.load.answer import Answer
 from headwater.load.conversation import Conversation
 from headwater.load.endpoint import ServerError
 
-DEEPEST = 2  # levels of /cache that are printed
+MAX_PRINTED_LEVELS = 2  # levels of /cache that are printed
 
 
 @commands.command()
@@ -93,7 +93,7 @@ class Terminal:
         known = COMMANDS.get(name)
         if known is None:
             self.failed = True
-            self._note(f"/{name} is no command: {', '.join('/' + name for name in COMMANDS)}")
+            self._note(f"/{name} is not a command: {', '.join('/' + name for name in COMMANDS)}")
             return
         with self._errors_shown():
             known(self, rest.strip())
@@ -170,12 +170,12 @@ def account_line(answer: Answer, ttft: float | None) -> str:
 
 
 def outline(value: Any, depth: int = 0) -> list[str]:
-    """Format a JSON page as indented lines, down to DEEPEST levels."""
+    """Format a JSON page as indented lines, down to MAX_PRINTED_LEVELS levels."""
     if not isinstance(value, dict):
         return ["  " * depth + json.dumps(value)[:200]]
     lines = []
     for name, item in value.items():
-        if isinstance(item, dict | list) and depth < DEEPEST:
+        if isinstance(item, dict | list) and depth < MAX_PRINTED_LEVELS:
             n = f" ({len(item):,})" if isinstance(item, list) else ""
             lines.append(f"{'  ' * depth}{name}:{n}")
             lines += outline(item, depth + 1) if isinstance(item, dict) else []

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,7 @@ from typer import Argument, Option
 
 from headwater.cli.cluster_upgrade import UPGRADABLE, check_roles, given_values, seen_of, steps, upgraded
 from headwater.cli.common import commands, show
-from headwater.cli.download import whole_folder
+from headwater.cli.models import whole_folder
 from headwater.cli.serve import EPILOG, GroupedCommand, announce, make_server, say, with_options
 from headwater.cli.settings import effective
 from headwater.cluster.cost import Role
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headwater.cluster")
 
-POLLED = 0.5  # seconds between looks at the mailbox
-KNOWN = 30.0  # seconds until all workers that have loaded are known to the router
+POLL_SECONDS = 0.5  # seconds between looks at the mailbox
+MEMBERS_SECONDS = 30.0  # seconds until the router knows all workers that have loaded
 
 group = typer.Typer(rich_markup_mode=None, help="Serve with several workers on a Ray cluster.")
 commands.add_typer(group, name="cluster")
@@ -53,7 +53,7 @@ Found = Annotated[str | None, Option(help="Address of a Ray cluster. [default: t
 
 def up(
     workers: Annotated[int, Option(min=1, help="Workers; those of a host share --memory and the cores.")] = 2,
-    prefill: Annotated[int, Option(min=0, help="Workers that only prefill, in place of --workers.")] = 0,
+    prefill: Annotated[int, Option(min=0, help="Workers that only prefill, instead of --workers.")] = 0,
     decode: Annotated[int, Option(min=0, help="Workers that decode, and prefill short prompts.")] = 0,
     address: Address = None,
     routers: Annotated[int, Option(min=1, help="Routers, each a process; all serve on one port.")] = 1,
@@ -86,7 +86,7 @@ group.command(cls=GroupedCommand, epilog=EPILOG)(with_options(up, SETTINGS))
 
 @group.command()
 def status(address: Found = None) -> None:
-    """Print the workers, and what became of requests."""
+    """Print the workers, and the outcomes of requests."""
     state = _state(_mailbox(address))
     workers = Table("workers", ("name", "state", "fingerprint"), ("process", "requests", "running", "waiting"))
     for one in state["workers"]:
@@ -101,7 +101,7 @@ def status(address: Found = None) -> None:
         for way, size in one["pulled_bytes"].items():
             if size:
                 pulls.add_row(one["name"], way, f"{size:,}")
-    requests = Table("requests", ("what became of them",), ("number",))
+    requests = Table("requests", ("outcome",), ("number",))
     for what, number in sorted(state["requests"].items()):
         requests.add_row(what.replace("_", " "), f"{number:,}")
     routers = Table("routers", (), ("process",))
@@ -121,7 +121,7 @@ def drain(worker: Annotated[str, Argument(help="Name of a worker.")], address: F
     mailbox = _mailbox(address)
     names = [one["name"] for one in _state(mailbox)["workers"]]
     if worker not in names:
-        raise ConfigError(f"there is no worker {worker!r}, but {', '.join(names)}")
+        raise ConfigError(f"no worker is named {worker!r}; the workers are {', '.join(names)}")
     _command(mailbox, "drain", worker)
 
 
@@ -131,11 +131,11 @@ def scale(
     role: Annotated[Role, Option(help="Role of these workers.")] = Role.BOTH,
     address: Found = None,
 ) -> None:
-    """Have more workers, or fewer."""
+    """Change the number of workers."""
     mailbox = _mailbox(address)
     roles = _state(mailbox)["roles"]
     if role not in roles:
-        raise ConfigError(f"there are no workers of role {role.value}, but of {' and '.join(sorted(roles))}")
+        raise ConfigError(f"no worker has role {role.value}; there are workers of {' and '.join(sorted(roles))}")
     _command(mailbox, "scale", str(workers), role.value)
 
 
@@ -182,7 +182,7 @@ def _state(mailbox: Any) -> dict[str, Any]:
 
 
 def _state_of(mailbox: Any) -> dict[str, Any]:
-    """Return what the cluster says of itself; nothing while it starts, or after its mailbox was started again."""
+    """Return the cluster's reported state; nothing while it starts, or after its mailbox was restarted."""
     import ray
 
     try:
@@ -212,7 +212,7 @@ def serve_until_stopped(
 ) -> None:
     """Bind, start the workers, serve, and stop in order. Raises KeyboardInterrupt after a second SIGINT."""
     if config.kv_events:
-        raise SettingError("kv_events", "on", "but the workers of a cluster publish to their router alone")
+        raise SettingError("kv_events", "on", "but the workers of a cluster publish to their router only")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
     announce(config)
     ray_cluster, ray_workers = _ray_modules()
@@ -240,18 +240,13 @@ def serve_until_stopped(
             router.start()
             running.start()
             say(f"{workers} workers start on Ray at {found}, with {running.shares}")
-            if not (running.wait(ray_workers.JOIN_SECONDS) and router.members.wait_for(workers, KNOWN)):
-                raise ConfigError(f"the workers were not there after {ray_workers.JOIN_SECONDS:g} s")
+            if not (running.wait(ray_workers.JOIN_SECONDS) and router.members.wait_for(workers, MEMBERS_SECONDS)):
+                raise ConfigError(f"the workers were not ready after {ray_workers.JOIN_SECONDS:g} s")
             sock.listen()
             health = router.members.health()
-            by = "" if routers == 1 else f", by {routers} routers"
-            say(f"Headwater {version('headwater')} serves {health['model']} on {url(sock, config)}{by}")
-            say(f"Deterministic: {health.get('deterministic')}")
+            _announce(health, url(sock, config), routers)
             commands = Commands(mailbox, router.members, running, str(health["model"]))
-            threading.Thread(target=commands.follow, args=(ended,), name="headwater-commands", daemon=True).start()
-            headless = threading.Event()
-            watched = found, ended, headless, ray_cluster.wait_for_loss
-            threading.Thread(target=_end_without_head, args=watched, name="headwater-head", daemon=True).start()
+            headless = _started_threads(commands, found, ended, ray_cluster.wait_for_loss)
             interrupted = router.serve(sock)
             if headless.is_set():
                 raise ConfigError("Ray's head has ended, and with it the cluster")
@@ -262,6 +257,23 @@ def serve_until_stopped(
             ray_cluster.disconnect()
         if interrupted:
             raise KeyboardInterrupt
+
+
+def _announce(health: Mapping[str, Any], url: str, routers: int) -> None:
+    by = "" if routers == 1 else f", by {routers} routers"
+    say(f"Headwater {version('headwater')} serves {health['model']} on {url}{by}")
+    say(f"Deterministic: {health.get('deterministic')}")
+
+
+def _started_threads(
+    commands: Commands, address: str, ended: threading.Event, wait_for_loss: Callable[..., bool]
+) -> threading.Event:
+    """Start to run commands and to watch Ray's head; return the event that a lost head sets."""
+    headless = threading.Event()
+    threading.Thread(target=commands.follow, args=(ended,), name="headwater-commands", daemon=True).start()
+    watched = address, ended, headless, wait_for_loss
+    threading.Thread(target=_end_without_head, args=watched, name="headwater-head", daemon=True).start()
+    return headless
 
 
 def _end_without_head(
@@ -284,7 +296,7 @@ class OneRouter:
         self.start, self.stop = self.members.start, self.members.stop
 
     def upgraded(self, config: ServeConfig) -> None:
-        """Go on: nothing of the model that the router holds has changed."""
+        """Do nothing: an upgrade changes nothing of the model that the router holds."""
 
     def serve(self, sock: socket.socket) -> bool:
         """Serve until a signal comes; return whether a second SIGINT has come."""
@@ -316,7 +328,7 @@ class SeveralRouters:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: came.append(number))
         while not came:
-            time.sleep(POLLED / 5)
+            time.sleep(POLL_SECONDS / 5)
         came.clear()
         self.members.stop(self._seconds)
         return signal.SIGINT in came
@@ -335,7 +347,7 @@ class Commands:
 
     def follow(self, ended: threading.Event) -> None:
         """Run commands, and keep the state that other processes see up to date, until the cluster ends."""
-        while not ended.wait(POLLED):
+        while not ended.wait(POLL_SECONDS):
             for command, *values in self._mailbox.exchange(self._state()):
                 try:
                     self._run(command, values)

@@ -17,18 +17,18 @@ from headwater.errors import ConfigError
 from headwater.setting import SettingError
 
 # the others are those of routers, which are not replaced, or fixed when the cluster starts
-NAMES = (
+UPGRADABLE_NAMES = (
     "model", "weights", "reproducible", "recheck", "memory", "cache", "placement", "eviction",
     "decode_reuse", "segment_share", "segment_eviction", "healing", "tier", "tier_store", "tier_key", "tier_timeout",
     "max_tokens_per_step", "constraint_time",
 )  # fmt: skip
-UPGRADABLE = tuple(one for one in SETTINGS if one.name in NAMES)
-POLLED = 0.2  # seconds between looks at the state of an upgrade
-ACCEPTED = 60.0  # seconds for a cluster to read the new model's texts, and to begin
+UPGRADABLE = tuple(one for one in SETTINGS if one.name in UPGRADABLE_NAMES)
+POLL_SECONDS = 0.2  # seconds between looks at the state of an upgrade
+ACCEPT_SECONDS = 60.0  # seconds for a cluster to read the new model's texts, and to begin
 
 
 def seen_of(config: ServeConfig) -> dict[str, str]:
-    """Return what routers and clients see of a model, each as a text or a digest of it.
+    """Return the parts of a model that routers and clients see, each as a text or a digest.
 
     Raises CheckpointError or ConfigError for a model that cannot be read.
     """
@@ -56,7 +56,7 @@ def upgraded(
 ) -> ServeConfig:
     """Return settings with some of them replaced; `seen` is of the model that is served under `name`.
 
-    Raises ConfigError or CheckpointError if they go with each other, or with the routers, no more.
+    Raises ConfigError or CheckpointError if they no longer fit each other, or the routers.
     """
     new = replace(config, **{"model_name": name, **values})
     check_policies(new)
@@ -65,7 +65,7 @@ def upgraded(
     if other:
         raise ConfigError(
             f"{new.model or 'the embedded model'} differs from the model that is served in: {', '.join(other)}. "
-            "Routers and clients go by these: start another cluster for it"
+            "Routers and clients depend on these: start another cluster for it"
         )
     return new
 
@@ -84,7 +84,7 @@ def given_values(flags: Mapping[str, object], environment: Mapping[str, str], fi
 
     Raises ConfigError, which names setting, value and source.
     """
-    given = {name: one for name, one in from_all(flags, environment, file).items() if name in NAMES}
+    given = {name: one for name, one in from_all(flags, environment, file).items() if name in UPGRADABLE_NAMES}
     try:
         values = values_of(given)
     except SettingError as error:
@@ -93,11 +93,11 @@ def given_values(flags: Mapping[str, object], environment: Mapping[str, str], fi
 
 
 def steps(state: Callable[[], dict[str, Any]], number: str) -> Iterator[str]:
-    """Yield what an upgrade does until it has ended. Raises ConfigError if it is refused, or was given up.
+    """Yield the steps of an upgrade until it has ended. Raises ConfigError if it is refused or abandoned.
 
-    `state`: what the cluster says of itself; nothing, if it cannot be told now.
+    `state`: the cluster's reported state; empty, if it is not known now.
     """
-    until = time.monotonic() + ACCEPTED
+    until = time.monotonic() + ACCEPT_SECONDS
     shown = 0
     while True:
         now = state()
@@ -112,5 +112,5 @@ def steps(state: Callable[[], dict[str, Any]], number: str) -> Iterator[str]:
             if upgrade["ended"]:
                 return
         elif time.monotonic() > until:
-            raise ConfigError(f"the cluster did not begin the upgrade within {ACCEPTED:.0f} s")
-        time.sleep(POLLED)
+            raise ConfigError(f"the cluster did not begin the upgrade within {ACCEPT_SECONDS:.0f} s")
+        time.sleep(POLL_SECONDS)

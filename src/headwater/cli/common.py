@@ -49,10 +49,10 @@ SOURCES = "Recorded traffic: a file, or a name below --data; or drawn: rag(zipf=
 TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help=SOURCES)]
 Data = Annotated[Path | None, Option(help="Folder in which traces are looked up by name.")]
 Tokenizer = Annotated[Path | None, Option(help="tokenizer.json for text; without one, a fast built-in split.")]
-Limit = Annotated[int | None, Option(min=1, help="Read the first so many sessions (or single requests) only.")]
+Limit = Annotated[int | None, Option(min=1, help="Read only the first N sessions (or single requests).")]
 ARRIVALS = (
     "When requests come: sessions a second (2.0), poisson(rate=2.0, think=5), recorded(speed=2), closed(clients=8), "
-    "open(rate=8, sessions=10, think=5). Without it as recorded, where nothing is, Poisson."
+    "open(rate=8, sessions=10, think=5). Without it, as recorded, else Poisson."
 )
 Arrival = Annotated[str | None, Option(help=ARRIVALS)]
 ModelName = Annotated[str | None, Option("--model", help=MODEL_HELP)]
@@ -60,7 +60,7 @@ PageTokens = Annotated[int, Option("--page-size", min=1, help="Tokens a page.")]
 RecordedWeights = Annotated[
     str | None, Option("--weights", help=f"{HELP['weights']} [default: the recording's, else auto]")
 ]
-Seed = Annotated[int, Option(help="Of everything that is drawn.")]
+Seed = Annotated[int, Option(help="Seed of everything that is drawn.")]
 Jobs = Annotated[int, Option(min=0, help="Processes; 0: one a core.")]
 
 
@@ -89,7 +89,7 @@ def read(trace: str, data: Path | None, tokenizer: Path | None, limit: int | Non
 
 
 def policies_for(placement: str | None, eviction: str | None, recorded: Served | None) -> tuple[str, str]:
-    """Return the policies that are given; without one, that of the recording's server, or the server's default."""
+    """Return the given policies; the default is that of the recording's server, or the server's own."""
 
     def chosen(name: str, given: str | None) -> str:
         return given or getattr(recorded, name, "") or SERVER[name]
@@ -101,7 +101,7 @@ def choices(text: str, of: Callable[[str], T]) -> list[T]:
     """Read a list of choices with commas between them; those within brackets do not count."""
     items = split(text)
     if not all(items):
-        raise ConfigError(f"{text!r} is no list of choices: one of them is empty")
+        raise ConfigError(f"{text!r} is not a list of choices: one of them is empty")
     return [of(item) for item in items]
 
 
@@ -112,7 +112,7 @@ def formats(costs: ModelCosts) -> dict[str, str]:
 
 def formats_line(costs: ModelCosts) -> str:
     """Describe the formats of a model, and its weights' bytes."""
-    return f"{costs.dtype_name}, weights {costs.weights_held}: {costs.weight_bytes / 1e9:,.3g} GB beside the memory"
+    return f"{costs.dtype_name}, weights {costs.weights_held}: {costs.weight_bytes / 1e9:,.3g} GB besides the memory"
 
 
 def prepare_outputs(*files: Path | None, folders: Iterable[Path | None] = ()) -> None:

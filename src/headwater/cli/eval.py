@@ -19,7 +19,7 @@ import typer
 from typer import Option
 
 from headwater.cli import common
-from headwater.cli.download import named, whole_folder
+from headwater.cli.models import named, whole_folder
 from headwater.config import WEIGHTS
 from headwater.errors import ConfigError
 from headwater.evaluate import divergence, perplexity, tables
@@ -43,8 +43,8 @@ def evaluate(
     url: Annotated[str | None, Option(help="A running server; without it, one is started.")] = None,
     api_key: common.ApiKey = None,
     model_name: common.ServedModel = None,
-    memory: Annotated[str, Option(help=f"Of a server that is started. {common.HELP['memory']}")] = "1GB",
-    weights: Annotated[str, Option(help=f"Of a server that is started. {common.HELP['weights']}")] = "auto",
+    memory: Annotated[str, Option(help=f"For a server that is started. {common.HELP['memory']}")] = "1GB",
+    weights: Annotated[str, Option(help=f"For a server that is started. {common.HELP['weights']}")] = "auto",
     tasks: Annotated[
         Path, Option(help="Items to ask: JSON lines, plain or packed.", show_default="held-out set")
     ] = DEFAULT_TASKS,
@@ -150,7 +150,7 @@ def journal_of(options: SimpleNamespace, items: Sequence[Item], server: Server) 
     digest = blake2b(repr(items).encode(), digest_size=16).hexdigest()
     journal = Journal(options.json_file, [digest, server.model, *(getattr(options, name) for name in names)])
     if journal.found:
-        common.progress_console.print(f"answers to {journal.found} groups are those of an earlier run", highlight=False)
+        common.progress_console.print(f"answers to {journal.found} groups are from an earlier run", highlight=False)
     return journal
 
 

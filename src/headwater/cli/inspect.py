@@ -11,8 +11,7 @@ import typer
 from typer import Option
 
 from headwater.cli.common import Dtype, Memory, Model, PageSize, Weights, commands, one_of, prepare_outputs, show
-from headwater.cli.download import config_folder, named
-from headwater.cli.profile import any_profile
+from headwater.cli.models import any_profile, config_folder, named
 from headwater.config import WEIGHTS, ServeConfig
 from headwater.lab.cost import DEVICES, load_device
 from headwater.lab.fit import NAMES, Fitted, fit, observe, read_points
@@ -25,7 +24,7 @@ from headwater.spec import ModelSpec
 from headwater.table import Table
 
 INSPECTED_LENGTHS = (0, 1024, 8192, 32768, 131072)  # tokens
-SHOWN = 12  # observations of the table of residuals
+SHOWN_OBSERVATIONS = 12  # observations of the table of residuals
 
 
 @commands.command("fit")
@@ -40,7 +39,7 @@ def fit_device(
 ) -> None:
     """Fit the cost model of a device to measured requests.
 
-    Each request must have been alone on the engine.
+    Each request must have been the only one on the engine.
     """
     prepare_outputs(out)
     one_of("weights", weights, WEIGHTS)
@@ -49,7 +48,7 @@ def fit_device(
     files = [read_points(path) for path in points]
     measured, left_out = [point for found, _ in files for point in found], sum(count for _, count in files)
     fitted = fit(profile, base, observe(measured, tokens_per_step))
-    show(f"{len(measured):,} requests; {left_out:,} left out that failed or were not alone")
+    show(f"{len(measured):,} requests; {left_out:,} left out that failed or ran with others")
     show(parameters_table(fitted), residuals_table(fitted))
     if out is not None:
         source = f"fitted to {len(measured):,} requests of {profile.name}, R² {fitted.r2:.4f}; peaks of {base.name}"
@@ -72,7 +71,7 @@ def residuals_table(fitted: Fitted) -> Table:
     names = ("prompt", "cached", "measured ms", "predicted ms", "error")
     table = Table(f"median error {fitted.median_error:.1%}", ("",), names)
     order = sorted(range(len(errors)), key=lambda at: fitted.observations[at].seconds)
-    n = min(SHOWN, len(order))
+    n = min(SHOWN_OBSERVATIONS, len(order))
     for at in (order[round(i * (len(order) - 1) / (n - 1))] for i in range(n)):
         one = fitted.observations[at]
         table.add_row(
@@ -92,13 +91,13 @@ def inspect(
 ) -> None:
     """Print the costs of a model's cache, without loading its weights.
 
-    Of ORG/NAME its config.json alone is downloaded.
+    For ORG/NAME only its config.json is downloaded.
     """
     folder = config_folder(named(model))
     spec = read_spec(folder, dtype, page_size, weights)
     budget = parse_bytes(memory)
     n_pages = spec.layout(budget).n_pages
-    capacity = Table(None, (f"capacity of {budget:,} bytes",), ("alone",))
+    capacity = Table(None, (f"capacity of {budget:,} bytes",), ("if only that",))
     capacity.add_row("tokens of KV", f"{n_pages * page_size:,}" if spec.attention_layers else "any number")
     capacity.add_row("checkpoints", f"{n_pages // spec.checkpoint_pages:,}" if spec.checkpoint_pages else "none needed")
     reason = choose_dtype(model_config(folder), dtype).reason

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from headwater.cli.download import config_folder
+from headwater.cli.models import config_folder
 from headwater.cli.machine_findings import FAIL, OK, SLOW, WARN, Finding, Intended
 from headwater.engine.proof.selfcheck import SelfCheck, weight_shapes
 from headwater.engine.proof.verdict import verdict
@@ -32,8 +32,8 @@ from headwater.spec import ModelSpec
 
 BUILT_FOR = "2.13.0"  # version of torch that the kernels were measured with
 DTYPES = ("float32", "bfloat16")
-ROWS = 256
-MOST_SHAPES = 4  # shapes that are timed
+TIMED_ROWS = 256
+MAX_TIMED_SHAPES = 4  # shapes that are timed
 HAS_TRITON = find_spec("triton") is not None
 
 
@@ -130,7 +130,7 @@ def of_products(spec: ModelSpec, check: SelfCheck) -> Finding:
 
 
 def largest_shapes(spec: ModelSpec) -> list[tuple[int, int]]:
-    return sorted(weight_shapes(spec), key=lambda shape: -shape[0] * shape[1])[:MOST_SHAPES]
+    return sorted(weight_shapes(spec), key=lambda shape: -shape[0] * shape[1])[:MAX_TIMED_SHAPES]
 
 
 def speeds(spec: ModelSpec, check: SelfCheck) -> str:
@@ -139,8 +139,8 @@ def speeds(spec: ModelSpec, check: SelfCheck) -> str:
     parts = []
     for n_in, n_out in largest_shapes(spec):
         linear = Linear(torch.randn(n_out, n_in).to(dtype), numerics=Numerics(check.mode))
-        many = seconds_of(prompts_product(linear), torch.randn(ROWS, n_in).to(dtype))
+        many = seconds_of(prompts_product(linear), torch.randn(TIMED_ROWS, n_in).to(dtype))
         one = seconds_of(answers_product(linear), torch.randn(1, n_in).to(dtype))
-        gflops = 2 * ROWS * n_in * n_out / many / 1e9
-        parts.append(f"{n_in}x{n_out}: {gflops:,.0f} GFLOP/s at {ROWS} rows, {1 / one:,.0f} products/s at 1 row")
+        gflops = 2 * TIMED_ROWS * n_in * n_out / many / 1e9
+        parts.append(f"{n_in}x{n_out}: {gflops:,.0f} GFLOP/s at {TIMED_ROWS} rows, {1 / one:,.0f} products/s at 1 row")
     return "; ".join(parts)

@@ -17,7 +17,7 @@ from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
 from headwater.cache_folder import write_whole
 from headwater.cli import common
-from headwater.cli.profile import profile_for
+from headwater.cli.models import profile_for
 from headwater.cli.replay_tables import cluster_tables, results_table
 from headwater.errors import ConfigError
 from headwater.journal import Journal
@@ -58,9 +58,9 @@ Placements = Annotated[
 Systems = Annotated[str | None, Option("--system", help="Known pairs of both: vanilla, vllm+, sglang+, marconi, ...")]
 Pools = Annotated[str, Option(help="unified, split, elastic, with commas.")]
 StateFraction = Annotated[float, Option(help="Share of states in a split or elastic pool.")]
-Slots = Annotated[int, Option(min=1, help="States that a running request takes.")]
+Slots = Annotated[int, Option(min=1, help="States that a running request holds.")]
 DecodeReuse = Annotated[str, Option(help="How answers are cached: canonical, raw, none.")]
-Reuse = Annotated[str, Option(help="Of prompts with segments: prefix, segments, both; with commas.")]
+Reuse = Annotated[str, Option(help="Reuse in prompts with segments: prefix, segments, both; with commas.")]
 SegmentEvictions = Annotated[str, Option(help="Eviction of segments: cost, lru, with commas.")]
 SegmentShare = Annotated[float, Option(help="Share of the memory up to which segments displace prefixes.")]
 Device = Annotated[str | None, Option(help="A device: run under a clock, with queues. h100, ..., or a file.")]
@@ -90,7 +90,7 @@ PrefillWorkers = Annotated[
 WorkerFailures = Annotated[
     str | None,
     Option(
-        help="With --workers: seconds after which one fails on average, and until another one serves in its place: "
+        help="With --workers: seconds after which one fails on average, and until another one replaces it: "
         f"off, or {FAILURES_SPELLING}; with commas. [default: off]"
     ),
 ]
@@ -183,7 +183,7 @@ def _check_clock_options(
 ) -> None:
     """Raise ConfigError for options that need --serve without it, and for raw reuse of another worker's prefill."""
     if given.decode_reuse == "raw" and any(one is not None and one.prefill for one in clusters):
-        raise ConfigError(f"--prefill {given.prefill} not with --decode-reuse raw: what that caches is not exact")
+        raise ConfigError(f"--prefill {given.prefill} excludes --decode-reuse raw, whose cached content is not exact")
     if given.serve is not None:
         return
     if any(tiers):
@@ -217,12 +217,12 @@ def _replay(given: Namespace, setups: list[Setup]) -> None:
 def _run(
     found: Trace, setups: list[Setup], arrivals: NewArrivals, engine: Engine | None, jobs: int, outputs: Outputs
 ) -> None:
-    """Run the setups; print and write what is done, even if the run is interrupted. Rows of an earlier run are kept."""
+    """Run the setups; print and write the finished rows, even if interrupted. Rows of an earlier run are kept."""
     kept, journal, run = _kept(), outputs.journal, _replay_of(setups)
     results = {n: kept.validate_python(journal[str(n)]) for n in range(len(setups)) if str(n) in journal}
     todo = [number for number in range(len(setups)) if number not in results]
     if results:
-        common.progress_console.print(f"{len(results)} rows are those of an earlier run", highlight=False)
+        common.progress_console.print(f"{len(results)} rows are from an earlier run", highlight=False)
     try:
         with common.progress("replaying", len(todo)) as advance:
             for number, result in run_grid(found, [setups[number] for number in todo], arrivals, engine, jobs, run):
@@ -247,7 +247,7 @@ def _clusters(
 ) -> list[Cluster | None]:
     """Return a cluster for each rule of the router, network, number that prefill and failures; [None] without workers.
 
-    Raises ConfigError for an unknown rule, values that are none, or workers that cannot prefill for others.
+    Raises ConfigError for an unknown rule, malformed values, or workers that cannot prefill for others.
     """
     if workers is None:
         options = ("router", router), ("event-delay", event_delay), ("pulls", pulls), ("prefill", prefill)
@@ -330,7 +330,7 @@ def _check(setups: list[Setup], under_clock: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Output files of a replay, written when it ends; None is not wanted."""
+    """Output files of a replay, written when it ends; None for those not wanted."""
 
     trace: Trace
     model: str

@@ -26,7 +26,7 @@ def cluster_tables(results: Sequence[Result]) -> list[Table]:
     if not rows:
         return []
     first = _cluster(rows[0])
-    title = f"{len(first.workers) - first.replaced} simulated workers, and requests by the prediction of what is cached"
+    title = f"{len(first.workers) - first.replaced} simulated workers, and requests by predicted cached tokens"
     return [_table(title, rows, ROUTED)]
 
 
@@ -164,7 +164,7 @@ ROUTED = (
 
 
 def _range(row: Row, figure: str, form: str) -> str:
-    """Format the least and the most of a figure of the workers, or the only one."""
+    """Format the minimum and the maximum of a figure of the workers, or the only one."""
     found = [getattr(worker, figure) for worker in _cluster(row).workers]
     return "-".join(dict.fromkeys(format(end, form) for end in (min(found), max(found))))
 

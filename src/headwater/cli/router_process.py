@@ -26,12 +26,12 @@ from headwater.server.app import create_app
 from headwater.server.http.process import DrainingServer, ListeningSocket, protocol_settings
 from headwater.server.observe.logs import configure_logging
 
-TOLD = 0.1  # seconds between states
-FIRST_WORKER = 600.0  # seconds to wait for a worker before connections are accepted
+STATE_SECONDS = 0.1  # seconds between states
+FIRST_WORKER_SECONDS = 600.0  # seconds to wait for a worker before connections are accepted
 
 
 def routed_model(config: ServeConfig) -> RoutedModel:
-    """Read what a router needs of the model: no weights."""
+    """Read the parts of the model that a router needs: no weights."""
     path = folder_of(config.model)
     spec = read_spec(path, config.dtype, config.device, config.page_size, config.weights)
     texts = read_texts(path)
@@ -45,7 +45,7 @@ def router_of(config: ServeConfig, keys: RouterKeys, rule: str) -> Router:
 
 
 class RequestsCollector:
-    """Collector of what became of a router's requests, and of its predictions."""
+    """Collector of the outcomes of a router's requests, and of its predictions."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -56,7 +56,7 @@ class RequestsCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family; a label is an outcome as /health names it."""
-        text = "Requests of this router, by what became of them; one may count in several"
+        text = "Requests of this router, by outcome; one may count in several"
         found = CounterMetricFamily("headwater_routed_requests", text, labels=["outcome"])
         for outcome, number in sorted(dict(self._router.counts).items()):
             found.add_metric([outcome], number)
@@ -95,13 +95,13 @@ def run_router(given: Given, pipe: Connection) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def tell() -> None:
-        while not ended.wait(TOLD):
+        while not ended.wait(STATE_SECONDS):
             send("health", router.health())
 
     for work in (listen, tell):
         threading.Thread(target=work, name=f"headwater-{work.__name__}", daemon=True).start()
     try:
-        router.wait_for(1, FIRST_WORKER)
+        router.wait_for(1, FIRST_WORKER_SECONDS)
         app = app_of(router, config)
         server = DrainingServer(protocol_settings(app, config), app.state.in_flight, router, config.drain)
         server.run(sockets=[ListeningSocket(given.family, socket.SOCK_STREAM, fileno=given.listening)])

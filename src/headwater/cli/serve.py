@@ -18,7 +18,7 @@ from typer import Option
 from typer.core import TyperCommand
 
 from headwater.cli.common import commands, progress_console
-from headwater.cli.download import config_folder, whole_folder
+from headwater.cli.models import config_folder, whole_folder
 from headwater.cli.settings import as_toml, effective, misspelt
 from headwater.config import SETTINGS, ServeConfig
 from headwater.models.dtype import choose_dtype
@@ -38,7 +38,7 @@ EPILOG = (
     "--config (max_running = 32). Flags override the environment, which overrides the file."
 )
 
-LINE_SECONDS = 5  # between lines of progress where there is no terminal
+LINE_SECONDS = 5  # between lines of progress without a terminal
 
 
 class GroupedCommand(TyperCommand):
@@ -115,7 +115,7 @@ commands.command(cls=GroupedCommand, epilog=EPILOG)(with_options(serve, SETTINGS
 
 
 def serve_until_stopped(config: ServeConfig) -> None:
-    """Bind, so that a taken port is an error before a model is downloaded; then load, serve, and stop in order.
+    """Bind, so that an occupied port is an error before a model is downloaded; then load, serve, and stop in order.
 
     Raises KeyboardInterrupt if a second SIGINT ends the draining early.
     """
@@ -154,9 +154,9 @@ def say(line: str) -> None:
 
 
 def announce(config: ServeConfig) -> None:
-    """Print what is about to be loaded, and why in this data type, before the imports that take seconds.
+    """Print the model to be loaded and the reason for its data type, before the imports that take seconds.
 
-    Of a hub's model that is not in the cache config.json is downloaded. Raises DownloadError or CheckpointError.
+    For a hub's model that is not in the cache, config.json is downloaded. Raises DownloadError or CheckpointError.
     """
     what = f"loading {config.model}"
     if config.model is None:

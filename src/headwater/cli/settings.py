@@ -14,7 +14,7 @@ from typing import Any
 from headwater.cache.eviction import make_eviction
 from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.placement import make_placement
-from headwater.cli.download import by_name
+from headwater.cli.models import by_name
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
 from headwater.plan import CacheLayout
@@ -22,11 +22,11 @@ from headwater.setting import FILE, MASK, NAMES, NUMBER, SECONDS, SWITCH, TIERS,
 
 PREFIX = "HEADWATER_"
 NAMED = {one.name: one for one in SETTINGS}
-NOT_SETTINGS = ("HEADWATER_CONFIG", "HEADWATER_CACHE_DIR")  # known variables that are no settings
+NOT_SETTINGS = ("HEADWATER_CONFIG", "HEADWATER_CACHE_DIR")  # known variables that are not settings
 
 
 def _served_eviction(spelling: str) -> None:
-    """Raise ConfigError for a policy that is malformed, or for the lab only."""
+    """Raise ConfigError for a policy that is malformed, or only for the lab."""
     if isinstance(make_eviction(spelling, CacheLayout(n_pages=1)), Clairvoyant):  # any layout detects a fault
         raise ConfigError("it needs to know the requests to come: `headwater replay` has it as a bound")
 
@@ -74,7 +74,7 @@ def values_of(given: Mapping[str, Given]) -> dict[str, Any]:
 
 
 def check_policies(config: ServeConfig) -> None:
-    """Raise SettingError for a policy that is malformed, or for the lab only."""
+    """Raise SettingError for a policy that is malformed, or only for the lab."""
     for name, make in POLICIES.items():
         _check_policy(name, getattr(config, name), make)
 
@@ -102,7 +102,7 @@ def from_file(path: Path) -> dict[str, Given]:
     for key, value in keys.items():
         name = key.replace("-", "_")
         if name not in NAMED:
-            raise ConfigError(f"{path} sets {key!r}, which is no setting{_nearest(name, tuple(NAMED))}")
+            raise ConfigError(f"{path} sets {key!r}, which is not a setting{_nearest(name, tuple(NAMED))}")
         if name in given:
             raise ConfigError(f"{path} sets {name!r} twice, as {key!r} too")
         given[name] = Given(value, str(path), path.parent)
@@ -114,7 +114,7 @@ def misspelt(environment: Mapping[str, str]) -> list[str]:
     known = (*(one.variable for one in SETTINGS), *NOT_SETTINGS)
     unknown = (name for name in sorted(environment) if name.startswith(PREFIX) and name not in known)
     lines = {name: _nearest(name, known) for name in unknown}
-    return [f"the variable {name} is no setting{nearest}" for name, nearest in lines.items() if nearest]
+    return [f"the variable {name} is not a setting{nearest}" for name, nearest in lines.items() if nearest]
 
 
 def _flag(one: Setting, value: object) -> str:

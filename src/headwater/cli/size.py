@@ -16,7 +16,7 @@ from headwater.cache.eviction import make_eviction
 from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.placement import make_placement
 from headwater.cli import common
-from headwater.cli.profile import profile_for
+from headwater.cli.models import profile_for
 from headwater.errors import ConfigError
 from headwater.journal import Journal
 from headwater.lab.cost import StepCost, load_device
@@ -35,7 +35,7 @@ from headwater.traces.request import Trace
 Eviction = Annotated[str | None, Option(help=f"Eviction policy. {common.OWN['eviction']}")]
 Placement = Annotated[str | None, Option(help=f"Placement policy of checkpoints. {common.OWN['placement']}")]
 Smallest = Annotated[str | None, Option("--from", help="Smallest size; else twice the longest request.")]
-Largest = Annotated[str | None, Option("--to", help="Largest size; else the least that hits nearly the ideal.")]
+Largest = Annotated[str | None, Option("--to", help="Largest size; else the smallest with nearly the ideal hit rate.")]
 Points = Annotated[int, Option(min=2, help="Sizes, evenly spaced by ratio.")]
 Samples = Annotated[int, Option(min=2, help="Samples of the trace, for the error bars.")]
 Rate = Annotated[str, Option(help="Share of the trace that a sample has; auto: by size, checked.")]

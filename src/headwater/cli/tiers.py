@@ -33,7 +33,7 @@ def opened(place: str) -> Store:
     """Open a store that exists. Raises ConfigError, StoreError."""
     tier = TierPlace.parse(place)
     if tier.kind == "disk" and not Path(tier.place).expanduser().is_dir():
-        raise ConfigError(f"{tier.place!r} is no folder")
+        raise ConfigError(f"{tier.place!r} is not a folder")
     return tier.open()
 
 
@@ -55,7 +55,7 @@ def ls(place: Place, tier_key: KeyFile = None) -> None:
 
 
 def _fingerprints(store: Store, catalog: Catalog, sealer: Sealer | None) -> Table:
-    """Return a table of fingerprints, the last used first: a server finds the parts of its own alone."""
+    """Return a table of fingerprints, the last used first: a server finds only the parts of its own."""
     used, size = dict[str, float](), Counter[str]()
     for name, entry in catalog.entries.items():
         if not name.startswith(FINGERPRINT):
@@ -88,12 +88,12 @@ def _fingerprint(store: Store, tag: str, sealer: Sealer | None) -> Fingerprint |
 def verify(
     place: Place,
     tier_key: KeyFile = None,
-    delete: Annotated[bool, Option("--delete", help="Delete parts that are not what was stored.")] = False,
+    delete: Annotated[bool, Option("--delete", help="Delete corrupt parts.")] = False,
 ) -> None:
     """Check every part with the tier key; exit code 1 if one is corrupt."""
     file = tier_key or own_folder() / "tier-key"
     if not file.is_file():
-        raise ConfigError(f"there is no tier key {str(file)!r}: --tier-key names it")
+        raise ConfigError(f"{str(file)!r} has no tier key: give --tier-key")
     store, sealer = opened(place), Sealer(read_key(file))
     whole, corrupt = 0, dict[str, str]()
     for name in store.catalog().entries:

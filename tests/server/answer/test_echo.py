@@ -38,7 +38,7 @@ def test_a_scored_prompt_is_its_tokens_with_their_log_probabilities(engine):
 
 def test_the_answer_follows_its_prompt(engine):
     (choice,) = complete(engine, **{**SCORED, "max_tokens": 3}).json()["choices"]
-    assert choice["text"] == "abcGr\ufffd"  # of ü the first byte alone
+    assert choice["text"] == "abcGr\ufffd"  # only the first byte of ü
     assert choice["logprobs"]["tokens"][:4] == ["a", "b", "c", "G"]
     assert choice["logprobs"]["token_logprobs"] == [None, *[-0.5] * 5]
     assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4, 5]

@@ -243,7 +243,7 @@ def test_a_plain_schema_is_passed_on_as_one(engine):
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "snow"}}}, "tool_choice", "'snow'"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", "must be one of"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [1]}}},
-         "tool_choice", "no function"),
+         "tool_choice", "not a function"),
         ({"response_format": {"type": "xml"}}, "response_format", "'json_object'"),
         ({"response_format": "json"}, "response_format", "'json'"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format", "schema"),

@@ -88,7 +88,7 @@ def test_a_running_request_ends_and_new_ones_are_refused(draining, engine):
         assert refused.headers["access-control-allow-origin"] == "*"
         assert httpx.get(f"{server.url}/v1/models").status_code == 200  # what computes nothing is still answered
         server.handle_exit(signal.SIGTERM, None)  # again: changes nothing
-        engine.was_cancelled.set()  # the held request goes on
+        engine.was_cancelled.set()  # the held request continues
         assert stream.read().endswith(b"data: [DONE]\n\n")
     assert server.ended()
     assert (len(engine.seen), engine.cancelled, server.interrupted) == (1, [], False)

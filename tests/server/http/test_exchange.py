@@ -10,7 +10,7 @@ from headwater.account import CacheAccount, Reason
 from headwater.errors import EngineStopped
 from headwater.events import FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
-from headwater.server.http.exchange import MAX_HELD, EventStream, Exchange
+from headwater.server.http.exchange import MAX_HELD_CHARACTERS, EventStream, Exchange
 
 ASK = Generation((1,), SamplingParams())
 END = FinishedEvent("stop", "", CacheAccount(1, 0, 0, 0, Reason.COLD), 1)
@@ -127,4 +127,4 @@ def test_events_without_text_delay_no_others():
 def test_one_write_is_bounded_in_size():
     bodies = written([["x" * 1000] * 50])
     assert "".join(bodies) == "x" * 50_000
-    assert max(map(len, bodies)) <= MAX_HELD + 1000
+    assert max(map(len, bodies)) <= MAX_HELD_CHARACTERS + 1000

@@ -102,7 +102,7 @@ def test_unix_socket_of_a_later_server_is_kept(tmp_path):
 
 def test_a_file_is_not_replaced_by_a_socket(tmp_path):
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(ConfigError, match=r"notes.*no socket"), listener(ServeConfig(uds=tmp_path / "notes")):
+    with pytest.raises(ConfigError, match=r"notes.*not a socket"), listener(ServeConfig(uds=tmp_path / "notes")):
         pass
     assert (tmp_path / "notes").read_text() == "mine"
 

@@ -125,7 +125,7 @@ def test_an_answer_takes_as_long_as_it_takes(running, engine):
     whole, streamed = connected(server, whole_request(stream=False)), connected(server, whole_request())
     assert engine.held.wait(PATIENCE)
     time.sleep(0.5)
-    engine.was_cancelled.set()  # the held request goes on
+    engine.was_cancelled.set()  # the held request continues
     assert rest_of(whole).startswith(b"HTTP/1.1 200")
     assert b"data: [DONE]" in rest_of(streamed)
 
@@ -191,7 +191,7 @@ def test_half_requests_hold_up_no_drain(running):
 
 
 def test_a_client_that_waits_makes_room_for_a_new_one(running, monkeypatch):
-    monkeypatch.setattr(connection, "PATIENCE", 0.0)
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.0)
     server = running(max_connections=4)
     first = connected(server, HALF_BODY)
     until(lambda: server.server_state.tasks)  # its head has been read
@@ -204,7 +204,7 @@ def test_a_client_that_waits_makes_room_for_a_new_one(running, monkeypatch):
 
 
 def test_beyond_the_cap_a_new_client_is_refused_if_all_are_active(running, engine, monkeypatch):
-    monkeypatch.setattr(connection, "PATIENCE", 0.0)
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.0)
     engine.hold_after = 3
     server = running(max_connections=1, idle_timeout=0.2)
     busy = connected(server, whole_request())
@@ -218,15 +218,15 @@ def test_beyond_the_cap_a_new_client_is_refused_if_all_are_active(running, engin
 
 
 def test_a_young_client_is_not_given_up_for_a_new_one(running, monkeypatch):
-    monkeypatch.setattr(connection, "PATIENCE", FOREVER)
+    monkeypatch.setattr(connection, "IDLE_SECONDS", FOREVER)
     server = running(max_connections=2)
     with connected(server, HALF_HEAD), connected(server, HALF_BODY):
         message, _ = refusal(rest_of(connected(server, HEALTH)), 503, "too_many_connections")
-        assert "2 connections are open, at most 2 are taken" in message
+        assert "2 connections are open, at most 2 are accepted" in message
 
 
 def test_each_address_has_a_cap_of_its_own(running, monkeypatch):
-    monkeypatch.setattr(connection, "PATIENCE", FOREVER)
+    monkeypatch.setattr(connection, "IDLE_SECONDS", FOREVER)
     server = running(max_connections_per_address=2)
     with connected(server), connected(server):
         message, _ = refusal(rest_of(connected(server, HEALTH)), 503, "too_many_connections")
@@ -240,7 +240,7 @@ def test_each_address_has_a_cap_of_its_own(running, monkeypatch):
 
 
 def test_refused_clients_are_answered_in_limited_number(running, monkeypatch):
-    monkeypatch.setattr(connection, "PATIENCE", FOREVER)
+    monkeypatch.setattr(connection, "IDLE_SECONDS", FOREVER)
     monkeypatch.setattr(connection, "MAX_REFUSED", 0)
     server = running(max_connections=1)
     with connected(server):
@@ -283,7 +283,7 @@ def test_the_last_file_descriptors_are_not_for_connections(monkeypatch):
     with ListeningSocket() as listening, socket.socket() as client:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        monkeypatch.setattr(process, "descriptor_limit", lambda: client.fileno() + 1 + process.RESERVE)
+        monkeypatch.setattr(process, "descriptor_limit", lambda: client.fileno() + 1 + process.RESERVED_DESCRIPTORS)
         with client:
             client.connect(listening.getsockname())
             with pytest.raises(BlockingIOError, match="descriptors"):
@@ -299,7 +299,11 @@ def test_connection_limit_stays_below_the_file_descriptor_limit(monkeypatch, cap
     monkeypatch.setattr(process, "descriptor_limit", lambda: 10**6)
     assert most_connections(ServeConfig(max_connections=700)) == 700
     monkeypatch.setattr(process, "descriptor_limit", lambda: 400)
-    assert 1 <= most_connections(ServeConfig(max_connections=700)) < 400 - connection.MAX_REFUSED - process.RESERVE
+    assert (
+        1
+        <= most_connections(ServeConfig(max_connections=700))
+        < 400 - connection.MAX_REFUSED - process.RESERVED_DESCRIPTORS
+    )
     assert "max_connections is 700" in caplog.text
     assert "400 files" in caplog.text
 
@@ -354,7 +358,7 @@ def descriptors(count):
 @pytest.mark.full
 @pytest.mark.parametrize("files", [256, 4096])
 def test_two_thousand_slow_clients_hold_nothing_up(files):
-    """The server answers others meanwhile, is rid of the crowd in time, and ends as soon as it is told."""
+    """The server answers others meanwhile, closes the crowd in time, and ends as soon as it is signalled."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors(files)  # which the server's process inherits
     try:

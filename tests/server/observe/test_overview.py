@@ -117,14 +117,14 @@ def test_cache_overview_counts_waiting_and_finished_healings(client, engine):
 
 def test_the_list_of_last_requests_is_bounded():
     ring = overview.Recent()
-    for _ in range(3 * overview.KEPT_REQUESTS):
+    for _ in range(3 * overview.MAX_RECENT_REQUESTS):
         ring.lost(RequestContext(), "chat", None)
-    assert len(ring.since(0)) == overview.KEPT_REQUESTS
-    assert ring.since(3 * overview.KEPT_REQUESTS - 1) == [ring.since(0)[-1]]
+    assert len(ring.since(0)) == overview.MAX_RECENT_REQUESTS
+    assert ring.since(3 * overview.MAX_RECENT_REQUESTS - 1) == [ring.since(0)[-1]]
 
 
 def test_timeline_keeps_the_newest_samples_in_order(engine, monkeypatch):
-    monkeypatch.setattr(overview, "KEPT_SAMPLES", 3)
+    monkeypatch.setattr(overview, "MAX_SAMPLES", 3)
     line = overview.Timeline(engine.stats, overview.Recent(), overview.Ticks())
 
     async def take(count):
@@ -139,7 +139,7 @@ def test_timeline_keeps_the_newest_samples_in_order(engine, monkeypatch):
 
 
 def test_sampling_continues_after_a_failed_sample(engine, monkeypatch):
-    monkeypatch.setattr(overview, "INTERVAL", 0.001)
+    monkeypatch.setattr(overview, "SAMPLE_SECONDS", 0.001)
     stats, failures = engine.stats, iter([True, False])
 
     def failing():
@@ -197,7 +197,7 @@ def test_ages_are_times_of_day(engine):
 
 
 def test_times_of_the_cache_s_clock_are_kept_and_thinned(monkeypatch):
-    monkeypatch.setattr(overview, "MARKS", 16)
+    monkeypatch.setattr(overview, "MAX_TICKS", 16)
     ticks = overview.Ticks(iter(range(1000)).__next__)
     for tick in range(1, 101):
         ticks.seen(10 * tick)

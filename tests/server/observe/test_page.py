@@ -25,7 +25,7 @@ EVIL = "<img src=x onerror=document.title='broken'>"
 
 @pytest.fixture(autouse=True)
 def samples_come_sooner(monkeypatch):
-    monkeypatch.setattr(overview, "INTERVAL", 0.1)
+    monkeypatch.setattr(overview, "SAMPLE_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ def test_page_reports_a_lost_server_and_reconnects(driver, engine, listener):
         complete(address)
         until(driver, lambda: len(all_of(driver, "#requests tr")) == 1)
     until(driver, lambda: "trying again" in text(driver, "#status"))
-    assert len(all_of(driver, "#requests tr")) == 1  # what was seen stays
+    assert len(all_of(driver, "#requests tr")) == 1  # earlier rows stay
     with socket.create_server(("127.0.0.1", port)) as again, Server(create_app(engine, ServeConfig()), again):
         until(driver, lambda: text(driver, "#status") == "live")
         until(driver, lambda: not all_of(driver, "#requests tr"))  # another server, another history

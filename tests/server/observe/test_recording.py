@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -55,7 +56,7 @@ def test_page_hashes_are_equal_for_equal_prefixes_only(engine, tmp_path):
     other, first, second = map(pages, trace.requests)
     assert first == second
     assert len(first) == 3
-    assert not set(first) & set(other)  # although the text goes on alike
+    assert not set(first) & set(other)  # although the text continues alike
 
 
 def test_answer_pages_are_recorded_for_reuse_by_the_next_turn(engine, tmp_path):
@@ -191,7 +192,7 @@ def test_an_answer_that_the_template_strips_is_counted_and_not_known(recorded, k
     engine.submit(generation(keep_output=keep_output), events.append)
     sent = [TokenEvent(1, ""), TokenEvent(2, ""), FinishedEvent("stop", "", None, 2)]
     for event in sent:
-        engine._engine.on_event(event)
+        engine.on_event(event)
     assert events == sent
     request = heard[0].request(PageHashes(b"key", 64))
     assert (request.prompt_tokens, request.output_tokens, request.known_tokens) == (100, 2, known)
@@ -202,25 +203,25 @@ def test_a_prompt_that_is_scored_is_recorded_when_its_answer_ends(recorded):
     engine.submit(generation(), lambda event: None)
     for event in (PromptEvent(()), TokenEvent(1, ""), FinishedEvent("length", "", None, 1)):
         assert heard == []
-        engine._engine.on_event(event)
+        engine.on_event(event)
     assert [(one.kept, one.output) for one in heard] == [(True, [1])]
 
 
 def test_cancelled_request_is_recorded_once_with_output_not_kept(recorded):
     engine, heard = recorded
     number = engine.submit(generation(), lambda event: None)
-    engine._engine.on_event(TokenEvent(1, ""))
+    engine.on_event(TokenEvent(1, ""))
     engine.cancel(number)
-    engine._engine.on_event(FinishedEvent("stop", "", None, 1))
+    engine.on_event(FinishedEvent("stop", "", None, 1))
     engine.cancel(number)
-    assert engine._engine.cancelled == [number, number]
+    assert engine.cancelled == [number, number]
     assert [(one.kept, one.output) for one in heard] == [(False, [1])]
 
 
 def test_request_that_never_ran_is_not_recorded(recorded):
     engine, heard = recorded
     engine.submit(generation(), lambda event: None)
-    engine._engine.on_event(FailedEvent(RuntimeError()))
+    engine.on_event(FailedEvent(RuntimeError()))
     engine.cancel(engine.submit(generation(), lambda event: None))
     assert heard == []
     assert engine._open == {}
@@ -239,7 +240,7 @@ def test_names_with_lone_surrogates_have_distinct_hashes():
 
 def test_requests_beyond_the_recorders_queue_are_dropped_and_counted(tmp_path):
     recorder = Recorder(tmp_path / "my.trace", Served(64, "fake"))
-    for _ in range(recording.WAITING + 3):
+    for _ in range(recording.MAX_QUEUED_REQUESTS + 3):
         recorder.add(RecordedRequest(generation(), 0.0))
     assert recorder.dropped == 3
 
@@ -257,9 +258,12 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path, monkeypatch):
 
     monkeypatch.setattr(recording, "_new_file", lambda path: (path, Full()))
     recorder = Recorder(tmp_path / "my.trace", Served(64, "fake"))
-    recorder._thread.start()
-    recorder.add(RecordedRequest(generation(), 0.0))
-    recorder._finish()
+
+    async def recording_one():
+        async with recorder.running():
+            recorder.add(RecordedRequest(generation(), 0.0))
+
+    asyncio.run(recording_one())
     assert recorder.dropped == 1
 
 

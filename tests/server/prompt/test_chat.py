@@ -98,7 +98,7 @@ def test_sorted_tools_before_the_last_message_are_not_the_next_turns():
     prompt = prepare(templates.SORTED_TOOLS, [SYSTEM, user("one?"), assistant("1"), user("two?")], TOOLS)
     assert text_before(prompt, prompt.boundaries.system_end).endswith("Be brief.<|im_end|>\n<|im_start|>user\n")
     assert text_before(prompt, prompt.boundaries.query_start).endswith("[TOOLS]add;zip;[/TOOLS]\n<|im_start|>user\n")
-    # in the next turn the tools stand further down: only what is before them stays
+    # in the next turn the tools stand further down: only the text before them stays
     assert text_before(prompt, prompt.boundaries.query_end).endswith("<|im_start|>assistant\n1<|im_end|>\n")
     swapped = prepare(templates.SORTED_TOOLS, [SYSTEM, user("one?"), assistant("1"), user("two?")], TOOLS[::-1])
     assert swapped == prompt

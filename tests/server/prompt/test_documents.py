@@ -1,4 +1,4 @@
-"""Documents beside a conversation: each is a segment, whether the template shows documents or not."""
+"""Documents sent with a conversation: each is a segment, whether the template shows documents or not."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def prepare(tokenizer, messages, template=templates.SILENT, **more):
         (f"sys{SEP}one{SEP}", spans((3, 6)), spans((3, 7))),  # nothing is asked
         (f"{SEP}one{SEP}", spans((0, 3)), spans((0, 4))),  # sent to be stored
         (f"sys{SEP}ask", (), ()),
-        (f"sys{SEP}{SEP}ask", (), spans((3, 4))),  # of the separator alone
+        (f"sys{SEP}{SEP}ask", (), spans((3, 4))),  # of the separator only
         (SEP, (), ()),
         ("sys", (), ()),
         ("", (), ()),

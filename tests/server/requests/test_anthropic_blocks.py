@@ -22,7 +22,7 @@ def text(words, **more):
 
 
 def request(*messages, **fields):
-    """Return a request of these messages, which are (role, content); a user's text alone stands for its message."""
+    """Return a request of these messages, which are (role, content); a bare text is a user's message."""
     sent = [("user", one) if isinstance(one, str) else one for one in messages or ("hi",)]
     body = {"messages": [{"role": role, "content": content} for role, content in sent], "max_tokens": 9}
     return MessagesRequest.model_validate({**body, **fields})

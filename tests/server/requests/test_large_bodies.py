@@ -18,7 +18,7 @@ from headwater.server.http.errors import RefusedBody
 from headwater.server.prompt import encoding, segments
 from headwater.server.prompt.encoding import check_length, longest_token
 from headwater.server.requests import body as bodies
-from headwater.server.requests.scan import LEAST_CONTAINERS, LEAST_VALUES, MAX_BYTES, MAX_DEPTH, BodyLimits, BodyScan
+from headwater.server.requests.scan import MAX_BYTES, MAX_DEPTH, MIN_CONTAINERS, MIN_VALUES, BodyLimits, BodyScan
 from tests.forked import address, listening
 from tests.server.client import error, send
 from tests.server.fake_engine import byte_tokenizer
@@ -35,10 +35,10 @@ def body(value):
 
 
 SPRAWLING = [  # bodies that a parser would work on for seconds, and what their refusal says
-    (body(b"[" + b"[]," * MIB + b"[]]"), ["lists and objects", f"{LEAST_CONTAINERS:,}"]),
-    (body(b'"a", "x": [' + b"{}," * MIB + b"{}]"), ["lists and objects", f"{LEAST_CONTAINERS:,}"]),
-    (body(b"[" + b"1," * MIB + b"1]"), ["values", f"{LEAST_VALUES:,}"]),
-    (body(b"[" + b'"",' * MIB + b'""]'), ["values", f"{LEAST_VALUES:,}"]),
+    (body(b"[" + b"[]," * MIB + b"[]]"), ["lists and objects", f"{MIN_CONTAINERS:,}"]),
+    (body(b'"a", "x": [' + b"{}," * MIB + b"{}]"), ["lists and objects", f"{MIN_CONTAINERS:,}"]),
+    (body(b"[" + b"1," * MIB + b"1]"), ["values", f"{MIN_VALUES:,}"]),
+    (body(b"[" + b'"",' * MIB + b'""]'), ["values", f"{MIN_VALUES:,}"]),
     (body(b" " * 4 * MIB + b'"a"'), ["bytes outside of texts", "3,200,000"]),
     (body(b'"' + b"a" * 2 * MIB + b'", "x": ' + b"[" * 100 + b"]" * 100), [f"{MAX_DEPTH} deep"]),
 ]
@@ -122,7 +122,7 @@ def test_an_escaped_text_counts_no_more_than_its_bytes(escape):
 
 
 def test_the_limit_of_a_body_follows_from_the_longest_prompt():
-    assert BodyLimits.of(4096, 12, 1).bytes == 16 * LEAST_VALUES + 6 * 4096 * 12
+    assert BodyLimits.of(4096, 12, 1).bytes == 16 * MIN_VALUES + 6 * 4096 * 12
     assert BodyLimits.of(4096, 12, 272).bytes == BodyLimits.of(4096, None, 1).bytes == MAX_BYTES
     million = BodyLimits.of(10**6, 1024, 272)
     assert (million.values, million.containers) == (2 * 10**6, 250_000)
@@ -140,10 +140,10 @@ def test_long_text_is_encoded_only_up_to_the_limit(monkeypatch):
     tokenizer = byte_tokenizer()
     check_length(tokenizer, "a" * 16_384, 4096, None)  # short enough to be encoded at once
     assert counted == []
-    with pytest.raises(RequestTooLarge, match=r"65,472 tokens or more, 4,096 are taken"):
+    with pytest.raises(RequestTooLarge, match=r"65,472 tokens or more, 4,096 are accepted"):
         check_length(tokenizer, "a" * MIB, 4096, None)
-    assert counted == [encoding.SLICE]
-    with pytest.raises(RequestTooLarge, match=r"87,381 tokens or more, 4,096 are taken"):
+    assert counted == [encoding.SLICE_CHARACTERS]
+    with pytest.raises(RequestTooLarge, match=r"87,381 tokens or more, 4,096 are accepted"):
         check_length(tokenizer, "a" * MIB, 4096, 12)
     assert len(counted) == 1  # not encoded at all
 
@@ -164,7 +164,7 @@ def test_a_prompt_far_too_long_is_not_encoded(engine, monkeypatch, fields):
     path = COMPLETIONS if "prompt" in fields else CHAT
     told = error(send(engine, "POST", path, json=fields))
     assert told["code"] == "context_length_exceeded"
-    assert max(longest) <= encoding.SLICE
+    assert max(longest) <= encoding.SLICE_CHARACTERS
 
 
 def test_the_longest_token_bounds_every_text():

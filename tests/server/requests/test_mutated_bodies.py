@@ -73,7 +73,7 @@ def places(value, place=()):
 
 
 def mutated(body, place, *value):
-    """Return the body with that value replaced, or removed if there is no other."""
+    """Return the body with that value replaced, or removed if there is none."""
     *outer, last = place
     holder = changed = copy.deepcopy(body)
     for key in outer:

@@ -36,17 +36,17 @@ def chat(**fields):
 
 RAW = [  # a path, a body as it is sent, and what its refusal says
     (COMPLETIONS, b"", ["body"]),
-    (COMPLETIONS, b"{oops", ["no JSON"]),
+    (COMPLETIONS, b"{oops", ["not JSON"]),
     (COMPLETIONS, b"[]", ["dictionary"]),
     (COMPLETIONS, b'"abc"', ["dictionary"]),
     (COMPLETIONS, b"null", ["body"]),
-    (COMPLETIONS, b'{"prompt": "\xff\xfe"}', ["no JSON"]),
-    (COMPLETIONS, '{"prompt": "abc"}'.encode("utf-16"), ["no JSON", "utf-8"]),
-    ("/v1/responses", b'{"input": "abc", "metadata": {"a": "\xed\xa0\x80"}}', ["no JSON", "utf-8"]),  # half a pair
+    (COMPLETIONS, b'{"prompt": "\xff\xfe"}', ["not JSON"]),
+    (COMPLETIONS, '{"prompt": "abc"}'.encode("utf-16"), ["not JSON", "utf-8"]),
+    ("/v1/responses", b'{"input": "abc", "metadata": {"a": "\xed\xa0\x80"}}', ["not JSON", "utf-8"]),  # half a pair
     (COMPLETIONS, b'{"prompt": "abc", "temperature": NaN}', ["NaN"]),
     (COMPLETIONS, b'{"prompt": "abc", "temperature": -Infinity}', ["-Infinity"]),
     (COMPLETIONS, b'{"prompt": "abc", "temperature": 1e999}', ["temperature"]),
-    (COMPLETIONS, b'{"prompt": "abc", "max_tokens": ' + b"9" * 5000 + b"}", ["no JSON"]),
+    (COMPLETIONS, b'{"prompt": "abc", "max_tokens": ' + b"9" * 5000 + b"}", ["not JSON"]),
     (COMPLETIONS, b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", ["deep", str(MAX_DEPTH)]),
     (COMPLETIONS, b'{"prompt": "abc", "x": ' + b"[" * 100 + b"]" * 100 + b"}", ["deep", str(MAX_DEPTH)]),
     (COMPLETIONS, b'{"a":' * 100_000 + b"1" + b"}" * 100_000, ["deep", str(MAX_DEPTH)]),
@@ -142,7 +142,7 @@ RAW = [  # a path, a body as it is sent, and what its refusal says
 ]
 
 
-OF_THE_BODY = ("body", "no JSON", "dictionary", "NaN", "-Infinity", "deep")
+OF_THE_BODY = ("body", "not JSON", "dictionary", "NaN", "-Infinity", "deep")
 
 
 @pytest.mark.parametrize(("path", "content", "words"), RAW, ids=lambda value: str(value)[:60])
@@ -157,7 +157,7 @@ def test_malformed_body_returns_400_and_server_keeps_serving(engine, path, conte
     assert len(told["message"]) < 1000
     assert refused.headers["x-request-id"]
     assert answered.json()["choices"][0]["text"] == engine.script
-    assert len(engine.seen) == 1  # nothing of what was refused reached the engine
+    assert len(engine.seen) == 1  # no refused request reached the engine
 
 
 def test_byte_order_mark_before_a_body_is_ignored(engine):

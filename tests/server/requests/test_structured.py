@@ -1,4 +1,4 @@
-"""Constraints as vLLM and llama.cpp name them: what reaches the engine, what it accepts, and what is refused."""
+"""Constraints as vLLM and llama.cpp name them: the constraint in the engine, accepted texts, and refusals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.errors import ConstraintError
 from headwater.server.requests import structured
-from headwater.server.requests.structured import MAX_GRAMMAR, MAX_RULES, grammar_constraint, regex_constraint
+from headwater.server.requests.structured import MAX_GRAMMAR_CHARACTERS, MAX_RULES, grammar_constraint, regex_constraint
 from tests.server import templates
 from tests.server.answer.formats.test_grammar import taken
 from tests.server.answer.test_tools import NOT_THINKING, THOUGHT, held_to
@@ -93,12 +93,12 @@ def test_values_that_ask_for_nothing_constrain_nothing(engine, body):
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1"),
         ({"guided_choice": [""]}, "guided_choice.0", "at least 1"),
         ({"guided_choice": "ab"}, "guided_choice", "list"),
-        ({"guided_json": "{nope"}, "guided_json", "no JSON"),
+        ({"guided_json": "{nope"}, "guided_json", "not JSON"),
         ({"guided_json": "[1]"}, "guided_json", "list"),
         ({"guided_regex": "a", "grammar": GBNF}, "grammar", "guided_regex"),
         ({"guided_regex": 3}, "guided_regex", "3"),
         ({"grammar": "hello"}, "grammar", "::="),
-        ({"grammar": 'root ::= "a"' + " " * MAX_GRAMMAR}, "grammar", f"{MAX_GRAMMAR:,}"),
+        ({"grammar": 'root ::= "a"' + " " * MAX_GRAMMAR_CHARACTERS}, "grammar", f"{MAX_GRAMMAR_CHARACTERS:,}"),
         ({"guided_grammar": "root ::= foo"}, "guided_grammar", "foo"),
         ({"min_tokens": 30}, "min_tokens", "20"),
         ({"min_tokens": -1}, "min_tokens", "-1"),

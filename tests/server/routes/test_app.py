@@ -388,7 +388,7 @@ def test_stream_failing_before_its_first_token_returns_the_errors_status(call, e
 
 
 def test_a_stopped_engine_is_unavailable(call, engine):
-    engine._running = False
+    engine.stop()
     assert error(complete(call), 503)["code"] == "engine_stopped"
     assert call("/health").status_code == 503
 

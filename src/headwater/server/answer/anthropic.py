@@ -19,7 +19,7 @@ from headwater.server.http.middleware import current_request_id
 from headwater.server.requests.anthropic import MessagesRequest
 
 SIGNATURE = "unsigned"  # of reasoning: clients send back blocks with a signature only, and nothing verifies it
-INVALID = "INVALID_JSON"  # Anthropic's name for arguments that are no JSON object, as of a call that was cut
+INVALID = "INVALID_JSON"  # Anthropic's name for arguments that are not a JSON object, as of a call that was cut
 
 
 class MessagesReply:

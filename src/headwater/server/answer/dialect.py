@@ -15,9 +15,9 @@ from headwater.server.answer.formats.parser import AnswerParser, ToolFormat
 from headwater.server.http.errors import BadRequest
 from headwater.server.requests.tools import FunctionDefinition, ToolUse
 
-NEVER = -100.0  # added to a logit: OpenAI's way to ban a token
-GAP = "/\\n{0,2}/"  # line ends after reasoning
-END = 64  # tokens of a prompt's end that show whether it leaves the reasoning open
+BAN_BIAS = -100.0  # added to a logit: OpenAI's way to ban a token
+REASONING_GAP = "/\\n{0,2}/"  # line ends after reasoning
+PROMPT_END_TOKENS = 64  # tokens of a prompt's end that show whether it leaves the reasoning open
 
 
 class Dialect:
@@ -34,13 +34,13 @@ class Dialect:
 
     @property
     def capabilities(self) -> list[str]:
-        """Names, as Ollama has them, of the parts of an answer that are told apart, beside its text."""
+        """Names, as Ollama has them, of the parts that are separated from an answer's text."""
         formats_ = {"tools": self._calls, "thinking": self._reasoning}
         return [name for name, known in formats_.items() if known is not None]
 
     def end_of(self, prompt: Sequence[int]) -> str:
         """Return the text of a prompt's last tokens, which shows whether it leaves the reasoning open."""
-        return self._tokenizer.decode(prompt[-END:], skip_special_tokens=False)
+        return self._tokenizer.decode(prompt[-PROMPT_END_TOKENS:], skip_special_tokens=False)
 
     def parser(self, prompt_end: str, use: ToolUse) -> AnswerParser:
         """Return a parser for one answer to a prompt with this end. It looks for calls unless `use` forbids them."""
@@ -59,7 +59,7 @@ class Dialect:
         if calls is None or use.mode == "none":
             banned = None if calls is None else self._tag_tokens.get(calls.open)
             if banned is not None:
-                params = replace(params, logit_bias=(*params.logit_bias, (banned, NEVER)))
+                params = replace(params, logit_bias=(*params.logit_bias, (banned, BAN_BIAS)))
             return params if form is None else self._constrained(params, prompt_end, None, form)
         if use.mode == "required" or form is not None:
             return self._constrained(params, prompt_end, use, None if use.mode == "required" else form)
@@ -96,7 +96,7 @@ class Dialect:
     def _held(self, prompt_end: str, use: ToolUse, calls: ToolFormat) -> Constraint:
         """Constrain calls in the answer to known tools, and their arguments to the schemas.
 
-        A tool that is not strict takes any object if its schema cannot be compiled, with `strict: false` always, and
+        A tool that is not strict accepts any object if its schema cannot be compiled, with `strict: false` always, and
         with the setting `tool_calls` "free" always.
         """
         tools = list(use.tools.values())
@@ -124,7 +124,7 @@ class Dialect:
         tags = self._reasoning
         if tags is None or tags.closed_by(prompt_end):
             return ""
-        thought = f"{grammar.until(tags.close)} {GAP}"
+        thought = f"{grammar.until(tags.close)} {REASONING_GAP}"
         return thought if tags.left_open_by(prompt_end) else f"({grammar.tag(tags.open)} {thought})?"
 
 

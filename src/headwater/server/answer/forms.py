@@ -19,7 +19,7 @@ from headwater.server.answer.formats.parser import (
     joined,
 )
 
-LEAST = -9999.0  # OpenAI's value for an impossible token; JSON has no infinity
+MIN_LOGPROB = -9999.0  # OpenAI's value for an impossible token; JSON has no infinity
 
 Json = dict[str, Any]
 
@@ -198,4 +198,4 @@ def prompt_logprobs(names: TokenNames, k: int, event: PromptEvent) -> list[Json 
 
 def finite(logprob: float | None) -> float | None:
     """Replace minus infinity."""
-    return None if logprob is None else max(logprob, LEAST)
+    return None if logprob is None else max(logprob, MIN_LOGPROB)

@@ -109,7 +109,7 @@ class OllamaReply:
 
 
 def loaded(model: str, fields: Fields) -> Json:
-    """Return the answer to a request without a prompt, which asks for the model to be loaded, and so it is."""
+    """Return the answer to a request without a prompt, by which clients load a model: it is loaded."""
     return head(model) | fields(Piece()) | {"done": True, "done_reason": "load"}
 
 

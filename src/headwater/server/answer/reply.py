@@ -21,7 +21,7 @@ from headwater.server.prompt.encoding import Encoded, encode, whole_characters
 from headwater.server.requests.chat import CompletionRequest
 
 LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # JSON escapes all other line ends
-ECHO = -1  # token of an event that holds a whole prompt's text
+ECHO_TOKEN = -1  # token of an event that holds a whole prompt's text
 Echo = Callable[[Events], Events]
 PromptScores = Callable[[PromptEvent], list[Json | None]]
 
@@ -166,7 +166,7 @@ def echo_of(tokenizer: Tokenizer, body: CompletionRequest, encoded: Sequence[Enc
 async def echoed(events: Events, texts: Sequence[str]) -> Events:
     """Yield the events, with a text before each answer as if it were its first token's."""
     for number, text in enumerate(texts):
-        yield number, TokenEvent(ECHO, text)
+        yield number, TokenEvent(ECHO_TOKEN, text)
     async for number, event in events:
         yield number, event
 

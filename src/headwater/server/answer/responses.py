@@ -17,8 +17,8 @@ from headwater.server.requests.responses import Named, ResponsesRequest
 
 ID_PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
 PART_TYPES = {"reasoning": "reasoning_text", "message": "output_text"}
-WARNING = "headwater_warning"  # key in a reply's metadata
-ORDER = (Reasoning, Content)  # of a whole answer's items, before its calls
+WARNING_KEY = "headwater_warning"  # key in a reply's metadata
+ITEM_ORDER = (Reasoning, Content)  # of a whole answer's items, before its calls
 
 
 class ResponsesReply:
@@ -39,7 +39,7 @@ class ResponsesReply:
         async for _, event in events:
             deltas += self._parsed(event)
         assert isinstance(event, FinishedEvent)
-        deltas.sort(key=lambda delta: ORDER.index(type(delta)) if type(delta) in ORDER else len(ORDER))
+        deltas.sort(key=lambda delta: ITEM_ORDER.index(type(delta)) if type(delta) in ITEM_ORDER else len(ITEM_ORDER))
         for _ in (*self._output.take(joined(deltas)), *self._output.end(status(event))):
             pass  # only a stream sends the events of the items
         return self._response(event)
@@ -102,7 +102,10 @@ def repeated(body: ResponsesRequest) -> Json:
     given = ("instructions", "max_output_tokens", "metadata", "reasoning", "temperature", "top_p", "user")
     return {
         **{name: getattr(body, name) for name in given},
-        "metadata": {**(body.metadata or {}), **({WARNING: " ".join(warnings)} if (warnings := body.warnings) else {})},
+        "metadata": {
+            **(body.metadata or {}),
+            **({WARNING_KEY: " ".join(warnings)} if (warnings := body.warnings) else {}),
+        },
         "tools": body.tools or [],
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,

@@ -65,7 +65,7 @@ class HostCheck:
             await self._refuse(host, scope, receive, send)
 
     def _admits(self, name: str) -> bool:
-        """Return whether requests for this name are served; no name, which only HTTP/1.0 allows, is no page's."""
+        """Return whether requests for this name are served. An empty name, only in HTTP/1.0, is never a page's."""
         return not name or name == "localhost" or is_loopback(name) or name in self._allowed
 
     async def _refuse(self, host: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,7 +133,7 @@ class KeyCheck:
 
 
 def _of_authorization(header: str) -> bytes:
-    """Return the key in an Authorization header; empty, which no key is, if there is none."""
+    """Return the key in an Authorization header; empty without one: no key is empty."""
     scheme, _, credentials = header.partition(" ")
     if scheme.lower() == "bearer":
         return credentials.strip().encode("latin-1")

@@ -16,12 +16,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headwater.config import ServeConfig
 
-LINGER = 1.0  # seconds in which a client may read the answer to a request that was not read to its end
+LINGER_SECONDS = 1.0  # seconds in which a client may read the answer to a request that was not read to its end
 MAX_REFUSED = 64  # connections beyond the limit that are answered at the same time; further ones are closed at once
-PATIENCE = 1.0  # seconds without a byte after which a waiting connection may be closed for a new one
-CHECKS = 4  # of a reading client's progress, in each `send_timeout`
+IDLE_SECONDS = 1.0  # seconds without a byte after which a waiting connection may be closed for a new one
+PROGRESS_CHECKS = 4  # of a reading client's progress, in each `send_timeout`
 PHRASES = {400: "Bad Request", 408: "Request Timeout", 503: "Service Unavailable"}
-RETRY = 1  # seconds after which a refused client may try again
+RETRY_SECONDS = 1  # seconds after which a refused client may try again
 
 log = logging.getLogger("headwater.connection")
 
@@ -29,12 +29,12 @@ log = logging.getLogger("headwater.connection")
 class Gate:
     """Open connections by their clients' addresses, and the limits on their number; one for a server.
 
-    At a limit the connection that has waited longest for its client's next byte, PATIENCE at least, is closed for the
-    new one. So clients that send nothing keep nobody out. If every client is active, the new one is refused.
+    At a limit the connection that has waited longest for its client's next byte, at least IDLE_SECONDS, is closed for
+    the new one. Clients that send nothing thus exclude no others. If all clients are active, the new one is refused.
     """
 
     def __init__(self, config: ServeConfig, most: int | None = None) -> None:
-        """`most` is a lower limit than the setting, where the process has too few file descriptors for it."""
+        """`most` is a lower limit than the setting, for a process with too few file descriptors."""
         self.config = config
         self.most = config.max_connections if most is None else min(most, config.max_connections)
         self._per_address = config.max_connections_per_address
@@ -47,9 +47,9 @@ class Gate:
         own = self._open.get(connection.address, set())
         limit = self._per_address
         if limit is not None and connection.address and len(own) >= limit and not self._makes_room(own):
-            return f"{len(own):,} connections from {connection.address} are open, at most {limit:,} are taken"
+            return f"{len(own):,} connections from {connection.address} are open, at most {limit:,} are accepted"
         if self.count >= self.most and not self._makes_room(set().union(*self._open.values())):
-            return f"{self.count:,} connections are open, at most {self.most:,} are taken"
+            return f"{self.count:,} connections are open, at most {self.most:,} are accepted"
         self._open.setdefault(connection.address, set()).add(connection)
         self.count += 1
         return None
@@ -65,7 +65,7 @@ class Gate:
 
     def _makes_room(self, among: set[Connection]) -> bool:
         longest = min((one for one in among if one.waits_for_client), key=lambda one: one.heard, default=None)
-        if longest is None or longest.loop.time() - longest.heard < PATIENCE:
+        if longest is None or longest.loop.time() - longest.heard < IDLE_SECONDS:
             return False
         longest.drop()
         return True
@@ -190,7 +190,7 @@ class Connection(H11Protocol):
             self.transport.abort()
             return
         body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
-        retry = f"retry-after: {RETRY}\r\n" if status == 503 else ""
+        retry = f"retry-after: {RETRY_SECONDS}\r\n" if status == 503 else ""
         head = f"HTTP/1.1 {status} {PHRASES[status]}\r\ncontent-type: application/json\r\n{retry}"
         end = f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(f"{head}{end}".encode() + body)
@@ -200,7 +200,7 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _watch_sending(self) -> None:
-        """Watch whether the client reads what is written; nothing more is written meanwhile."""
+        """Watch whether the client reads the written bytes; nothing more is written meanwhile."""
         if self._send_timer is not None:
             self._send_timer.cancel()
         if self.transport.is_closing():
@@ -209,16 +209,16 @@ class Connection(H11Protocol):
         self._check_sending_later()
 
     def _check_sending_later(self) -> None:
-        ends = self._config.send_timeout / CHECKS
+        ends = self._config.send_timeout / PROGRESS_CHECKS
         self._send_timer = self.loop.call_later(ends, self._check_sending) if self._unsent else None
 
     def _check_sending(self) -> None:
         if not (self.flow.write_paused or self.cycle is None or self.cycle.response_complete):
-            return  # the answer goes on, until it is paused again
+            return  # the answer continues, until it is paused again
         unsent, now = self.transport.get_write_buffer_size(), self.loop.time()
         if unsent < self._unsent:
             self._moved = now
-        elif now - self._moved >= self._config.send_timeout * (CHECKS - 0.5) / CHECKS:
+        elif now - self._moved >= self._config.send_timeout * (PROGRESS_CHECKS - 0.5) / PROGRESS_CHECKS:
             log.warning("closed a connection: its client read nothing for %g seconds", self._config.send_timeout)
             self.transport.abort()
             return
@@ -230,7 +230,7 @@ class Lingering:
     """Transport that a server closes in two steps if the client may still be sending its request.
 
     Bytes that arrive after a close reset the connection, and the client loses an answer that it has not read. So the
-    sending half is closed first, what arrives is discarded, and the rest is closed LINGER seconds later.
+    sending half is closed first, what arrives is discarded, and the rest is closed LINGER_SECONDS seconds later.
     """
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
@@ -252,4 +252,4 @@ class Lingering:
         self._lingers = True
         self._transport.write_eof()
         self._transport.resume_reading()
-        self._connection.loop.call_later(LINGER, self._transport.close)
+        self._connection.loop.call_later(LINGER_SECONDS, self._transport.close)

@@ -23,7 +23,7 @@ TOO_LONG = "prompt is too long: "  # Claude Code compacts a conversation when it
 
 
 def anthropic_form(status: int, error: Json, request_id: str | None) -> Json:
-    """Return an error as Anthropic writes it, with its code in `details`, and `param` beside it."""
+    """Return an error as Anthropic writes it, with its code in `details`, and with `param`."""
     kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     long = error["code"] == "context_length_exceeded"
     shaped: Json = {"type": kind, "message": (TOO_LONG if long else "") + error["message"], "param": error["param"]}

@@ -1,4 +1,4 @@
-"""Errors as answers: message, type, param and code in the form of each API, and what /openapi.json says of them."""
+"""Errors as answers: message, type, param and code in the form of each API, and their descriptions in /openapi.json."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Kind:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-RETRY_AFTER = 5  # seconds after which another server should have taken over from a stopped one
+RETRY_AFTER_SECONDS = 5  # seconds after which another server should have taken over from a stopped one
 
 # OpenAI's clients repeat a request that was answered with 408, 409, 429 or 5xx, unless `x-should-retry` says no. A full
 # queue asks for it and says when. A missed deadline does not: the same request would take as long again, from a server
@@ -52,8 +52,8 @@ KINDS: dict[type[Exception], Kind] = {
     TemplateError: Kind(400, "invalid_request_error", "chat_template"),
     ConstraintError: Kind(400, "invalid_request_error", "invalid_constraint"),
     QueueFull: Kind(503, "service_unavailable", "queue_full"),
-    EngineStopped: Kind(503, "service_unavailable", "engine_stopped", {"retry-after": str(RETRY_AFTER)}),
-    OutOfPages: Kind(503, "service_unavailable", "out_of_memory", {"retry-after": str(RETRY_AFTER)}),
+    EngineStopped: Kind(503, "service_unavailable", "engine_stopped", {"retry-after": str(RETRY_AFTER_SECONDS)}),
+    OutOfPages: Kind(503, "service_unavailable", "out_of_memory", {"retry-after": str(RETRY_AFTER_SECONDS)}),
     DeadlineExceeded: Kind(504, "timeout", "deadline_exceeded", {"x-should-retry": "false"}),
 }
 
@@ -61,7 +61,7 @@ KINDS: dict[type[Exception], Kind] = {
 PROMPTS = dict.fromkeys(("/v1/completions", "/tokenize", "/api/generate"), "prompt")
 PROMPTS |= {"/v1/responses": "input", "/cache/segments": "texts"}
 
-MAX_ECHO = 100  # characters of a bad value that an error repeats
+MAX_ECHO_CHARACTERS = 100  # characters of a bad value that an error repeats
 
 
 TYPES = "headwater.types"  # in a request's scope: the JSON types of its body's fields
@@ -69,7 +69,7 @@ JSON_TYPES = {
     type(None): "null", bool: "a boolean", int | float: "a number", str: "a string", list: "a list", dict: "an object",
     object: "a value",
 }  # fmt: skip
-OF_TYPE = re.compile(r"of type '([a-z_0-9]+)'")
+TYPE_IN_MESSAGE = re.compile(r"of type '([a-z_0-9]+)'")
 # values of `type` in OpenAI's API, in tools, parts of content, items and formats: names of the API, not of the client
 KNOWN_TYPES = frozenset({
     "allowed_tools", "apply_patch", "audio", "code_interpreter", "computer", "computer_call", "computer_use_preview",
@@ -155,7 +155,7 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     place = _place(first["loc"][1:], error.body, first["type"] == "missing")
     named = [first["ctx"]["field"]] if first["type"] == FIELD else []
-    param = ".".join(place + named)[:MAX_ECHO] or None  # may hold keys that the client chose
+    param = ".".join(place + named)[:MAX_ECHO_CHARACTERS] or None  # may hold keys that the client chose
     message = first["msg"].removeprefix("Value error, ")
     if place and isinstance(first["input"], int | float | str):
         message += f"; it is {shown(first['input'])}"
@@ -199,9 +199,9 @@ def _invalid_field(param: str, json_type: str, message: str) -> str:
 
     A type that OpenAI's API defines is named, too: `tools is invalid: a list (web_search)`.
     """
-    named = OF_TYPE.search(message)
+    named = TYPE_IN_MESSAGE.search(message)
     api_type = f" ({named[1]})" if named is not None and named[1] in KNOWN_TYPES else ""
-    return f"{param[:MAX_ECHO]} is invalid{f': {json_type}' if json_type else ''}{api_type}"
+    return f"{param[:MAX_ECHO_CHARACTERS]} is invalid{f': {json_type}' if json_type else ''}{api_type}"
 
 
 def json_type(value: object) -> str:
@@ -219,7 +219,7 @@ def _refuse(
 
 def shown(value: object) -> str:
     """Shorten a bad value for an error, in ASCII: any other text might not be valid UTF-8."""
-    return ascii(value[:MAX_ECHO] if isinstance(value, str) else value)[:MAX_ECHO]
+    return ascii(value[:MAX_ECHO_CHARACTERS] if isinstance(value, str) else value)[:MAX_ECHO_CHARACTERS]
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> Json:
@@ -239,13 +239,13 @@ DESCRIPTIONS = {
     415: "The content type is not JSON",
     500: "The server failed; the message names the request's id",
     501: "The server's engine does not support this",
-    503: "The queue is full, or the server stops; Retry-After says when to retry",
+    503: "The queue is full, or the server stops; Retry-After has the seconds to wait",
     504: "The request's deadline passed",
 }
-STATUSES_OF_A_BODY = (400, 401, 413, 415, 500, 503, 504)
-OF_A_BODY = refusals(*STATUSES_OF_A_BODY)
-ANTHROPIC_OF_A_BODY = refusals(*STATUSES_OF_A_BODY, form=AnthropicRefusal)
-OLLAMA_OF_A_BODY = refusals(*STATUSES_OF_A_BODY, form=OllamaRefusal)
+BODY_STATUSES = (400, 401, 413, 415, 500, 503, 504)
+BODY_REFUSALS = refusals(*BODY_STATUSES)
+ANTHROPIC_BODY_REFUSALS = refusals(*BODY_STATUSES, form=AnthropicRefusal)
+OLLAMA_BODY_REFUSALS = refusals(*BODY_STATUSES, form=OllamaRefusal)
 
 EVENT = {  # of a stream: `data` is JSON, or [DONE] at the end
     "type": "object",
@@ -256,7 +256,7 @@ EVENTS: Json = {"text/event-stream": {"schema": EVENT}}
 
 
 def generated(
-    *fields: str, refused: dict[int | str, Json] = OF_A_BODY, streamed: Json = EVENTS
+    *fields: str, refused: dict[int | str, Json] = BODY_REFUSALS, streamed: Json = EVENTS
 ) -> dict[int | str, Json]:
     """Describe the answers of a route that generates: an object with these fields, a stream, or an error.
 

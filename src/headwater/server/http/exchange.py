@@ -24,7 +24,7 @@ from headwater.spec import ModelSpec
 
 CLIENT_GONE = 499  # status in the log if the client disconnected
 EVENTS_TYPE = "text/event-stream"
-MAX_HELD = 16_384  # characters of events that a stream holds before it writes them
+MAX_HELD_CHARACTERS = 16_384  # characters of events that a stream holds before it writes them
 
 Progress = PromptEvent | TokenEvent | FinishedEvent
 Events = AsyncIterator[tuple[int, Progress]]  # each with the number of its generation within the request
@@ -70,7 +70,9 @@ class Exchange:
         self._arrived: deque[tuple[int, Event]] = deque()
         self._awake = asyncio.Event()
         self._waking = False  # a wake-up is scheduled on the loop: one serves all events that arrive before it
-        self.before_waiting: Callable[[], Awaitable[None]] | None = None  # called when all arrived events are taken
+        self.before_waiting: Callable[[], Awaitable[None]] | None = (
+            None  # called when all arrived events have been read
+        )
         self._open: dict[int, int] = {}  # number of a generation that has not ended -> the engine's id
 
     def submit_all(self, generations: list[Generation]) -> None:
@@ -103,7 +105,7 @@ class Exchange:
     async def _wait(self) -> None:
         if self.before_waiting is not None:
             await self.before_waiting()
-        while not self._arrived:  # a late wake-up may be for events that were taken already
+        while not self._arrived:  # a late wake-up may be for events that were read already
             self._awake.clear()
             await self._awake.wait()
 
@@ -148,7 +150,7 @@ class EventStream(StreamingResponse):
             assert isinstance(text, str)
             self._held.append(text)
             held += len(text)
-            if held > MAX_HELD:
+            if held > MAX_HELD_CHARACTERS:
                 held = 0
                 await self.flush()
                 await asyncio.sleep(0)  # a stream that always has events ready must not block other requests

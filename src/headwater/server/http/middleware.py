@@ -1,4 +1,4 @@
-"""Work around every HTTP request (id, context, count of running ones), and beside all requests (`during`)."""
+"""Work around every HTTP request (id, context, count of running ones), and while the app runs (`during`)."""
 
 from __future__ import annotations
 

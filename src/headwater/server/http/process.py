@@ -32,27 +32,28 @@ from headwater.server.http.middleware import InFlight
 from headwater.setting import SettingError
 
 SOCKET_MASK = 0o117  # a Unix socket is for its owner and group: mode 660
-LINGER = 1.0  # seconds for open answers to be written after the engine has ended them
-LAST_RESORT = 5  # seconds after which uvicorn cancels what is left
-KNOCK = 1.0  # seconds for another server to accept a connection on an existing socket
-RESERVE = 32  # file descriptors that connections leave free, for files
+CLOSING_SECONDS = 1.0  # seconds for open answers to be written after the engine has ended them
+CANCEL_SECONDS = 5  # seconds after which uvicorn cancels the remaining tasks
+PROBE_SECONDS = 1.0  # seconds for another server to accept a connection on an existing socket
+RESERVED_DESCRIPTORS = 32  # file descriptors that connections leave free, for files
 
 log = logging.getLogger("headwater.connection")
 
 
 class ListeningSocket(socket.socket):
-    """Listening socket that closes at once the connections that would use the last RESERVE file descriptors.
+    """Listening socket that closes at once the connections that would use the last few file descriptors.
 
-    asyncio accepts many connections before it looks at the first, so that the Gate alone would come too late.
+    asyncio accepts many connections before it looks at the first, so the Gate by itself would come too late.
     """
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection; raises BlockingIOError, as if none was there, for one that was closed."""
         connection, address = super().accept()
-        if connection.fileno() < descriptor_limit() - RESERVE:  # each file gets the lowest number that is free
+        # each file gets the lowest number that is free
+        if connection.fileno() < descriptor_limit() - RESERVED_DESCRIPTORS:
             return connection, address
         connection.close()
-        log.warning("refused a connection: only %d file descriptors are left", RESERVE)
+        log.warning("refused a connection: only %d file descriptors are left", RESERVED_DESCRIPTORS)
         raise BlockingIOError("too few file descriptors are left")
 
 
@@ -65,11 +66,11 @@ def descriptor_limit() -> int:
 def most_connections(config: ServeConfig) -> int:
     """Return the connections that the process has file descriptors for, at most the setting; log it if it is less."""
     with open(os.devnull) as probe:
-        left = descriptor_limit() - probe.fileno() - MAX_REFUSED - RESERVE
+        left = descriptor_limit() - probe.fileno() - MAX_REFUSED - RESERVED_DESCRIPTORS
     most = max(1, min(left, config.max_connections))
     if most < config.max_connections:
         log.warning(
-            "at most %d connections are taken: max_connections is %d, the process may open %d files (ulimit -n)",
+            "at most %d connections are accepted: max_connections is %d, the process may open %d files (ulimit -n)",
             most,
             config.max_connections,
             descriptor_limit(),
@@ -81,14 +82,14 @@ def protocol_settings(app: ASGIApp, config: ServeConfig) -> uvicorn.Config:
     """Return uvicorn's settings for an app: its connections have the limits of the settings."""
     return uvicorn.Config(
         app,
-        loop="asyncio",  # which calls ListeningSocket.accept
+        loop="asyncio",  # its loop calls ListeningSocket.accept
         http=partial(Connection, gate=Gate(config, most_connections(config))),  # type: ignore[arg-type]
         ws="none",
         log_config=None,  # uvicorn's lines are written as all others
         log_level="warning",
         access_log=False,
-        timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # a float is taken as well
-        timeout_graceful_shutdown=LAST_RESORT,
+        timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # accepts a float as well
+        timeout_graceful_shutdown=CANCEL_SECONDS,
         ssl_keyfile=config.tls_key,
         ssl_certfile=config.tls_cert,
     )
@@ -143,7 +144,9 @@ def unix_listener(path: Path) -> socket.socket:
         sock.bind(str(path))
     except OSError as error:
         sock.close()
-        raise SettingError("uds", repr(str(path)), f"which cannot be listened on: {error.strerror or error}") from error
+        raise SettingError(
+            "uds", repr(str(path)), f"on which no server can listen: {error.strerror or error}"
+        ) from error
     finally:
         os.umask(mask)
     return sock
@@ -169,16 +172,16 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise SettingError("uds", repr(str(path)), "which is there already and is no socket")
+        raise SettingError("uds", repr(str(path)), "which exists already and is not a socket")
     with socket.socket(socket.AF_UNIX) as knocker:
-        knocker.settimeout(KNOCK)
+        knocker.settimeout(PROBE_SECONDS)
         try:
             knocker.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()  # its server has ended
             return
         except OSError as error:
-            raise SettingError("uds", repr(str(path)), f"which is there already: {error.strerror or error}") from error
+            raise SettingError("uds", repr(str(path)), f"which exists already: {error.strerror or error}") from error
     raise SettingError("uds", repr(str(path)), "where another server listens")
 
 
@@ -228,10 +231,10 @@ class DrainingServer(uvicorn.Server):
         return 0.0 if self.interrupted or self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close all connections: incomplete requests at once, answers that are not read after LINGER seconds."""
+        """Close all connections: incomplete requests at once, answers that are not read after CLOSING_SECONDS."""
         for connection in self._connections():
             connection.drop_incomplete()
-        late = asyncio.get_running_loop().call_later(LINGER, self._drop_all)
+        late = asyncio.get_running_loop().call_later(CLOSING_SECONDS, self._drop_all)
         try:
             await super().shutdown(sockets)
         finally:

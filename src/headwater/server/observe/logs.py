@@ -15,8 +15,8 @@ from headwater.server.http.middleware import RequestContext, current_request_id
 from headwater.server.observe.record import GenerationEnd, Watcher
 
 TEXT = "%(asctime)s %(name)s %(message)s"
-LONGEST = 200  # characters of a line
-TAIL = 80  # characters kept at the end of a longer one, which names the request
+MAX_LINE_CHARACTERS = 200
+TAIL_CHARACTERS = 80  # kept at the end of a longer line, which names the request
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 MAX_KINDS = 1_000  # of warnings, whose times are remembered
 
@@ -24,9 +24,9 @@ log = logging.getLogger("headwater.request")
 
 
 class TextFormatter(logging.Formatter):
-    """Formatter that writes one line of at most LONGEST characters, with control characters escaped.
+    """Formatter that writes one line of at most MAX_LINE_CHARACTERS, with control characters escaped.
 
-    A longer line loses words of its middle. An exception's traceback follows the line.
+    Words of a longer line's middle are left out. An exception's traceback follows the line.
     """
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().formatMessage(record))
-        return line if len(line) <= LONGEST else shortened(line)
+        return line if len(line) <= MAX_LINE_CHARACTERS else shortened(line)
 
 
 def shortened(line: str) -> str:
-    """Return a line of LONGEST characters at most without words of its middle, so that no number is cut."""
-    tail = line[-TAIL:].partition(" ")[2] or line[-TAIL:]
-    head = line[: LONGEST - len(tail) - 3]
+    """Shorten a line to at most MAX_LINE_CHARACTERS by whole words of its middle, so that no number is cut."""
+    tail = line[-TAIL_CHARACTERS:].partition(" ")[2] or line[-TAIL_CHARACTERS:]
+    head = line[: MAX_LINE_CHARACTERS - len(tail) - 3]
     return f"{head.rpartition(' ')[0] or head} … {tail}"
 
 

@@ -54,7 +54,7 @@ class Metrics(Watcher):
         self._cached = count("cached_tokens", "Tokens of prompts that were not computed")
         self._stranded = count("stranded_tokens", "Tokens whose KV was cached beyond the deepest checkpoint")
         self._output = count("output_tokens", "Tokens of answers")
-        self._hits = count("hits", "Prompts of which something was cached")
+        self._hits = count("hits", "Prompts with cached tokens")
         self._misses = count("misses", "Prompts that could have resumed deeper, by reason", ("reason",))
         self._waited = count("waited_for_leader", "Prompts that waited for another request to compute the same prefix")
         self._handed = count("handed_over_tokens", "Tokens that a decoding worker loaded after another one's prefill")
@@ -150,7 +150,7 @@ class EngineCollector:
         for name, text in (
             ("bytes", "Bytes that a tier holds"),
             ("parts", "Parts that a tier holds"),
-            ("usable", "Whether a tier is asked: 0 for a while after a failure"),
+            ("usable", "Whether a tier is used: 0 for a while after a failure"),
         ):
             by_tier = {label: int(getattr(tier, name)) for label, tier in labelled(stats.tiers)}
             yield _by(GaugeMetricFamily, f"tier_{name}", text, "tier", by_tier)
@@ -173,10 +173,10 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
     for name, text, value in (
         ("resumes", "Requests that resumed at a checkpoint", cache.resumes),
         ("resumed_tokens", "Tokens that resumed requests did not compute", cache.resumed_tokens),
-        ("segment_uses", "Segments that requests were composed of", cache.segment_uses),
+        ("segment_uses", "Segments from which requests were composed", cache.segment_uses),
         ("loaded_tokens", "Tokens that were read from tiers", stats.loaded_tokens),
         ("loaded_segments", "Segments that were read from tiers", stats.loaded_segments),
-        ("copies_dropped", "Copies to tiers that were given up", stats.copies_dropped),
+        ("copies_dropped", "Copies to tiers that were abandoned", stats.copies_dropped),
         ("preemptions", "Requests that were preempted", stats.preemptions),
         ("refused", "Requests refused by a full queue", stats.refused),
         ("expired", "Requests that passed their deadline", stats.expired),
@@ -188,7 +188,7 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _tier_work(stats: EngineStats) -> Metric:
-    metric = CounterMetricFamily("headwater_tier_work", "Parts of tiers, by what was done", labels=["tier", "work"])
+    metric = CounterMetricFamily("headwater_tier_work", "Parts of tiers, by kind of work", labels=["tier", "work"])
     for label, tier in labelled(stats.tiers):
         for work, parts in tier.parts_by_work().items():
             metric.add_metric([label, work], parts)

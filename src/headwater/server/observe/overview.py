@@ -26,12 +26,12 @@ from headwater.server.http.middleware import RequestContext
 from headwater.server.observe.metrics import computed_by_kind
 from headwater.server.observe.record import GenerationEnd, Watcher
 
-MIN_AGE = 1.0  # seconds for which a view of the tree is reused
-MAX_SHARE = 0.02  # of the time may be spent on viewing the tree, which holds the engine's lock
-KEPT_REQUESTS = 100
-KEPT_SAMPLES = 900
-MARKS = 8192  # times of the cache's clock that are kept: more than an hour, at one a second
-INTERVAL = 1.0  # seconds between two samples
+MIN_VIEW_SECONDS = 1.0  # for which a view of the tree is reused
+MAX_VIEW_SHARE = 0.02  # of the time may be spent on viewing the tree, which holds the engine's lock
+MAX_RECENT_REQUESTS = 100
+MAX_SAMPLES = 900
+MAX_TICKS = 8192  # times of the cache's clock that are kept: more than an hour, at one a second
+SAMPLE_SECONDS = 1.0  # seconds between two samples
 PAGES = ("kv", "checkpoint", "private", "slot", "segment", "free")
 SUMS = ("prompt_tokens", "cached_tokens", "output_tokens")
 COLUMNS = ("serial", "time", *PAGES, "dead_kv_tokens", "running", "waiting", *SUMS)
@@ -77,7 +77,7 @@ class Recent(Watcher):
     """Ring of the last answers, and sums over all of them."""
 
     def __init__(self) -> None:
-        self._ring: deque[tuple[int, Json]] = deque(maxlen=KEPT_REQUESTS)
+        self._ring: deque[tuple[int, Json]] = deque(maxlen=MAX_RECENT_REQUESTS)
         self._serial = 0
         self.prompts = self.hits = self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
         self.reasons: Counter[Reason] = Counter({reason: 0 for reason in Reason})
@@ -116,16 +116,16 @@ class Ticks:
         self._times: list[float] = []
 
     def seen(self, tick: int) -> None:
-        """Note the current tick. From MARKS marks on every other one is dropped: older times become less precise."""
+        """Note the current tick. From MAX_TICKS on every other one is dropped: older times become less precise."""
         with self._lock:
             if not self._ticks or tick > self._ticks[-1]:
                 self._ticks.append(tick)
                 self._times.append(self._clock())
-            if len(self._ticks) >= MARKS:
+            if len(self._ticks) >= MAX_TICKS:
                 self._ticks, self._times = self._ticks[1::2], self._times[1::2]
 
     def time_of(self, tick: int) -> float:
-        """Return when the clock had reached the tick, which is not later than the last one seen."""
+        """Return the time at which the clock had reached this tick, one not later than the last seen."""
         with self._lock:
             return self._times[min(bisect_left(self._ticks, tick), len(self._times) - 1)]
 
@@ -135,7 +135,7 @@ class Timeline:
 
     def __init__(self, stats: Callable[[], EngineStats], recent: Recent, ticks: Ticks) -> None:
         self._stats, self._recent, self._ticks = stats, recent, ticks
-        self._ring: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
+        self._ring: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._serial = 0
 
     def since(self, serial: int) -> list[Sample]:
@@ -167,8 +167,8 @@ class Timeline:
             try:
                 await self.sample()
             except Exception:  # one failed sample must not end the timeline
-                log.exception("no sample was taken")
-            await asyncio.sleep(INTERVAL)
+                log.exception("a sample failed")
+            await asyncio.sleep(SAMPLE_SECONDS)
 
 
 class TreeWatch:
@@ -182,13 +182,13 @@ class TreeWatch:
         self._tree: Json = {}
 
     async def tree(self) -> Json:
-        """Return the tree, at most a second old, or older if views would take more than MAX_SHARE of the time."""
+        """Return the tree, at most a second old, or older if views would take more than MAX_VIEW_SHARE of the time."""
         async with self._looking:
             if self._clock() >= self._good_until:
                 started = self._clock()
                 self._tree = await run_in_threadpool(self._look)
                 now = self._clock()
-                self._good_until = now + max(MIN_AGE, (now - started) / MAX_SHARE)
+                self._good_until = now + max(MIN_VIEW_SECONDS, (now - started) / MAX_VIEW_SHARE)
         return self._tree
 
     def _look(self) -> Json:

@@ -29,7 +29,7 @@ from headwater.server.http.exchange import ServedEngine
 from headwater.traces.recordings import PageHashes, Served, line_of
 from headwater.traces.request import Request
 
-WAITING = 256  # requests that may wait to be written
+MAX_QUEUED_REQUESTS = 256  # waiting to be written
 
 log = logging.getLogger("headwater.record")
 
@@ -62,7 +62,7 @@ class RecordedRequest:
 
 
 class RecordedEngine:
-    """Engine that passes answered requests to a recorder, and leaves out requests without any output."""
+    """Engine that passes answered requests to a recorder, without those that have no output."""
 
     def __init__(self, engine: ServedEngine, recorder: Recorder) -> None:
         self._engine, self._recorder = engine, recorder
@@ -114,7 +114,7 @@ class Recorder:
         """Create the file, with a number added to its name if that exists. Raises ConfigError if that fails."""
         self._hashes = PageHashes(secrets.token_bytes(32), served.page_size)
         self._first = served.first_line()
-        self._waiting: queue.Queue[RecordedRequest | None] = queue.Queue(WAITING)
+        self._waiting: queue.Queue[RecordedRequest | None] = queue.Queue(MAX_QUEUED_REQUESTS)
         self._thread = threading.Thread(target=self._write, name="headwater-record", daemon=True)
         self.dropped = 0
         self.path, self._file = _new_file(path)
@@ -160,7 +160,7 @@ class Recorder:
             self.dropped += len(batch)
 
     def _batches(self) -> Iterator[list[RecordedRequest]]:
-        """Yield all waiting requests together, again and again, until the end."""
+        """Yield all waiting requests together, repeatedly, until the end."""
         while True:
             batch = [self._waiting.get()]
             while batch[-1] is not None and not self._waiting.empty():

@@ -25,10 +25,10 @@ from headwater.server.prompt.template import ChatTemplate
 from headwater.server.requests.messages import Breakpoint, Conversation, Message
 
 REASONING, ANSWER, QUESTION = "Hm, thus.", "Quite so.", "Quick, why?"  # texts that probes put into a conversation
-STAND_INS = ("Quick, why?", "zigzag?")  # for a message: one of them begins unlike it
+PROBE_TEXTS = ("Quick, why?", "zigzag?")  # for a message: one of them begins with another character
 # likewise for the tools after a breakpoint
-MARK_TOOL = {"type": "function", "function": {"name": "zigzag", "parameters": {"type": "object", "properties": {}}}}
-END = 200  # characters of the prompt's end in which an open reasoning tag is looked for
+PROBE_TOOL = {"type": "function", "function": {"name": "zigzag", "parameters": {"type": "object", "properties": {}}}}
+TAIL_CHARACTERS = 200  # of the prompt, in which an open reasoning tag is searched
 OPEN_REASONING = re.compile(r"<(\w*think\w*)>\s*\Z")  # a generation prompt that leaves the reasoning open
 TOOL_RESPONSE = re.compile(r"\s*<tool_response>")  # some clients send a tool's result as a user's message
 
@@ -113,7 +113,7 @@ class ChatPrompter:
             changed = with_content(conversation, point.message, partial(cut_at, point))
             yield self._try_render(changed, generate=True), point.ttl
         for after in conversation.tool_breakpoints:
-            tools = [*(conversation.tools or ())[: after.tool + 1], MARK_TOOL]
+            tools = [*(conversation.tools or ())[: after.tool + 1], PROBE_TOOL]
             yield self._try_render(replace(conversation, tools=tools), generate=True), after.ttl
 
     def _try_render(self, conversation: Conversation, generate: bool = False) -> str | None:
@@ -144,7 +144,7 @@ def with_documents(conversation: Conversation) -> list[Message]:
 
 def dummy_answer(prompt: str) -> str:
     """Return an answer like the model's: with reasoning first, if the generation prompt leaves that open."""
-    tag = OPEN_REASONING.search(prompt[-END:])
+    tag = OPEN_REASONING.search(prompt[-TAIL_CHARACTERS:])
     return f"{REASONING}\n</{tag[1]}>\n\n{ANSWER}" if tag else ANSWER
 
 
@@ -157,7 +157,7 @@ def with_content(conversation: Conversation, number: int, changed: Callable[[str
 
 def stand_in_for(text: str) -> str:
     """Return a text that begins unlike this one."""
-    return STAND_INS[text.strip()[:1] == STAND_INS[0][0]]
+    return PROBE_TEXTS[text.strip()[:1] == PROBE_TEXTS[0][0]]
 
 
 def cut_at(point: Breakpoint, content: str) -> str:

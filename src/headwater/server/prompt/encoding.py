@@ -19,12 +19,12 @@ from headwater.request import Span
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 CACHE_BYTES = 64 * 2**20
-KEPT_FROM = 64  # characters: encoding a shorter piece is faster than keeping it
-COUNTED_FROM = 4  # characters for each token of the limit, from which a text is counted before it is encoded
-SLICE = 64 * 2**10  # characters that are counted at once
-SEAM = 64  # tokens by which the count of a slice may differ from its part of the whole
-NFC_SHRINKS = 4  # times, at most, by which normalisation may shorten a text in UTF-8; its worst case is 3
-OVERHEAD = 400  # bytes of an entry besides its text and its numbers
+MIN_CACHED_CHARACTERS = 64  # encoding a shorter piece is faster than a cache of it
+MIN_COUNTED_CHARACTERS = 4  # for each token of the limit: a longer text is counted before it is encoded
+SLICE_CHARACTERS = 64 * 2**10  # counted at once
+SEAM_TOKENS = 64  # by which the count of a slice may differ from its part of the whole
+MAX_NFC_SHRINK = 4  # factor by which normalisation may shorten a text in UTF-8; its worst case is 3
+ENTRY_OVERHEAD_BYTES = 400  # bytes of an entry besides its text and its numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +50,28 @@ def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encodin
 
 
 def check_length(tokenizer: Tokenizer, text: str, limit: int, token_bytes: int | None) -> None:
-    """Raise RequestTooLarge for a text that has certainly more than `limit` tokens, before it is encoded.
+    """Raise RequestTooLarge for a text that certainly has more than `limit` tokens, before it is encoded.
 
     Encoding takes 560 bytes for each token, so a long text is counted in slices first, up to the limit.
     """
-    if len(text) <= COUNTED_FROM * limit:
+    if len(text) <= MIN_COUNTED_CHARACTERS * limit:
         return
     found = 0 if token_bytes is None else len(text) // token_bytes
     if found <= limit:
         found = 0
-        for start in range(0, len(text), SLICE):
-            found += max(0, len(encode(tokenizer, text[start : start + SLICE], add_special_tokens=False)) - SEAM)
+        for start in range(0, len(text), SLICE_CHARACTERS):
+            found += max(
+                0,
+                len(encode(tokenizer, text[start : start + SLICE_CHARACTERS], add_special_tokens=False)) - SEAM_TOKENS,
+            )
             if found > limit:
                 break
     if found > limit:
-        raise RequestTooLarge(f"prompt has {found:,} tokens or more, {limit:,} are taken with the answer")
+        raise RequestTooLarge(f"prompt has {found:,} tokens or more, {limit:,} are accepted with the answer")
 
 
 def longest_token(tokenizer: Tokenizer) -> int | None:
-    """Return the bytes of text, in UTF-8, that one token can stand for at most; None if that is not known.
+    """Return the most bytes of UTF-8 that one token can stand for; None if unknown.
 
     It is known for byte-level BPE, which drops nothing: any text of n bytes has at least n / longest tokens.
     """
@@ -85,7 +88,7 @@ def longest_token(tokenizer: Tokenizer) -> int | None:
     ):
         return None
     longest = max(*map(len, vocab), *(len(token.content.encode()) for token in added))
-    return longest if tokenizer.normalizer is None else NFC_SHRINKS * longest
+    return longest if tokenizer.normalizer is None else MAX_NFC_SHRINK * longest
 
 
 def _splits_only(part: Any) -> bool:
@@ -161,7 +164,7 @@ class PromptEncoder:
 
     def _keep(self, key: tuple[str, str], piece: Piece) -> None:
         size = entry_bytes(key, piece)
-        if len(key[1]) < KEPT_FROM or size > self._capacity or key in self._kept:
+        if len(key[1]) < MIN_CACHED_CHARACTERS or size > self._capacity or key in self._kept:
             return
         self._kept[key] = piece
         self.bytes += size
@@ -172,7 +175,7 @@ class PromptEncoder:
 def entry_bytes(key: tuple[str, str], piece: Piece) -> int:
     """Return the memory of a kept piece."""
     ids, _ = piece
-    return sys.getsizeof(key[0]) + sys.getsizeof(key[1]) + 2 * len(ids) * ids.itemsize + OVERHEAD
+    return sys.getsizeof(key[0]) + sys.getsizeof(key[1]) + 2 * len(ids) * ids.itemsize + ENTRY_OVERHEAD_BYTES
 
 
 def splitting_tokens(tokenizer: Tokenizer) -> list[str]:

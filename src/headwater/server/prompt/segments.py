@@ -139,11 +139,11 @@ class SegmentEncoder:
     """Encoder of prompts part by part: texts before, between and after segments, and each segment.
 
     If the tokenizer has an added token for the separator, it begins each part but the first; otherwise separators leave
-    no tokens. A separator that is no mark is encoded as plain characters, never as that token. Thread safe.
+    no tokens. A separator that is not a mark is encoded as plain characters, never as that token. Thread safe.
     """
 
     def __init__(self, tokenizer: Tokenizer, separator: str = DEFAULT_SEPARATOR, max_tokens: int | None = None) -> None:
-        """A text that has certainly more than `max_tokens` tokens is not encoded, but raises RequestTooLarge."""
+        """A text that certainly has more than `max_tokens` tokens is not encoded, but raises RequestTooLarge."""
         self.separator = separator
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens

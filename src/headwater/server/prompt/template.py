@@ -45,7 +45,7 @@ class ChatTemplate:
         return variable in self._reads
 
     def replacing(self, text: str, by: str) -> ChatTemplate:
-        """Return a template that writes `by` in place of `text`."""
+        """Return a template that writes `by` instead of `text`."""
         if text not in self._source and text not in self._special_tokens.values():
             return self
         special_tokens = {name: by if token == text else token for name, token in self._special_tokens.items()}
@@ -76,7 +76,9 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
             if isinstance(right, int | float) and abs(right) > MAX_EXPONENT:
-                raise TemplateError(f"the chat template raises to the power {right}, at most {MAX_EXPONENT} is taken")
+                raise TemplateError(
+                    f"the chat template raises to the power {right}, at most {MAX_EXPONENT} is accepted"
+                )
             return left**right
         for sized, times in ((left, right), (right, left)):
             if isinstance(sized, str | list | tuple) and isinstance(times, int) and len(sized) * times > MAX_CHARACTERS:
@@ -125,7 +127,7 @@ def _bounded(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _too_much(characters: int) -> TemplateError:
-    return TemplateError(f"the chat template makes {characters:,} characters, at most {MAX_CHARACTERS:,} are taken")
+    return TemplateError(f"the chat template makes {characters:,} characters, at most {MAX_CHARACTERS:,} are accepted")
 
 
 def _environment() -> jinja2.Environment:

@@ -14,7 +14,7 @@ from headwater.server.requests.messages import Message
 from headwater.server.requests.sampling import NEUTRAL, Stops
 from headwater.server.requests.tools import MAX_TOOLS, FunctionName, ToolDefinition, ToolUse, dropped_tools, tool_use
 
-# fields that this server cannot honour, beside those of all requests
+# fields that this server cannot honour, in addition to those of all requests
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],), "n": (1,)}
 # Claude Code's first line of a system prompt: it is for Anthropic's accounting, and differs in each request
 BILLING = "x-anthropic-billing-header:"
@@ -148,7 +148,7 @@ class RedactedThinkingBlock(Block):
 
 
 AnyBlock = Shown | ToolResultBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock
-# of each role, beside blocks with text
+# of each role, in addition to blocks with text
 OTHER_BLOCKS = {"user": ("tool_result",), "assistant": ("tool_use", "thinking", "redacted_thinking"), "system": ()}
 
 

@@ -19,7 +19,8 @@ from headwater.server.http.exchange import CLIENT_GONE
 from headwater.server.requests.scan import MAX_DEPTH, BodyLimits, BodyScan, too_deep
 
 MAX_LOOP_BYTES = 2**20  # bytes that are parsed on the event loop; larger bodies would block other requests
-LARGE = ThreadPoolExecutor(1, "large-body")  # one thread: more would only compete with the event loop for the GIL
+# one thread: more would only compete with the event loop for the GIL
+LARGE_BODY_THREAD = ThreadPoolExecutor(1, "large-body")
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -56,7 +57,7 @@ class JsonRequest(Request):
             held.append(chunk)
             if size > MAX_LOOP_BYTES:
                 for _ in scan.take(b"".join(held)):
-                    await asyncio.sleep(0)  # other requests go on meanwhile
+                    await asyncio.sleep(0)  # other requests continue meanwhile
                 held.clear()
             yield chunk
 
@@ -71,7 +72,7 @@ class JsonRequest(Request):
         if len(raw) <= MAX_LOOP_BYTES:
             value = parse(raw)
         else:
-            value = await asyncio.get_running_loop().run_in_executor(LARGE, parse, raw)
+            value = await asyncio.get_running_loop().run_in_executor(LARGE_BODY_THREAD, parse, raw)
         if isinstance(value, dict):  # for the log of a refusal
             self.scope[TYPES] = {name: json_type(field) for name, field in value.items()}
         return value
@@ -79,7 +80,7 @@ class JsonRequest(Request):
 
 def too_large(size: int, most: int) -> RefusedBody:
     """Return the error for a body that has too many bytes."""
-    return RefusedBody(f"body has {size:,} bytes or more, at most {most:,} are taken", status=413)
+    return RefusedBody(f"body has {size:,} bytes or more, at most {most:,} are accepted", status=413)
 
 
 def parse(raw: bytes) -> Any:
@@ -92,7 +93,7 @@ def parse(raw: bytes) -> Any:
     except RecursionError as error:
         raise too_deep() from error
     except ValueError as error:  # not JSON, not UTF-8, or an integer of thousands of digits
-        raise HTTPException(400, f"body is no JSON: {error}") from error
+        raise HTTPException(400, f"body is not JSON: {error}") from error
     # most bodies have too few brackets to be deep, and no surrogates: they are not walked
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH or SURROGATE_ESCAPE.search(raw):
         return _mended(value, MAX_DEPTH)
@@ -100,7 +101,7 @@ def parse(raw: bytes) -> Any:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _mended(value: Any, levels: int) -> Any:

@@ -95,7 +95,7 @@ class ChatMessage(BaseModel, extra="allow"):
 
     @model_validator(mode="after")
     def _says_something(self) -> ChatMessage:
-        """Raise an error for a message without content, unless it is an assistant's with a field in its place."""
+        """Raise an error for a message without content, unless it is an assistant's with a field instead."""
         instead = [self.tool_calls, *((self.model_extra or {}).get(name) for name in INSTEAD_OF_CONTENT)]
         optional = self.role == "function" or (self.role == "assistant" and any(instead))
         if self.content is None and not optional:
@@ -109,7 +109,7 @@ def without_content(role: str) -> PydanticCustomError:
 
 
 class Document(BaseModel, extra="allow", strict=True):
-    """Document beside a conversation; fields that are not named here are passed on to the template."""
+    """Document sent with a conversation; fields that are not named here are passed on to the template."""
 
     text: str = Field(min_length=1)
     title: str | None = None

@@ -1,6 +1,6 @@
 """Checks of lengths: of a prompt, of prompt and `max_tokens` together, of a stored segment, and of counts of answers.
 
-Whether a request fits in memory beside others is checked by the scheduler (`headwater.schedule.limits`).
+The scheduler checks whether a request fits in memory with the running ones (`headwater.schedule.limits`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_N = 128  # answers to one prompt
 
 
 class Lengths:
-    """Lengths that the engine takes: at most `max_model_len` tokens of prompt and answer together."""
+    """Lengths that the engine accepts: at most `max_model_len` tokens of prompt and answer together."""
 
     def __init__(self, engine: ServedEngine, config: ServeConfig) -> None:
         self._engine = engine
@@ -35,15 +35,15 @@ class Lengths:
             raise BadRequest(f"max_tokens is 0, at least 1 is needed {unless}", "max_tokens")
 
     def check_min_tokens(self, min_tokens: int, max_tokens: int) -> None:
-        """Raise BadRequest for an answer whose least length is more than its greatest."""
+        """Raise BadRequest for an answer whose minimal length exceeds its maximal length."""
         if min_tokens > max_tokens:
             both = f"min_tokens is {min_tokens:,}, and the answer has at most {max_tokens:,} tokens"
             raise BadRequest(both, "min_tokens")
 
     def max_tokens(self, prompt: int, segments: int, wanted: int | None, may_be_cut: bool) -> int:
-        """Return the answer's greatest length: `wanted`, or all that the prompt of this many tokens leaves.
+        """Return the answer's maximal length: `wanted`, or all that the prompt of this many tokens leaves.
 
-        `may_be_cut`: an answer with a greater `wanted` length takes all that is left, too, and is not refused.
+        `may_be_cut`: a greater `wanted` length is reduced to all that is left, and not refused.
         Raises RequestTooLarge if prompt and answer are too long, BadRequest for an empty prompt or too many segments.
         """
         limit = self._engine.max_model_len
@@ -60,7 +60,7 @@ class Lengths:
                 f"{prompt + max_tokens:,}; {taker} takes {limit:,}"
             )
         if segments > MAX_SEGMENTS:
-            raise BadRequest(f"prompt has {segments:,} segments, at most {MAX_SEGMENTS:,} are taken", "prompt")
+            raise BadRequest(f"prompt has {segments:,} segments, at most {MAX_SEGMENTS:,} are accepted", "prompt")
         return max_tokens
 
     def check_segment(self, number: int, tokens: int) -> None:

@@ -17,7 +17,7 @@ MAX_BREAKPOINTS = 4  # of cache_control in a request, as at Anthropic
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> its field
 THOUGHT_PARTS = ("thinking", "redacted_thinking", "reasoning")  # not content, but clients send them back
 # fields of answers that clients send back and no template reads
-LEFTOVERS = (
+ANSWER_ONLY_FIELDS = (
     "refusal",
     "audio",
     "annotations",
@@ -85,7 +85,7 @@ def conversation(
     tool_breakpoints = tuple(point for i, tool in enumerate(tools or ()) for point in _breakpoints_of_tool(i, tool))
     total = len(breakpoints) + len(tool_breakpoints)
     if total > MAX_BREAKPOINTS:
-        raise ValueError(f"{total:,} parts have cache_control, at most {MAX_BREAKPOINTS:,} are taken")
+        raise ValueError(f"{total:,} parts have cache_control, at most {MAX_BREAKPOINTS:,} are accepted")
     return Conversation(
         tuple(template_message(message) for message in sent),
         [_plain_tool(tool) for tool in tools] if tools else None,
@@ -99,7 +99,7 @@ def conversation(
 
 def template_message(message: Message) -> Message:
     """Return a message with its text as one string, arguments of calls decoded, and older spellings replaced."""
-    shaped = {key: value for key, value in message.items() if value is not None and key not in LEFTOVERS}
+    shaped = {key: value for key, value in message.items() if value is not None and key not in ANSWER_ONLY_FIELDS}
     shaped["content"] = "".join(text for text, _ in _texts(message))
     if shaped.get("role") == "function":
         shaped["role"] = "tool"
@@ -157,7 +157,7 @@ def _breakpoints_of_tool(number: int, tool: dict[str, Any]) -> list[ToolBreakpoi
 
 
 def _longer(one: float | None, other: float | None) -> float | None:
-    """Return the longer of two times to live at one place; None is none."""
+    """Return the longer of two times to live at one place, either of which may be None."""
     return max((seconds for seconds in (one, other) if seconds is not None), default=None)
 
 

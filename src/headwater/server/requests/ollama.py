@@ -147,7 +147,7 @@ class OllamaCall(BaseModel, strict=True):
 
 
 class OllamaMessage(BaseModel, strict=True):
-    """Message of /api/chat. A tool's result names its call by `tool_name`, `tool_call_id`, or its place alone."""
+    """Message of /api/chat. A tool's result names its call by `tool_name`, `tool_call_id`, or only by its place."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None

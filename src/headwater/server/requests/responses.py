@@ -73,7 +73,7 @@ class ResponsesRequest(ConversationRequest):
     def chat_tools(self) -> list[ToolDefinition]:
         functions = [one for one in self._flat_tools() if one[-1].get("type") == "function"]
         if len(functions) > MAX_TOOLS:
-            raise BadRequest(f"tools has {len(functions):,} functions, at most {MAX_TOOLS:,} are taken", "tools")
+            raise BadRequest(f"tools has {len(functions):,} functions, at most {MAX_TOOLS:,} are accepted", "tools")
         body = {"tools": self.tools}
         return [checked(TOOL, chat_tool(space, tool), body, "tools", *place) for place, space, tool in functions]
 

@@ -40,19 +40,19 @@ NEUTRAL |= dict.fromkeys(("audio", "web_search_options", "prompt_logprobs", "pro
 NEUTRAL |= dict.fromkeys(("truncate_prompt_tokens", "lora_request"), ())
 SCORED = {name: allowed for name, allowed in NEUTRAL.items() if name != "prompt_logprobs"}  # where prompts are scored
 
-LEAST_PENALTY = 0.01  # of repetition: a logit divided by 1e-38 is infinite
+MIN_PENALTY = 0.01  # of repetition: a logit divided by 1e-38 is infinite
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 8_192  # of all stop strings together: each token's text is compared with every one
 MAX_BIASES = 1_024
-MAX_SALT = 1_024  # characters
-MAX_TIMEOUT = 7 * 24 * 3600.0  # seconds
+MAX_SALT_CHARACTERS = 1_024
+MAX_TIMEOUT_SECONDS = 7 * 24 * 3600.0
 
 
 def few_characters(value: list[str]) -> list[str]:
     """Raise an error for stop strings that are too long together."""
     total = sum(map(len, value))
     if total > MAX_STOP_CHARACTERS:
-        raise ValueError(f"stop has {total:,} characters together, at most {MAX_STOP_CHARACTERS:,} are taken")
+        raise ValueError(f"stop has {total:,} characters together, at most {MAX_STOP_CHARACTERS:,} are accepted")
     return value
 
 
@@ -71,7 +71,7 @@ TopK = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]  # -1 and 0: off
 MinP = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-RepetitionPenalty = Annotated[float, Field(ge=LEAST_PENALTY, le=2)]
+RepetitionPenalty = Annotated[float, Field(ge=MIN_PENALTY, le=2)]
 
 
 def refuse_unsupported(neutral: Mapping[str, tuple[Any, ...]], values: Any) -> None:
@@ -87,16 +87,16 @@ class StreamOptions(BaseModel, strict=True):
 
 
 class SpeculationOptions(BaseModel, strict=True, extra="forbid"):
-    """Drafts of one request, in place of the server's setting."""
+    """Drafts of one request, instead of the server's setting."""
 
     drafter: Literal["off", "auto", "ngram", "suffix", "mtp", "draft"] | None = None
     tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] | None = None  # drafts of a step
 
 
 class CacheHints(BaseModel, strict=True, extra="forbid"):
-    """Hints about later use of the prompt's prefix. They change what is evicted, and no bit of an answer."""
+    """Hints about later use of the prompt's prefix. They change the eviction order, and no bit of an answer."""
 
-    conversation_ended: bool | None = None  # true: no request goes on from this one
+    conversation_ended: bool | None = None  # true: no request continues from this one
     priority: Literal["low", "normal", "high"] | None = None  # among requests of the namespace; None: normal
 
 
@@ -105,7 +105,7 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
 
     neutral: ClassVar = NEUTRAL
 
-    model: str | None = None  # any name is taken: the server has one model
+    model: str | None = None  # any name is accepted: the server has one model
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -121,10 +121,10 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT)  # seconds
+    timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT_SECONDS)  # seconds
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: str | None = Field(None, max_length=MAX_SALT)
+    cache_salt: str | None = Field(None, max_length=MAX_SALT_CHARACTERS)
     exact: bool | None = None  # true: no segment is reused; the prompt's tokens are the same
     fidelity: Fidelity | None = Field(None, strict=False)  # None: balanced; used if segments are reused
     speculation: SpeculationOptions | None = None  # None: as the server does
@@ -140,7 +140,7 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
     @classmethod
     def _few_and_keyed_by_token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
         if value and len(value) > MAX_BIASES:
-            raise ValueError(f"has {len(value):,} entries, at most {MAX_BIASES:,} are taken")
+            raise ValueError(f"has {len(value):,} entries, at most {MAX_BIASES:,} are accepted")
         for key in value or ():
             if not (key.isascii() and key.isdigit() and len(key) < 10):
                 raise ValueError(f"its keys are token ids as decimal strings; one is {key[:20]!r}")
@@ -158,7 +158,7 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
 
     @property
     def may_be_cut(self) -> bool:
-        """True if an answer ends with the model's length, where it is False `max_tokens` beyond that is refused."""
+        """True if an answer ends at the model's length; if False, a `max_tokens` beyond it is refused."""
         return False
 
     @property
@@ -186,7 +186,7 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
 
     @property
     def cache_priority(self) -> int:
-        """Priority of what the request uses in the cache, as the engine takes it."""
+        """Priority of the cached content that the request uses, as the engine has it."""
         return PRIORITIES[(self.cache_hints and self.cache_hints.priority) or "normal"]
 
     @property

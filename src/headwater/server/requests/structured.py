@@ -19,10 +19,10 @@ FLEXIBLE = {"whitespace_pattern": r"[ \n\t]{0,40}"}
 COMPACT = {"whitespace_flexible": False}
 
 # Limits of a grammar, whose conversion is quadratic in the number of rules and recursive in the nesting of groups.
-MAX_GRAMMAR = 32 * 1024  # characters
+MAX_GRAMMAR_CHARACTERS = 32 * 1024
 MAX_RULES = 400
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
-OF_GRAMMARS = frozenset('"\\[]^-/\n\r\t')  # characters that keep their escapes
+GRAMMAR_ESCAPES = frozenset('"\\[]^-/\n\r\t')  # characters that keep their escapes
 
 Schema = str | dict[str, Any]  # a schema, or its JSON
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, fail_fast=True)]
@@ -84,7 +84,7 @@ class StructuredRequest(BaseModel):
     def answer_constraint(self) -> Constraint | None:
         """Constraint that the answer has to fit, None for any text.
 
-        Raises BadRequest for two constraints or a schema that is no JSON, ConstraintError for a grammar that is none.
+        Raises BadRequest for two constraints or a schema that is not JSON, ConstraintError for an invalid grammar.
         """
         given = self._given()
         if len(given) > 1:
@@ -117,12 +117,12 @@ def only_one(first: str, second: str, *more: str) -> BadRequest:
 
 
 def schema_constraint(schema: Schema, spacing: Mapping[str, Any], param: str) -> Constraint:
-    """Return a constraint to JSON texts that fit the schema; raises BadRequest for a text that is no JSON object."""
+    """Return a constraint to JSON texts that fit the schema; raises BadRequest for a text that is not a JSON object."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
-            raise BadRequest(f"{param} is a text that is no JSON: {error}", param) from error
+            raise BadRequest(f"{param} is a text that is not JSON: {error}", param) from error
         if not isinstance(schema, dict):
             raise BadRequest(f"{param} is the JSON of a {type(schema).__name__}, a schema is an object", param)
     return Constraint("json_schema", json.dumps({**schema, "x-guidance": spacing}), param)
@@ -156,11 +156,13 @@ def grammar_constraint(text: str, _: Mapping[str, Any], param: str) -> Constrain
 
     Raises ConstraintError for a text that is neither, or too long.
     """
-    if len(text) > MAX_GRAMMAR:
-        raise ConstraintError(f"the grammar has {len(text):,} characters, at most {MAX_GRAMMAR:,} are taken", param)
+    if len(text) > MAX_GRAMMAR_CHARACTERS:
+        raise ConstraintError(
+            f"the grammar has {len(text):,} characters, at most {MAX_GRAMMAR_CHARACTERS:,} are accepted", param
+        )
     rules = text.count("::=")
     if rules > MAX_RULES:
-        raise ConstraintError(f"the grammar has {rules:,} rules, at most {MAX_RULES:,} are taken", param)
+        raise ConstraintError(f"the grammar has {rules:,} rules, at most {MAX_RULES:,} are accepted", param)
     try:
         return Constraint("lark", any_to_lark(ESCAPE.sub(_decoded, text) if rules else text), param)
     except RecursionError as error:
@@ -176,14 +178,14 @@ def _decoded(escape: re.Match[str]) -> str:
         return escape[0]
     number = int(code, 16)
     if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-        raise ValueError(f"{escape[0]} is no character")
+        raise ValueError(f"{escape[0]} is not a character")
     character = chr(number)
-    if character not in OF_GRAMMARS and character.isprintable():
+    if character not in GRAMMAR_ESCAPES and character.isprintable():
         return character
-    return SPELLED.get(character, f"\\x{number:02x}")
+    return RANGE_ESCAPES.get(character, f"\\x{number:02x}")
 
 
-SPELLED = {'"': '\\"', "\\": "\\\\", "[": "\\[", "]": "\\]", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+RANGE_ESCAPES = {'"': '\\"', "\\": "\\\\", "[": "\\[", "]": "\\]", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 Maker = Callable[[Any, Mapping[str, Any], str], Constraint]
 MAKERS: dict[str, Maker] = {

@@ -12,11 +12,11 @@ from headwater.server.http.errors import BadRequest, shown
 
 MODES = ("none", "auto", "required")
 MAX_TOOLS = 512
-MAX_NAME = 256  # characters
-MAX_WARNING = 400  # characters of names in a warning: a value of a response's metadata has at most 512
+MAX_NAME_CHARACTERS = 256
+MAX_WARNING_CHARACTERS = 400  # of names in a warning: a value of a response's metadata has at most 512
 
 
-FunctionName = Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=r"^[^<>\s]+$")]
+FunctionName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS, pattern=r"^[^<>\s]+$")]
 
 
 class FunctionDefinition(BaseModel, strict=True):
@@ -103,12 +103,12 @@ def _allowed_name(tool: Any) -> str:
     match tool:
         case {"type": "function", "function": {"name": str(name)}}:
             return name
-    raise BadRequest(f"tool_choice allows {_short(tool)}, which is no function with a name", "tool_choice")
+    raise BadRequest(f"tool_choice allows {_short(tool)}, which is not a function with a name", "tool_choice")
 
 
 def dropped_tools(types: Iterable[str]) -> list[str]:
     """Return a warning about tools of these types, which run elsewhere, or no warning if there are none."""
-    names = ", ".join(map(shown, dict.fromkeys(types)))[:MAX_WARNING]
+    names = ", ".join(map(shown, dict.fromkeys(types)))[:MAX_WARNING_CHARACTERS]
     return [f"left out, since this server runs no tools itself: those of type {names}"] if names else []
 
 

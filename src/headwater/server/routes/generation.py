@@ -15,7 +15,7 @@ from headwater.server.answer.forms import ChatForm, CompletionForm, Form, prompt
 from headwater.server.answer.ollama import OllamaReply
 from headwater.server.answer.reply import Echo, Reply, without_echo
 from headwater.server.answer.responses import ResponsesReply
-from headwater.server.http.errors import ANTHROPIC_OF_A_BODY, BadRequest, generated
+from headwater.server.http.errors import ANTHROPIC_BODY_REFUSALS, BadRequest, generated
 from headwater.server.http.exchange import CLIENT_GONE, Events, EventStream, Exchange, Progress, unless_gone
 from headwater.server.observe.record import RequestRecord
 from headwater.server.requests.anthropic import MessagesRequest
@@ -60,7 +60,9 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     return await Answering(service, "responses", body, request).answer(generations, reply)
 
 
-@router.post("/v1/messages", response_model=None, responses=generated(*MESSAGES_FIELDS, refused=ANTHROPIC_OF_A_BODY))
+@router.post(
+    "/v1/messages", response_model=None, responses=generated(*MESSAGES_FIELDS, refused=ANTHROPIC_BODY_REFUSALS)
+)
 async def messages(body: MessagesRequest, request: Request) -> Response:
     service = service_of(request)
     generations, parser = await run_in_threadpool(service.chat, body)
@@ -123,7 +125,7 @@ class Answering:
 
 
 async def resumed(first: tuple[int, Progress], events: Events) -> Events:
-    """Yield an event that was taken from `events`, and the events after it."""
+    """Yield an event that was read from `events`, and the events after it."""
     yield first
     async for event in events:
         yield event

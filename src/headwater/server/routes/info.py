@@ -88,7 +88,7 @@ async def models(request: Request) -> Models:
 async def model(model_id: str, request: Request) -> Model:
     served = served_model(service_of(request))
     if model_id != served.id:
-        raise HTTPException(404, f"there is no model {model_id[:100]!r} here, but {served.id!r}")
+        raise HTTPException(404, f"model {model_id[:100]!r} is not served here; the model is {served.id!r}")
     return served
 
 

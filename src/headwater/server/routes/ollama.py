@@ -21,7 +21,7 @@ from headwater.models.hub import folder_of
 from headwater.server.answer.formats.parser import AnswerParser
 from headwater.server.answer.ollama import MEDIA_TYPE, Fields, OllamaReply, chat_fields, generate_fields, loaded
 from headwater.server.http.error_forms import OllamaRefusal
-from headwater.server.http.errors import OLLAMA_OF_A_BODY, generated, refusals
+from headwater.server.http.errors import OLLAMA_BODY_REFUSALS, generated, refusals
 from headwater.server.requests.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest
 from headwater.server.routes.generation import Answering
 from headwater.server.routes.service import Service, json_routes, service_of
@@ -29,7 +29,7 @@ from headwater.server.routes.service import Service, json_routes, service_of
 API_VERSION = "0.32.0"  # release of Ollama that has this API: clients refuse one below the version that they need
 FIELDS = ("model", "created_at", "done", "done_reason")
 STREAMED = {MEDIA_TYPE: {"schema": {"type": "string", "description": "Objects, a line each"}}}
-KEPT_DAYS = 36_500  # after which the model leaves the memory: never
+LOADED_DAYS = 36_500  # until the model is unloaded: never
 # format of the weights -> Ollama's name, if it has one
 QUANTIZATION = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 UNITS = (("B", 10**9), ("M", 10**6), ("K", 10**3))
@@ -38,8 +38,8 @@ DEFAULTS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "m
 DEFAULTS |= {"repetition_penalty": "repeat_penalty"}
 
 # path below /api -> the reason why it is absent
-CHANGES = "serves the one model that it was started with (headwater serve MODEL) and changes none"
-ABSENT = dict.fromkeys(("pull", "push", "create", "delete", "copy", "blobs/{digest}"), CHANGES)
+CHANGES_REFUSED = "serves the one model that it was started with (headwater serve MODEL) and changes none"
+ABSENT = dict.fromkeys(("pull", "push", "create", "delete", "copy", "blobs/{digest}"), CHANGES_REFUSED)
 ABSENT |= dict.fromkeys(("embed", "embeddings"), "generates text and computes no embeddings")
 UNAUTHORIZED = refusals(401, form=OllamaRefusal)
 
@@ -79,7 +79,7 @@ class Running(BaseModel):
 
 
 class ShowRequest(BaseModel, strict=True):
-    model: str | None = None  # any name is taken: the server has one model
+    model: str | None = None  # any name is accepted: the server has one model
     name: str | None = None  # older name of the field
 
 
@@ -101,8 +101,8 @@ class ApiVersion(BaseModel):
 
 
 router = json_routes()
-CHAT = generated(*FIELDS, "message", refused=OLLAMA_OF_A_BODY, streamed=STREAMED)
-GENERATE = generated(*FIELDS, "response", refused=OLLAMA_OF_A_BODY, streamed=STREAMED)
+CHAT = generated(*FIELDS, "message", refused=OLLAMA_BODY_REFUSALS, streamed=STREAMED)
+GENERATE = generated(*FIELDS, "response", refused=OLLAMA_BODY_REFUSALS, streamed=STREAMED)
 
 
 @router.post("/api/chat", response_model=None, responses=CHAT)
@@ -157,7 +157,7 @@ for path, reason in ABSENT.items():
 
 
 def install(app: FastAPI, service: Service) -> None:
-    """Describe the served model once: its folder may go while it is served."""
+    """Describe the served model once: its folder may be deleted while it is served."""
     app.state.listed = listed_model(service)
 
 
@@ -171,13 +171,13 @@ async def tags(request: Request) -> Tags:
 async def ps(request: Request) -> Running:
     service, listed = service_of(request), request.app.state.listed
     on_card = listed.size if service.config.device.startswith("cuda") else 0
-    end = datetime.fromtimestamp(service.started, UTC) + timedelta(days=KEPT_DAYS)
+    end = datetime.fromtimestamp(service.started, UTC) + timedelta(days=LOADED_DAYS)
     most = service.engine.max_model_len
     held = RunningModel(**listed.model_dump(), expires_at=end, size_vram=on_card, context_length=most)
     return Running(models=[held])
 
 
-@router.post("/api/show", responses=OLLAMA_OF_A_BODY)
+@router.post("/api/show", responses=OLLAMA_BODY_REFUSALS)
 async def show(body: ShowRequest, request: Request) -> Shown:
     service, listed = service_of(request), request.app.state.listed
     service.note_model(body.model or body.name)

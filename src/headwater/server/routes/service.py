@@ -70,9 +70,9 @@ class Service:
         if known or len(self._other_names) >= MAX_OTHER_NAMES:
             return
         self._other_names.add(str(name))
-        log.warning("a client asked for model %s; every name is answered by %r", shown(name), self.engine.model_name)
+        log.warning("a client named model %s; %r answers requests for any name", shown(name), self.engine.model_name)
         if len(self._other_names) == MAX_OTHER_NAMES:
-            log.warning("%d names of other models were asked for; further ones are not logged", MAX_OTHER_NAMES)
+            log.warning("clients named %d other models; further names are not logged", MAX_OTHER_NAMES)
 
     def completion(self, body: CompletionRequest) -> tuple[list[Generation], Echo]:
         """Translate a completion: one generation for each answer, and the echo of the prompts if it is wanted."""
@@ -147,17 +147,17 @@ class Service:
         return replace(limited, params=params, segments=segments, fidelity=fidelity, drafting=drafting)
 
     def _drafts_with(self, head: str) -> bool:
-        """Return whether requests may name this drafter, of which a server has one: `auto` has what there is."""
+        """Return whether requests may name this drafter: a server has one of them, with `auto` the best available."""
         setting = self.config.speculation
         if setting == "auto":
             return self.config.draft_model is not None if head == "draft" else self.engine.mtp_bytes > 0
         return setting in ("off", head)
 
     def _drafting(self, body: SamplingRequest, max_tokens: int) -> Drafting:
-        """Return the drafts that a request asks for; a prediction is cut at about the answer's greatest length."""
+        """Return the drafts that a request asks for; a prediction is cut at about the answer's maximal length."""
         asked, prediction = body.speculation or SpeculationOptions(), list[int]()
         if asked.drafter in ("mtp", "draft") and not self._drafts_with(asked.drafter):
-            must = f"the server drafts with {self.config.speculation!r}: ask it, or no drafter by name"
+            must = f"the server drafts with {self.config.speculation!r}: name that, or no drafter"
             raise BadRequest(f"drafter is {asked.drafter!r}, and {must}", "speculation")
         if body.predicted_text and self.config.speculation != "off":
             text = body.predicted_text[: PREDICTED_CHARACTERS * max_tokens]

@@ -16,11 +16,11 @@ from starlette.exceptions import HTTPException
 from headwater.engine.live import Outcome
 from headwater.errors import ConfigError
 from headwater.request import Span
-from headwater.server.http.errors import ANTHROPIC_OF_A_BODY, OF_A_BODY, BadRequest, of_field, refusals
+from headwater.server.http.errors import ANTHROPIC_BODY_REFUSALS, BODY_REFUSALS, BadRequest, of_field, refusals
 from headwater.server.requests.anthropic import CountTokensRequest
 from headwater.server.requests.chat import Documents, Messages, ToolDefinitions, conversation_of
 from headwater.server.requests.lengths import MAX_SEGMENTS
-from headwater.server.requests.sampling import MAX_SALT, TokenId
+from headwater.server.requests.sampling import MAX_SALT_CHARACTERS, TokenId
 from headwater.server.routes.service import Service, json_routes, service_of
 
 ADDED_TOKEN = ("special", "lstrip", "rstrip", "single_word", "normalized")  # properties of an added token
@@ -36,7 +36,8 @@ class TokenizeRequest(BaseModel, strict=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
-    cache_salt: str | None = Field(None, max_length=MAX_SALT)  # encoded pieces are kept for this namespace only
+    # encoded pieces are kept for this namespace only
+    cache_salt: str | None = Field(None, max_length=MAX_SALT_CHARACTERS)
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeRequest:
@@ -83,7 +84,7 @@ class TokenizerInfo(BaseModel):
 
 class WarmRequest(BaseModel, strict=True):
     texts: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1, max_length=MAX_SEGMENTS, fail_fast=True)
-    cache_salt: str | None = Field(None, max_length=MAX_SALT)
+    cache_salt: str | None = Field(None, max_length=MAX_SALT_CHARACTERS)
 
 
 class Warmed(BaseModel):
@@ -113,7 +114,7 @@ class WarmsSegments(Protocol):
 router = json_routes()
 
 
-@router.post("/tokenize", responses=OF_A_BODY)
+@router.post("/tokenize", responses=BODY_REFUSALS)
 async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
     service = service_of(request)
     tokens, segments = await run_in_threadpool(prompt_of, service, body)
@@ -160,7 +161,7 @@ async def tokenizer_info(request: Request) -> TokenizerInfo:
     )
 
 
-@router.post("/detokenize", responses=OF_A_BODY)
+@router.post("/detokenize", responses=BODY_REFUSALS)
 async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
     service = service_of(request)
     service.check_tokens(body.tokens, "tokens")
@@ -168,13 +169,13 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
     return Text(prompt=await run_in_threadpool(decode, body.tokens, skip_special_tokens=False))
 
 
-@router.post("/v1/messages/count_tokens", responses=ANTHROPIC_OF_A_BODY)
+@router.post("/v1/messages/count_tokens", responses=ANTHROPIC_BODY_REFUSALS)
 async def count_tokens(body: CountTokensRequest, request: Request) -> InputTokens:
     prompt = await run_in_threadpool(service_of(request).conversation_prompt, body)
     return InputTokens(input_tokens=len(prompt.prompt))
 
 
-@router.post("/cache/segments", responses={**OF_A_BODY, **refusals(501)})
+@router.post("/cache/segments", responses={**BODY_REFUSALS, **refusals(501)})
 async def warm(body: WarmRequest, request: Request) -> AllWarmed:
     service = service_of(request)
     engine = service.engine

@@ -1,4 +1,4 @@
-"""JSON calls between tags: well-formed calls, calls with a model's mistakes, and texts that are no calls."""
+"""JSON calls between tags: well-formed calls, calls with a model's mistakes, and texts that are not calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of calls with and without brackets and commas, and texts that are no calls."""
+"""Lists of calls with and without brackets and commas, and texts that are not calls."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.server.answer.formats import TOOLS
-from headwater.server.answer.formats.grammar import ANY, Grammar, encoded, property_schema, types_of
+from headwater.server.answer.formats.grammar import ALL_JSON_TYPES, Grammar, encoded, property_schema, types_of
 from headwater.server.answer.formats.parser import AnswerParser, CallArguments, CallBegin, Content
 from headwater.server.requests.tools import FunctionDefinition
 from tests.server.answer.formats.cases import WEATHER, WEATHER_TOOLS, parse, shape
@@ -85,21 +85,21 @@ def test_text_where_a_parameter_should_be_ends_the_call_without_completing_it():
 
 def test_types_come_from_references_unions_and_choices():
     kinds = {name: types_of(property_schema(WEATHER, name), WEATHER) for name in ("city", "note", "unit", "nowhere")}
-    assert kinds == {"city": {"string"}, "note": {"string", "null"}, "unit": {"string"}, "nowhere": ANY}
+    assert kinds == {"city": {"string"}, "note": {"string", "null"}, "unit": {"string"}, "nowhere": ALL_JSON_TYPES}
     assert types_of({"type": ["integer", "null"]}, {}) == {"integer", "null"}
     assert types_of({"allOf": [{"type": "object"}, {}]}, {}) == {"object"}
     assert types_of({"const": 3}, {}) == {"integer"}
     loop = {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}, "$ref": "#/$defs/a"}
     assert types_of(loop, loop) >= {"null"}
-    assert types_of({"$ref": "#/$defs/nothing"}, {}) == ANY
-    assert types_of(True, {}) == ANY
+    assert types_of({"$ref": "#/$defs/nothing"}, {}) == ALL_JSON_TYPES
+    assert types_of(True, {}) == ALL_JSON_TYPES
 
 
 @pytest.mark.parametrize("refers", [lambda i: "x0", lambda i: f"x{i + 1}"], ids=["to itself", "to the next"])
 def test_schemas_that_refer_to_one_another_many_times_are_looked_at_once(refers):
     """Visiting them by every path would take 8 to the power of 16 steps."""
     definitions = {f"x{i}": {"anyOf": [{"$ref": f"#/$defs/{refers(i)}"}] * 8} for i in range(16)}
-    assert types_of({"$ref": "#/$defs/x0"}, {"$defs": definitions}) == ANY
+    assert types_of({"$ref": "#/$defs/x0"}, {"$defs": definitions}) == ALL_JSON_TYPES
 
 
 def test_schema_with_malformed_required_requires_nothing():

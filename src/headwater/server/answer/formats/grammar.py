@@ -1,6 +1,6 @@
 """Grammars in llguidance's dialect of Lark, built from rules, and the JSON schemas that they refer to.
 
-To llguidance a token such as <think> is no text, whether the tokenizer calls it special or not: literals and regular
+To llguidance a token such as <think> is not text, whether the tokenizer calls it special or not: literals and regular
 expressions never match it. A grammar has to name it, and so has to know which tags are tokens.
 """
 
@@ -24,10 +24,10 @@ SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 LENIENT = {"lenient": True, "coerce_one_of": True}
 
 MAX_DEPTH = 16  # of references and alternatives; deeper ones allow any type
-ANY = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
-NOTHING: Schema = {}  # one object, which is compared by identity
+ALL_JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+NO_SCHEMA: Schema = {}  # compared by identity
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}  # written by templates that print Python values
-NAMES: dict[type, str] = {
+TYPE_NAMES: dict[type, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", dict: "object", list: "array"
 }  # fmt: skip
 
@@ -117,7 +117,7 @@ def either(options: list[str]) -> str:
 def properties_of(schema: Schema) -> Schema:
     """Return the schemas of an object's properties, by name."""
     properties = resolved(schema, schema).get("properties")
-    return properties if isinstance(properties, Mapping) else NOTHING
+    return properties if isinstance(properties, Mapping) else NO_SCHEMA
 
 
 def property_schema(schema: Schema, name: str) -> Any:
@@ -126,10 +126,10 @@ def property_schema(schema: Schema, name: str) -> Any:
 
 
 def resolved(schema: Any, root: Schema) -> Schema:
-    """Follow the schema's references within `root`; return NOTHING for a value that is no schema."""
+    """Follow the schema's references within `root`; return NO_SCHEMA for a value that is not one."""
     for _ in range(MAX_DEPTH):
         if not isinstance(schema, Mapping):
-            return NOTHING
+            return NO_SCHEMA
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             return schema
@@ -138,11 +138,11 @@ def resolved(schema: Any, root: Schema) -> Schema:
             key = step.replace("~1", "/").replace("~0", "~")
             target = target.get(key) if isinstance(target, Mapping) else None
         schema = target
-    return NOTHING
+    return NO_SCHEMA
 
 
 def types_of(schema: Any, root: Schema) -> frozenset[str]:
-    """Return the JSON types that a schema allows, as far as it names them. Linear in the size of `root`."""
+    """Return the JSON types that a schema allows; any type if it names none. Linear in the size of `root`."""
     return _types_of(schema, root, {}, 0)
 
 
@@ -150,9 +150,9 @@ def _types_of(schema: Any, root: Schema, known: dict[int, frozenset[str]], depth
     """`known` holds the types of visited schemas by identity: references may lead to one any number of times."""
     schema = resolved(schema, root)
     if depth > MAX_DEPTH:
-        return ANY
+        return ALL_JSON_TYPES
     if id(schema) not in known:
-        known[id(schema)] = ANY  # for references of the schema to itself
+        known[id(schema)] = ALL_JSON_TYPES  # for references of the schema to itself
         known[id(schema)] = _named_types(schema, root, known, depth)
     return known[id(schema)]
 
@@ -160,7 +160,7 @@ def _types_of(schema: Any, root: Schema, known: dict[int, frozenset[str]], depth
 def _named_types(schema: Schema, root: Schema, known: dict[int, frozenset[str]], depth: int) -> frozenset[str]:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
-        return frozenset(NAMES.get(type(value), "string") for value in values)
+        return frozenset(TYPE_NAMES.get(type(value), "string") for value in values)
     types = schema.get("type")
     if isinstance(types, str):
         return frozenset({types})
@@ -170,14 +170,14 @@ def _named_types(schema: Schema, root: Schema, known: dict[int, frozenset[str]],
         if isinstance(parts := schema.get(word), list) and parts:
             sets = [_types_of(part, root, known, depth + 1) for part in parts]
             return frozenset.intersection(*sets) if word == "allOf" else frozenset.union(*sets)
-    return ANY
+    return ALL_JSON_TYPES
 
 
 def encoded(text: str, types: frozenset[str]) -> str:
     """Encode a bare value as JSON: a string, unless it parses as another type that is allowed."""
     bare = PYTHON_WORDS.get(text.strip(), text.strip())
     try:
-        name = NAMES[type(decoded(bare))]
+        name = TYPE_NAMES[type(decoded(bare))]
     except ValueError:
         name = "string"
     if name != "string" and (name in types or (name == "integer" and "number" in types)):
@@ -194,4 +194,4 @@ def decoded(text: str) -> Any:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

@@ -22,8 +22,8 @@ from headwater.server.answer.formats.parser import (
 from headwater.server.requests.tools import FunctionDefinition, Tools
 
 SPACE = " \t\r\n"
-OUTSIDE = re.compile(r'["{}\[\]<]')  # the characters that matter in JSON outside of a string, where "<" never occurs
-INSIDE = re.compile(r'["\\]')  # and inside of a string
+# the characters that matter in JSON outside of a string, where "<" never occurs, and inside of one
+OUTSIDE_STRING, INSIDE_STRING = re.compile(r'["{}\[\]<]'), re.compile(r'["\\]')
 # the start of a call whose arguments can be passed on as they come
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL)
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"  # of Kimi
@@ -32,7 +32,7 @@ KIMI_ID = re.compile(r"(?:functions\.)?([^\s<>]+?)(?::\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls(ToolFormat):
-    """Calls as objects, one on each line or in a list. The parser takes brackets, commas and lines as optional."""
+    """Calls as objects, one on each line or in a list. To the parser brackets, commas and lines are optional."""
 
     def parser(self, raw: str, tools: Tools) -> CallParser:
         return JsonSection(raw, self.close)
@@ -118,7 +118,7 @@ class JsonArguments(CallParser):
         return end is not None and self._then(self._text, self._call_end)
 
     def _call_end(self, out: list[Delta]) -> bool:
-        """Read the call's closing tag, or any text in its place; surplus braces are dropped."""
+        """Read the call's closing tag, or any text instead; surplus braces are dropped."""
         self._text = self._text.lstrip(SPACE + "}")
         if not self._text or may_become(self._text, self.call_end):
             return False
@@ -225,11 +225,11 @@ class JsonEnd:
         self._quoted = self._escaped = False
 
     def find(self, text: str, at: int = 0) -> int | None:
-        """Read on in `text` from `at`; return the position at which the object ends, or None if it continues."""
+        """Continue reading `text` at `at`; return the position at which the object ends, or None if it continues."""
         if self._escaped and at < len(text):
             self._escaped = False
             at += 1
-        while found := (INSIDE if self._quoted else OUTSIDE).search(text, at):
+        while found := (INSIDE_STRING if self._quoted else OUTSIDE_STRING).search(text, at):
             at = found.end()
             match found[0]:
                 case '"':
@@ -249,7 +249,7 @@ class JsonEnd:
 
 
 def whole_call(text: str) -> list[Delta]:
-    """Parse a complete text as one call; return no delta if it is none."""
+    """Parse a complete text as one call; return no delta if it is not one."""
     call = _decoded(text)
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
         return []

@@ -74,7 +74,7 @@ def possible_start(text: str, *tags: str) -> int:
 class AnswerParser:
     """Parser of one answer. It never raises, and the joined deltas do not depend on how the text was cut.
 
-    Only markup and the white space beside it are dropped: text that is no well-formed call becomes content, or
+    Only markup and the white space next to it are dropped: text other than a well-formed call becomes content, or
     arguments if a call has begun.
     """
 
@@ -126,7 +126,7 @@ class Splitter:
         return out
 
     def _then(self, text: str, step: Step) -> bool:
-        """Go on with `text` at another step."""
+        """Continue with `text` at another step."""
         self._text, self._step = text, step
         return True
 
@@ -137,7 +137,7 @@ class Splitter:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """Tags that enclose a family's reasoning. Line ends beside them are markup, as in chat templates."""
+    """Tags that enclose a family's reasoning. Line ends next to them are markup, as in chat templates."""
 
     open: str
     close: str
@@ -246,7 +246,7 @@ class ToolFormat(ABC):
 class CallParser(Splitter, ABC):
     """Base of parsers of the text after one opening tag, which holds one call or several; its last step sets `rest`.
 
-    If the text turns out to be no call before any CallBegin, all of it is given back.
+    If the text turns out not to be a call before any CallBegin, all of it is given back.
     """
 
     def __init__(self, raw: str, first: Step) -> None:
@@ -270,7 +270,7 @@ class CallParser(Splitter, ABC):
 
     @abstractmethod
     def _head(self, out: list[Delta]) -> bool:
-        """Read a call up to its arguments. If the answer ends here, the text is no call but content."""
+        """Read a call up to its arguments. If the answer ends here, the text is content, not a call."""
 
     def _leave(self, out: list[Delta], rest: str) -> bool:
         """End the calls before `rest`. If none has begun, the tag is content, and all text after it is unread."""

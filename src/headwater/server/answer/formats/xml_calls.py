@@ -29,7 +29,7 @@ from headwater.server.answer.formats.parser import (
 )
 from headwater.server.requests.tools import FunctionDefinition, Tools
 
-NOT_OF_A_NAME = re.compile(r"[<\n]")
+NOT_IN_NAMES = re.compile(r"[<\n]")
 STRING = frozenset({"string"})
 
 
@@ -177,7 +177,7 @@ class XmlSection(CallParser):
         return self._then(self._text.removeprefix(self._tags.parameter[2]), self._between)
 
     def _close(self, out: list[Delta]) -> bool:
-        """Read the closing tag, another call if there may be several, or any text in its place."""
+        """Read the closing tag, another call if there may be several, or any text instead."""
         close, another = self._tags.close, self._tags.function[:1] if self._tags.several else ()
         after = self._text.lstrip()
         if may_become(after, close, *another):
@@ -193,7 +193,7 @@ def _named(text: str, begin: str, end: str) -> str | None:
     if not text.startswith(begin):
         return ""
     text = text.removeprefix(begin)
-    at, wrong = text.find(end), NOT_OF_A_NAME.search(text)
+    at, wrong = text.find(end), NOT_IN_NAMES.search(text)
     if wrong is not None and not 0 <= at < wrong.start():
         return ""
     return text[:at] if at >= 0 else None

@@ -1,4 +1,4 @@
-"""Models of the command line: a folder, the embedded model, or the name of one on a hub, which is downloaded."""
+"""Models that a command line names: a folder, the embedded model, one on a hub, which is downloaded; and profiles."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from headwater.cli.common import progress_console
+from headwater.cli.common import ANY_MODEL, one_of, progress_console
+from headwater.config import WEIGHTS
+from headwater.errors import ConfigError
 from headwater.hub_name import HubName
 from headwater.models.download import Advance, Download
 from headwater.models.embedded import FOLDER, embedded
+from headwater.models.families import read_config
 from headwater.models.hub import Listing, cached, cached_config
+from headwater.models.profiles import PROFILES, Profile, load_profile, profile_named
+from headwater.traces.recordings import Served
 
-LINE_SECONDS = 10  # between lines of progress where there is no terminal
+LINE_SECONDS = 10  # between lines of progress without a terminal
 
 
 def by_name(model: Path) -> Path | HubName | None:
@@ -25,12 +30,12 @@ def by_name(model: Path) -> Path | HubName | None:
 
 
 def named(model: Path | None) -> Path | HubName | None:
-    """Return what the command line means: a folder if it exists, otherwise a model by its name."""
+    """Return the model that the command line names: a folder if it exists, otherwise a model by its name."""
     return model if model is None or model.exists() else by_name(model) or model
 
 
 def config_folder(model: Path | HubName | None) -> Path:
-    """Return a folder with the model's config.json; of a hub's model that file alone is downloaded.
+    """Return a folder with the model's config.json; of a hub's model only that file is downloaded.
 
     Raises DownloadError, and CheckpointError for a model that is not supported.
     """
@@ -104,3 +109,29 @@ def received(total: int) -> Iterator[Advance]:
     with Progress(*columns, console=progress_console, transient=True) as bars:
         task = bars.add_task("", total=total)
         yield lambda n: bars.advance(task, n)
+
+
+def any_profile(name: str, weights: str = "auto") -> Profile:
+    """Return a profile by its name, or of a model: that of a folder, or of a hub, whose config.json is downloaded.
+
+    Raises ConfigError, CheckpointError and DownloadError.
+    """
+    model = None if name in PROFILES else named(Path(name))
+    return load_profile(name if model is None else str(config_folder(model)), weights=weights)
+
+
+def profile_for(model: str | None, recorded: Served | None, weights: str | None = None) -> Profile:
+    """Return the profile that is named; without a name, that of the recording's model, or of ANY_MODEL.
+
+    Weights are held as `weights` says; without it, as the recording's server held them. Raises ConfigError for a
+    recording that does not describe its model.
+    """
+    weights = one_of("weights", weights or (recorded.weights if recorded else "") or "auto", WEIGHTS)
+    if model is not None or recorded is None:
+        return any_profile(model or ANY_MODEL, weights)
+    if recorded.config:
+        spec = read_config(dict(recorded.config), recorded.dtype or "bfloat16", recorded.page_size, weights)
+        return profile_named(recorded.model, "the recording", spec)
+    if recorded.model in PROFILES:
+        return load_profile(recorded.model, weights=weights)
+    raise ConfigError(f"the recording does not describe its model {recorded.model!r}: name it with --model")
