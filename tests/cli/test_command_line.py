@@ -122,7 +122,7 @@ def test_version_and_help(capsys):
         (["serve", "--eviction", "newest"], "newest"),
         (["serve", "--placement", "nowhere"], "nowhere"),
         (["serve", "--config", "/nonexistent/file"], "/nonexistent/file"),
-        (["serve", "--uds", __file__], "no socket"),
+        (["serve", "--uds", __file__], "not a socket"),
         (["serve", "--tls-cert", __file__, "--tls-key", __file__], "tls_cert is"),
         (["inspect", "/nonexistent/model"], "/nonexistent/model"),
     ],

@@ -78,7 +78,7 @@ def test_each_table_labels_rows_of_different_memory(capfd: pytest.CaptureFixture
         (("--serve", "h100", "--workers", "2", "--prefill", "1"), "prefill is 1 of 2 workers with pulls off"),
         (
             ("--serve", "h100", "--workers", "2", "--pulls", "1GB/s", "--prefill", "1", "--decode-reuse", "raw"),
-            "--prefill 1 not with --decode-reuse raw",
+            "--prefill 1 excludes --decode-reuse raw",
         ),
         (("--serve", "h100", "--workers", "0"), "'--workers': Input should be"),
         (("--serve", "h100", "--workers", "2", "--router", "best"), "router 'best' is unknown; there are aibrix"),

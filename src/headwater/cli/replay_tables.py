@@ -26,7 +26,7 @@ def cluster_tables(results: Sequence[Result]) -> list[Table]:
     if not rows:
         return []
     first = _cluster(rows[0])
-    title = f"{len(first.workers) - first.replaced} simulated workers, and requests by predicted cached tokens"
+    title = f"{len(first.workers) - first.replaced} simulated workers, and requests by the prediction of cached tokens"
     return [_table(title, rows, ROUTED)]
 
 
