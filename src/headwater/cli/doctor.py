@@ -12,8 +12,8 @@ from rich.text import Text
 from typer import Option
 
 from headwater.cli.common import HELP, Memory, Model, Weights, commands, one_of, show
-from headwater.cli.models import named
 from headwater.cli.machine_findings import FAIL, OK, SLOW, WARN, Finding, Intended, of_machine
+from headwater.cli.models import named
 from headwater.config import WEIGHTS
 from headwater.setting import parse_bytes
 from headwater.table import Table
