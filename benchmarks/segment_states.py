@@ -85,12 +85,12 @@ def deepest() -> Found:
 
 def _deepest(model: Path, skip_attention: bool) -> Distance:
     wanted = Wanted(cut=measured.TOKENS, parts=measured.PARTS)
-    layers = studied(model, "float32", 1, wanted, [Fidelity.W0], skip_attention).means["w0"].states
+    layers = studied(model, ("float32", "auto"), 1, wanted, [Fidelity.W0], skip_attention).means["w0"].states
     return layers[max(layers)]
 
 
 def boundaries() -> Found:
-    found = studied(embedded(), "float32", 1, Wanted(), [Fidelity.W0], False).deviations
+    found = studied(embedded(), ("float32", "auto"), 1, Wanted(), [Fidelity.W0], False).deviations
     return measured.boundaries({f"layer {layer}": places for layer, places in found.items()})
 
 
