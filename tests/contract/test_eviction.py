@@ -40,7 +40,7 @@ def largest_victim(toy: Toy) -> int:
 
 
 @policies
-def test_it_can_be_made_from_its_name(policy: str) -> None:
+def test_eviction_policy_is_made_from_its_name(policy: str) -> None:
     made: Eviction = make_eviction(policy, LAYOUT)
     assert made.victim(Room.ANY, 1) is None
 
@@ -77,7 +77,7 @@ def test_everything_unpinned_can_be_evicted_and_nothing_else(policy: str, fracti
 
 @policies
 @fractions
-def test_no_more_goes_than_is_needed(policy: str, fraction: float | None) -> None:
+def test_no_more_is_evicted_than_needed(policy: str, fraction: float | None) -> None:
     toy = filled(policy, fraction)
     for first in range(200, 220):
         before = toy.cache.stats()
@@ -101,7 +101,7 @@ def test_asking_for_a_victim_changes_nothing(policy: str) -> None:
 
 
 @policies
-def test_who_was_asked_for_a_victim_that_then_goes_otherwise_is_as_if_it_had_not_been(policy: str) -> None:
+def test_policy_forgets_a_victim_that_was_removed_by_others(policy: str) -> None:
     asked, other = filled(policy, None), filled(policy, None)
     victim = asked.cache.policy.victim(Room.ANY, asked.cache._now)
     assert victim is not None
@@ -125,7 +125,7 @@ def test_speculative_checkpoints_go_before_other_checkpoints(policy: str) -> Non
 
 @policies
 @fractions
-def test_what_fits_in_the_arena_is_served(policy: str, fraction: float | None) -> None:
+def test_prompt_that_fits_in_the_arena_is_served(policy: str, fraction: float | None) -> None:
     toy = filled(policy, fraction, pages=30)
     for first in range(200, 240):
         draft = toy.draft(words(first, 18 * PAGE), 0, slot=True)
@@ -137,7 +137,7 @@ def test_what_fits_in_the_arena_is_served(policy: str, fraction: float | None) -
 
 @policies
 @fractions
-def test_what_an_open_plan_names_stays(policy: str, fraction: float | None) -> None:
+def test_pages_of_an_open_plan_are_not_evicted(policy: str, fraction: float | None) -> None:
     toy = filled(policy, fraction)
     A = words(60, 16)
     toy.serve(A, checkpoints=(8, 16))

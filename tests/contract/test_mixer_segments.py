@@ -99,7 +99,7 @@ def test_segments_without_tails_whose_heads_only_warm_the_convolution_up(mixer: 
 
 @pytest.mark.pairs(kinds="mixer")
 @pytest.mark.parametrize("interior", [1, 17, 64, 200])
-def test_naive_addition_adds_the_state_of_a_segment_that_knows_nothing_before_it(mixer: Case, interior: int) -> None:
+def test_naive_addition_adds_the_segments_zero_start_state(mixer: Case, interior: int) -> None:
     """HYPIC, section 3.1: S + R(at)·S_{C|0}, the segment's convolution having begun with zeros."""
     x_LD, rig = tokens(PREFIX + interior), LayerRig(mixer)
     rig.make(x_LD[PREFIX:], 0, 0)
@@ -124,7 +124,7 @@ def test_an_identity_as_a_transition_is_naive_addition(mixer: Case) -> None:
     assert close(carried_X, naive_X.double())
 
 
-def test_naive_addition_errs_by_what_the_transition_would_have_taken_away(mixer: Case) -> None:
+def test_naive_addition_errs_by_the_missing_transition(mixer: Case) -> None:
     """Equation 5: (T − 1)·S."""
     rig = LayerRig(mixer)
     rig.make(tokens(100), SEAM, SEAM)

@@ -41,9 +41,7 @@ def run(mixer: Case, length: int, company: bool = False) -> tuple[LayerRig, torc
 
 @pytest.mark.pairs(kinds="mixer")
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 200, 512])
-def test_a_state_is_what_the_transition_makes_of_the_one_before_plus_the_zero_start_state(
-    mixer: Case, length: int
-) -> None:
+def test_state_is_the_transitioned_previous_one_plus_the_zero_start_state(mixer: Case, length: int) -> None:
     rig, before_X = run(mixer, length)
     after_X, zero_start_X = rig.state.recurrent[PREFIX], rig.state.recurrent[FROM_ZERO]
     moved_X = mixer.moved(rig.state.transition[0], before_X)
@@ -75,7 +73,7 @@ def test_asking_for_the_transition_changes_no_bit(mixer: Case) -> None:
 
 @pytest.mark.pairs(kinds="mixer")
 @pytest.mark.parametrize("cuts", [(64,), (192,), (64, 128, 192, 256)])
-def test_the_transition_goes_on_over_slices_without_a_changed_bit(mixer: Case, cuts: tuple[int, ...]) -> None:
+def test_transition_continues_over_slices_without_a_changed_bit(mixer: Case, cuts: tuple[int, ...]) -> None:
     x_LD, rig = tokens(300), LayerRig(mixer)
     for row in (0, 1):
         rig.state.transition[row] = rig.layer.identity()
@@ -85,7 +83,7 @@ def test_the_transition_goes_on_over_slices_without_a_changed_bit(mixer: Case, c
     assert torch.equal(rig.state.transition[1], rig.state.transition[0])
 
 
-def test_it_is_kept_in_the_familys_smallest_form(mixer: Case) -> None:
+def test_transition_is_stored_in_the_familys_smallest_form(mixer: Case) -> None:
     """At most a matrix of keys by keys a head; what is diagonal or one number a head takes no more."""
     shape = LayerRig(mixer).layer.identity().shape
     assert tuple(shape) == mixer.of.transition(mixer.layer)

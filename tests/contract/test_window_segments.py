@@ -131,7 +131,7 @@ def test_without_positions_and_where_nothing_moves_keys_are_copied() -> None:
         assert shape.rotary or torch.equal(*rig.rings[0].memory_RWGD[[PLAIN, SLOT]])
 
 
-def test_what_is_not_of_the_interior_stays_as_it_was() -> None:
+def test_composition_changes_ring_rows_of_the_interior_only() -> None:
     """The head of the segment, which was computed alone, is in its ring, and is not taken over."""
     rig = Rig(shape_of(100))
     rig.prefill(SLOT, length=150)
@@ -175,7 +175,7 @@ def test_a_request_made_of_segments_changes_no_bit_of_others(window: int) -> Non
 
 
 @pytest.mark.parametrize("window", [5, 65, 300])
-def test_neither_steps_nor_company_change_a_bit_of_a_request_made_of_segments(window: int) -> None:
+def test_composed_request_has_equal_bits_in_any_steps_and_batches(window: int) -> None:
     prompt, outs, states = Prompt((17, 64, 40)), [], []
     for together in (True, False):
         rig = Rig(shape_of(window))

@@ -59,7 +59,7 @@ def test_the_largest_vocabularies_have_distinct_runs() -> None:
 BITS_OF_VOCABULARY = 18  # Qwen3.5's 248,320 tokens
 
 
-def test_what_followed_before_is_proposed(drafter) -> None:
+def test_drafter_proposes_the_tokens_that_followed_before(drafter) -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 9, 9, 1, 2, 3, 4]
     assert drafter(text).propose(3).tokens == [5, 6, 7]
     assert drafter(text).propose(1).tokens == [5]
@@ -72,7 +72,7 @@ def test_without_an_earlier_occurrence_nothing_is_proposed(drafter) -> None:
     assert drafter(range(50)).propose(4).tokens == []
 
 
-def test_tokens_that_are_taken_are_known(drafter) -> None:
+def test_accepted_tokens_become_part_of_the_drafters_text(drafter) -> None:
     one = drafter([1, 2, 3, 4, 5])
     one.take([8, 1, 2])
     assert one.propose(2).tokens == []
@@ -86,7 +86,7 @@ def test_the_longest_context_wins(drafter) -> None:
     assert drafter(text).propose(2).tokens == [50, 51]
 
 
-def test_a_period_goes_on(drafter) -> None:
+def test_prompt_lookup_continues_a_periodic_text(drafter) -> None:
     assert PromptLookup([7, 1, 2] * 3).propose(7).tokens == [7, 1, 2, 7, 1, 2, 7]
 
 
@@ -161,7 +161,7 @@ def test_drafts_end_with_the_answer_that_they_come_from() -> None:
     assert SuffixDrafter(past, "", [1, 2, 3]).propose(4).tokens == [4]
 
 
-def test_a_namespace_has_its_own_answers_alone() -> None:
+def test_suffix_drafter_reads_answers_of_its_namespace_only() -> None:
     past = PastAnswers()
     past.add("a", [1, 2, 3, 4, 5])
     assert SuffixDrafter(past, "a", [1, 2, 3]).propose(2).tokens == [4, 5]
@@ -189,7 +189,7 @@ def predicted(prediction: Iterable[int], prompt: Iterable[int] = (), answer: Ite
     return drafter
 
 
-def test_a_predicted_answer_is_followed_from_its_beginning_whatever_the_prompt() -> None:
+def test_predicted_answer_is_drafted_from_its_beginning() -> None:
     prediction = range(10, 30)
     assert predicted(prediction).propose(3) == Draft([10, 11, 12], 0, Source.PREDICTED)
     assert predicted(prediction, prompt=[12, 13, 14]).propose(2).tokens == [10, 11]
@@ -206,7 +206,7 @@ def test_the_prompt_of_a_predicted_answer_may_come_in_parts() -> None:
     assert drafter.propose(9) == Draft([3, 4], 2, Source.PREDICTED)
 
 
-def test_after_a_change_a_predicted_answer_goes_on_behind_the_place_where_it_was_left() -> None:
+def test_changed_answer_resumes_the_prediction_after_the_place_it_left() -> None:
     prediction = [1, 2, 3, 50, 1, 2, 3, 60, 7, 8, 1, 2, 3, 70]
     left = [1, 2, 3, 50, 99]  # something else in place of what follows
     assert predicted(prediction, answer=left).propose(1).tokens == []
@@ -231,7 +231,7 @@ class Rules:
         return accepted(self.forced(), tokens)
 
 
-def test_forced_tokens_are_drafts_as_far_as_there_is_room() -> None:
+def test_forced_tokens_are_drafted_up_to_the_limit() -> None:
     drafter = ForcedTokens(Rules(4, 5, 6))
     drafter.take([1, 2])
     assert drafter.propose(9) == Draft([4, 5, 6], 3, Source.FORCED)
@@ -259,14 +259,14 @@ class Oracle:
         return Draft([-1 if i % 4 == 3 else self.answer[i] for i in places])
 
 
-def test_steps_take_what_is_right_and_one_token_more() -> None:
+def test_step_accepts_right_drafts_and_one_token_more() -> None:
     answer = list(range(12))
     assert steps_of(Oracle(answer), answer, 6) == [(6, 3), (6, 3), (3, 3)]
     assert steps_of(Oracle(answer), answer, 2) == [(2, 2), (2, 0), (2, 2), (2, 0), (2, 2), (0, 0)]
     assert accepted([1, 2, 3], [1, 2]) == 2
 
 
-def test_whatever_is_drafted_the_answer_is_taken_whole(drafter) -> None:
+def test_steps_with_any_drafts_yield_the_whole_answer(drafter) -> None:
     rng = random.Random(7)
     for _ in range(20):
         prompt, answer = ([rng.randrange(4) for _ in range(rng.randrange(1, 60))] for _ in range(2))

@@ -91,6 +91,6 @@ def test_results_of_unclean_trees_only_become_fewer() -> None:
     assert sum(tree != "clean" for tree in trees) <= MAX_NOT_CLEAN
 
 
-def test_page_names_what_is_known_of_a_tree() -> None:
+def test_page_names_commit_and_tree_state_of_results() -> None:
     shown = [commit_of({"commit": "abc", "tree": tree}) for tree in TREES]
     assert shown == ["abc", "abc with uncommitted changes", "abc or earlier (not recorded)"]
