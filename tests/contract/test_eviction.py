@@ -101,7 +101,7 @@ def test_asking_for_a_victim_changes_nothing(policy: str) -> None:
 
 
 @policies
-def test_policy_forgets_a_victim_that_was_removed_by_others(policy: str) -> None:
+def test_unused_victim_request_leaves_the_policy_unchanged(policy: str) -> None:
     asked, other = filled(policy, None), filled(policy, None)
     victim = asked.cache.policy.victim(Room.ANY, asked.cache._now)
     assert victim is not None
