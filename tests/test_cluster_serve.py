@@ -416,7 +416,7 @@ def test_an_upgrade_to_another_model_loses_no_request(tmp_path: Path, more: tupl
         until(lambda: len(answers) >= at_once)
         try:
             wrong = running.cluster("upgrade", str(tmp_path))
-            assert "which is no folder with a config.json" in wrong.stderr
+            assert "which is not a folder with a config.json" in wrong.stderr
             (new / "model.safetensors").rename(tmp_path / "kept")
             broken = running.cluster("upgrade", str(new))
             assert re.search("worker w2 could not start: .*the upgrade was aborted", broken.stderr), broken

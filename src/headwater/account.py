@@ -29,7 +29,7 @@ class TierOutcome(StrEnum):
     OTHER_FINGERPRINT = "other_fingerprint"  # tier_miss, and a server with another one stored a deeper state
     COMPUTING_IS_FASTER = "computing_is_faster"
     SLOW = "tier_slow"  # an answer or a load took too long, and the request computed
-    CORRUPT = "tier_corrupt"  # a part was not what was stored
+    CORRUPT = "tier_corrupt"  # a part differs from the stored one
     FAILED = "tier_failed"  # a store could not be read, or a part was evicted meanwhile
     NO_MEMORY = "no_memory"
 
@@ -55,7 +55,7 @@ class CacheAccount:
     loaded_from: str | None = None  # tiers: disk, redis
     load_seconds: float = 0.0
     tier_outcome: TierOutcome | None = None  # None: the server has no tiers, or memory had all
-    prefilled_by: str | None = None  # worker of a cluster that was asked for the first token alone
+    prefilled_by: str | None = None  # worker of a cluster that computed only the first token
     segments_apart: int = 0  # of a composed prompt, those that other workers of a cluster computed for this request
     handed_over_tokens: int = 0  # of the prompt, that the one that decoded loaded, in part at least from a worker
 

@@ -209,7 +209,7 @@ class ServeConfig:
     )
     cors: tuple[str, ...] = setting((), NAMES, ACCESS, "Origins that browsers may call from; * is any origin.")
     allowed_hosts: tuple[str, ...] = setting(
-        (), NAMES, ACCESS, "Host names beside localhost that are served on a loopback address; * is any name."
+        (), NAMES, ACCESS, "Host names other than localhost that are served on a loopback address; * is any name."
     )
 
     log_format: str = setting("text", TEXT, LOGGING, "Format of log lines.", choices=LOG_FORMATS)
@@ -244,7 +244,7 @@ class ServeConfig:
         for one in SETTINGS:
             one.check(getattr(self, one.name))
         if isinstance(self.model, Path) and not ((self.model / "config.json").is_file() or is_gguf(self.model)):
-            why = f"which is no folder with a config.json: {why_no_model(self.model)}"
+            why = f"which is not a folder with a config.json: {why_no_model(self.model)}"
             raise SettingError("model", repr(str(self.model)), why)
         if self.page_size < PAGE_GRID or self.page_size % PAGE_GRID:
             raise SettingError("page_size", str(self.page_size), f"must be a multiple of {PAGE_GRID}")
@@ -302,7 +302,7 @@ class ServeConfig:
             )
         if not ((self.draft_model / "config.json").is_file() or is_gguf(self.draft_model)):
             why = why_no_model(self.draft_model)
-            raise SettingError("draft_model", shown, f"which is no folder with a config.json: {why}")
+            raise SettingError("draft_model", shown, f"which is not a folder with a config.json: {why}")
 
     def _check_tiers(self) -> None:
         if not self.tier:
@@ -328,7 +328,7 @@ class ServeConfig:
             if getattr(self, other) is None:
                 raise SettingError(name, repr(str(path)), f"but {other} is not given: TLS needs both")
             if not path.is_file():
-                raise SettingError(name, repr(str(path)), "which is no file")
+                raise SettingError(name, repr(str(path)), "which is not a file")
             if self.uds is not None:
                 raise SettingError(name, repr(str(path)), f"but uds is {str(self.uds)!r}: a Unix socket has no TLS")
 

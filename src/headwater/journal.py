@@ -1,4 +1,4 @@
-"""Journal of a long run: its finished parts, kept in a file beside the output until that is written."""
+"""Journal of a long run: its finished parts, kept in a file next to the output until the output is written."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Journal:
             self._path.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any]:
-        """Return the parts in the file, none if there is no file or its settings are others."""
+        """Return the parts in the file; none without a file of the same settings."""
         if self._path is None or not self._path.is_file():
             return {}
         try:

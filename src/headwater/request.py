@@ -75,7 +75,7 @@ class Span:
 class Fidelity(StrEnum):
     """Amount of a composed prompt that is recomputed."""
 
-    FAST = "fast"  # the seams alone, eight tokens on each side (HYPIC, section 4.3)
+    FAST = "fast"  # only the seams, eight tokens on each side (HYPIC, section 4.3)
     BALANCED = "balanced"  # and a few segments relevant to the question, whole
     HIGH = "high"  # and more of them, with wider seams
     NAIVE = "naive"  # baseline, as all below: states are added, nothing is recomputed (section 3.1)
@@ -97,7 +97,7 @@ class Healing(StrEnum):
 
     OFF = "off"  # never
     IDLE = "idle"  # while no request runs
-    ALWAYS = "always"  # also beside running requests, in the unused part of their steps
+    ALWAYS = "always"  # also during running requests, in the unused part of their steps
 
 
 @dataclass(frozen=True, slots=True)

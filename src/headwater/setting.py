@@ -16,7 +16,7 @@ UNITS |= {f"{prefix}B": 1000 ** (i + 1) for i, prefix in enumerate("KMGT")}
 UNITS |= {f"{prefix}iB": 1024 ** (i + 1) for i, prefix in enumerate("KMGT")}
 SWITCH_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 OFF = "off"  # an option that is not used
-MASK = "***"  # shown in place of a secret
+MASK = "***"  # shown instead of a secret
 
 
 class SettingError(ConfigError):
@@ -117,7 +117,7 @@ class Setting:
     default: Any = None
 
     def check(self, value: Any) -> None:
-        """Raise SettingError for a value that is no choice, or below the least."""
+        """Raise SettingError for a value outside the choices, or below the least."""
         if self.choices and value not in self.choices:
             raise SettingError(self.name, repr(value), f"must be one of {', '.join(self.choices)}")
         if self.least is not None and value is not None and not value >= self.least:

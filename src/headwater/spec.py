@@ -14,9 +14,9 @@ from headwater.layers.layer import GROUP, Layer
 from headwater.plan import CacheLayout, PrefillFlops
 from headwater.state_layout import BYTES_OF_DTYPE, StateLayout
 
-PAGE_ALIGN = 512  # bytes
+PAGE_ALIGN_BYTES = 512
 PAGE_BYTES_WITHOUT_KV = 64 * 1024
-KEY_BLOCK = 512  # tokens: an attention's bits depend on how its last block of keys is filled, so it is always full
+KEY_BLOCK = 512  # tokens: an attention's bits depend on the length of its last block of keys, so it is always full
 WEIGHTS = ("auto", "int8", "int4")  # how weights are held; auto: as stored
 # of a quantised weight's element: its code, and for each group a float16 scale and a zero of 8 bits
 QUANTISED_BYTES = {"int8": 1 + 3 / GROUP, "int4": 0.5 + 3 / GROUP}
@@ -188,7 +188,7 @@ class ModelCosts(ABC):
     def bytes_of_page(self, page_size: int) -> int:
         """Bytes of KV of a page over all attention layers, rounded up to 512; 64 KiB for a model without attention."""
         kv_bytes = self.kv_bytes_per_token * page_size
-        return -(-kv_bytes // PAGE_ALIGN) * PAGE_ALIGN if kv_bytes else PAGE_BYTES_WITHOUT_KV
+        return -(-kv_bytes // PAGE_ALIGN_BYTES) * PAGE_ALIGN_BYTES if kv_bytes else PAGE_BYTES_WITHOUT_KV
 
     @cached_property
     def state(self) -> StateLayout:

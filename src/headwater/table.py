@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-RULE = 3  # characters that a column takes beside its cells: padding and a rule
+RULE = 3  # characters of a column around its cells: padding and a rule
 READABLE = 20  # characters below which a column of words is not narrowed
 MOST_PARTS = 3
 
@@ -40,7 +40,7 @@ class Column:
 
     @property
     def least(self) -> int:
-        """Smallest width: names wrap at their spaces, and so do cells that are no figures."""
+        """Smallest width: names wrap at their spaces, and so do cells without figures."""
         if self.kind is Kind.FIGURE:
             return max(_widest(self.name.split()), *(_widest(str(cell).splitlines()) for cell in self.cells), 1)
         words = (word for text in (self.name, *map(str, self.cells)) for word in text.split())
@@ -133,7 +133,7 @@ class Table:
 
 
 def _text(column: Column, number: int) -> Text:
-    """Return a cell as text, in which brackets are no markup."""
+    """Return a cell as text, in which brackets are not markup."""
     cell = column.cells[number]
     return Text(cell) if isinstance(cell, str) else cell
 
@@ -144,7 +144,7 @@ def _named(column: Column, number: int) -> Text:
 
 
 def _widths(columns: Sequence[Column], room: int) -> list[int]:
-    """Return the width of each column: its least, and what is left for those that lack most."""
+    """Return the width of each column: its least, and the rest for those that lack most."""
     widths = [column.least for column in columns]
     lacking = [column.natural - column.least for column in columns]
     for _ in range(room - sum(widths)):

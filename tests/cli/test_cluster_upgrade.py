@@ -82,7 +82,7 @@ def test_a_model_with_other_texts_is_refused(
     ("values", "roles", "message"),
     [
         ({"eviction": "best"}, WORKERS, "eviction is 'best'"),
-        ({"model": Path("/nowhere")}, WORKERS, "which is no folder with a config.json"),
+        ({"model": Path("/nowhere")}, WORKERS, "which is not a folder with a config.json"),
         ({"cache": False}, ROLES, "prefill is 1, must be 0"),
     ],
 )

@@ -185,6 +185,6 @@ def test_settings_that_contradict_each_other_are_refused(checkpoint, tmp_path) -
         ServeConfig(model=folder, speculation="draft")
     with pytest.raises(ConfigError, match="but speculation is 'ngram': it needs 'draft' or 'auto'"):
         ServeConfig(model=folder, speculation="ngram", draft_model=folder)
-    with pytest.raises(ConfigError, match="which is no folder with a config"):
+    with pytest.raises(ConfigError, match="which is not a folder with a config"):
         ServeConfig(model=folder, speculation="draft", draft_model=tmp_path)
     assert ServeConfig(model=folder, speculation="auto", draft_model=folder).draft_model == folder
