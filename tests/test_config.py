@@ -83,7 +83,7 @@ def test_a_size_is_shown_short():
         ({"api_key_file": Path("/dev/null")}, "api_key_file is '/dev/null'.*empty"),
         ({"tls_key": Path(__file__)}, "tls_key.*tls_cert is not given"),
         ({"tls_cert": Path(__file__)}, "tls_cert.*tls_key is not given"),
-        ({"tls_cert": Path(__file__), "tls_key": Path("/nonexistent")}, "tls_key is '/nonexistent'.*no file"),
+        ({"tls_cert": Path(__file__), "tls_key": Path("/nonexistent")}, "tls_key is '/nonexistent'.*not a file"),
         ({"tls_cert": Path(__file__), "tls_key": Path(__file__), "uds": Path("s")}, "tls_key.*uds is 's'"),
     ],
 )

@@ -133,7 +133,7 @@ def test_file_is_accepted_like_a_folder(checkpoint: Callable[[str], Path], tmp_p
     assert read_folder(file).layers == read_folder(folder).layers
     assert name_of(file) == "small"
     assert load_profile(str(file)).name == "small"
-    with pytest.raises(SettingError, match="no folder with a config"):
+    with pytest.raises(SettingError, match="not a folder with a config"):
         ServeConfig(model=tmp_path / "other.gguf")
     with pytest.raises(SettingError, match=r"small\.gguf is a GGUF file: name that file, not its folder"):
         ServeConfig(model=tmp_path)

@@ -100,7 +100,7 @@ def test_file_of_another_format_is_named_with_advice(folder: Callable[[str], Pat
     (path / "model.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"model\.safetensors: .*{what}"):
         load_model(path)
-    with pytest.raises(SettingError, match=rf"no folder with a config\.json: .*{what}"):
+    with pytest.raises(SettingError, match=rf"not a folder with a config\.json: .*{what}"):
         ServeConfig(model=path / "model.safetensors")
 
 
