@@ -30,8 +30,7 @@ from headwater.cache.eviction.base.rows import Column
 from headwater.cache.eviction.headwater.ghosts import Ghosts
 from headwater.cache.eviction.headwater.rates import ReuseRates
 from headwater.cache.history import History
-from headwater.cache.placement.headwater.departures import Departures
-from headwater.cache.placement.headwater.new_places import NewPlaces
+from headwater.cache.placement.headwater import Departures
 from headwater.cache.placement.optimal import Optimal
 from headwater.cli.common import prepare_outputs
 from headwater.journal import Journal
@@ -69,8 +68,7 @@ PARTS: dict[str, tuple[Pair, Patches]] = {
     "uses as classes": (OURS, partial(patch.object, eviction, "OF_USES", [0] * len(eviction.OF_USES))),
     "history of evicted prefixes": (OURS, partial(patch.multiple, History, depth=lambda *_: 0, shared=lambda *_: 0)),
     "learned and optimal positions: `structural`": (("structural", "headwater"), nullcontext),
-    "known depths": (OURS, partial(patch.object, Departures, "of", _nothing)),
-    "new places": (OURS, partial(patch.object, NewPlaces, "of", _nothing)),
+    "learned positions": (OURS, partial(patch.object, Departures, "of", _nothing)),
     "optimal positions": (OURS, partial(patch.object, Optimal, "knows", lambda *_: False)),
     "learned eviction: `lru`": (("headwater", "lru"), nullcontext),
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.cache.placement.headwater import departures
-from headwater.cache.placement.headwater.departures import Departures
+from headwater.cache.placement import headwater
+from headwater.cache.placement.headwater import Departures
 
 PAGE = 10
 
@@ -14,15 +14,15 @@ def begun(prior: float = 1.0, beta: float = 1.0, every: int = 1) -> Departures:
     return Departures(beta, prior, every)
 
 
-def test_nothing_is_expected_before_a_prompt_was_left_for_the_first_time() -> None:
+def test_no_chances_before_the_first_departure() -> None:
     known = begun()
     for _ in range(20):
         known.add(300, False, 1000, PAGE)
     assert known.of(1000, PAGE) == []
 
 
-def test_a_chance_is_the_share_of_the_prompts_that_computed_the_page_before() -> None:
-    """Two of four cold prompts are left at 300; of six that begin below nobody can tell. One more is assumed."""
+def test_chance_is_the_share_of_prompts_that_computed_the_page_before() -> None:
+    """Two of four cold prompts are left at 300; six that begin below do not count. One more is assumed."""
     known = begun()
     for depth in (0, 0, 0, 0, 600, 600, 600, 600):
         known.add(depth, False, 1000, PAGE)
@@ -35,14 +35,14 @@ def test_a_chance_is_the_share_of_the_prompts_that_computed_the_page_before() ->
     assert known.of(1000, PAGE) == [(300, 2 / 6)]
 
 
-def test_a_chance_is_at_most_1_where_prompts_of_another_length_computed_the_page_before() -> None:
+def test_chance_is_at_most_1_with_prompts_of_other_lengths() -> None:
     known = begun()
     for _ in range(9):
         known.add(300, True, 1000, PAGE)
     assert known.of(1000, PAGE) == [(300, 1.0)]
 
 
-def test_the_first_half_counts_from_the_beginning_and_the_second_from_the_last_page() -> None:
+def test_depths_of_second_half_count_from_the_last_page() -> None:
     known = begun()
     for depth in (400, 940):
         known.add(depth, True, 1000, PAGE)
@@ -51,7 +51,7 @@ def test_the_first_half_counts_from_the_beginning_and_the_second_from_the_last_p
 
 
 @pytest.mark.parametrize(("length", "is_alike"), [(1000, True), (1070, True), (940, True), (1300, False), (700, False)])
-def test_prompts_of_other_lengths_are_left_elsewhere(length: int, is_alike: bool) -> None:
+def test_departures_count_for_prompts_of_like_lengths(length: int, is_alike: bool) -> None:
     known = begun()
     known.add(400, True, 1000, PAGE)
     assert bool(known.of(length, PAGE)) is is_alike
@@ -63,7 +63,7 @@ def test_later_requests_weigh_more() -> None:
     known.add(400, True, 1000, PAGE)
     known.add(0, False, 1000, PAGE)
     (_, early), (_, late) = known.of(1000, PAGE)
-    assert late * (1 + 1 + 0.25) == pytest.approx(0.5)  # beside the assumed one, one that began at 0, and one at 300
+    assert late * (1 + 1 + 0.25) == pytest.approx(0.5)  # next to the assumed one, one that began at 0, and one at 300
     assert early * (1 + 1) == pytest.approx(0.25)
 
 
@@ -80,7 +80,7 @@ def test_chances_are_renewed_every_few_requests() -> None:
 
 def test_weights_are_scaled_down_before_they_overflow() -> None:
     known, same = begun(beta=0.5), begun(beta=0.5)
-    for turn in range(1200):  # 2 ** 1200 is no number
+    for turn in range(1200):  # 2 ** 1200 is not a float
         known.add(300 if turn % 2 else 400, True, 1000, PAGE)
     for turn in range(30):
         same.add(300 if turn % 2 else 400, True, 1000, PAGE)
@@ -88,7 +88,7 @@ def test_weights_are_scaled_down_before_they_overflow() -> None:
 
 
 def test_a_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departures, "MANY", 8)
+    monkeypatch.setattr(headwater, "MAX_ENTRIES", 8)
     known = begun(beta=0.5)
     for turn in range(100):
         known.add(10 * turn, True, 1000, PAGE)
