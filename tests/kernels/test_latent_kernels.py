@@ -11,8 +11,7 @@ from headwater.kernels import attention
 from headwater.layers.attention import Rotary
 from headwater.layers.mla import LatentAttention
 from headwater.memory.arena import Arena
-from headwater.mixers.cpu.attention import AttentionStepOnCpu
-from headwater.mixers.cpu.mla import LatentAttentionOnCpu, latent_attention_of
+from headwater.mixers.cpu.attention import AttentionStepOnCpu, LatentAttentionOnCpu, latent_attention_of
 from headwater.mixers.mla import LatentAttentionMixer
 from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights

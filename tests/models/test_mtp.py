@@ -20,7 +20,7 @@ from headwater.engine.mtp import MAX_WAITING_ENTRIES, MtpRunner, filled_up
 from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.models import mtp
 from headwater.models.load import load_model, read_spec
-from headwater.models.mtp_graphs import MtpGraphs
+from headwater.models.mtp import MtpGraphs
 from headwater.request import Drafting, Generation, SamplingParams, Span
 from headwater.schedule.speculation import Speculator
 from tests import checkpoints

@@ -27,8 +27,7 @@ from headwater.memory.arena import Arena, LazyBytes
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.slices import Slice
 from headwater.models.decode_graphs import filled_up_rows
-from headwater.models.mtp import MtpModule
-from headwater.models.mtp_graphs import MtpGraphs
+from headwater.models.mtp import MtpGraphs, MtpModule
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.limits import MAX_REPLAYED_ROWS
 from headwater.schedule.sequence import Phase

@@ -105,9 +105,13 @@ def layer_classes(device: torch.device | str) -> LayerClasses:
 
 
 def _on_cpu() -> LayerClasses:
-    from headwater.mixers.cpu.attention import AttentionStepOnCpu, attention_of, window_attention_of
+    from headwater.mixers.cpu.attention import (
+        AttentionStepOnCpu,
+        attention_of,
+        latent_attention_of,
+        window_attention_of,
+    )
     from headwater.mixers.cpu.experts import ExpertsOnCpu
-    from headwater.mixers.cpu.mla import latent_attention_of
     from headwater.mixers.cpu.recurrent import on_cpu
     from headwater.mixers.cpu.stream import EmbeddingOnCpu, StreamNormOnCpu
 

@@ -17,7 +17,7 @@ import pytest
 from headwater.account import TierOutcome
 from headwater.config import ServeConfig
 from headwater.engine.tiers.io import TierIO
-from headwater.engine.workers import Workers
+from headwater.engine.tiers.tier import Workers
 from headwater.schedule.sequence import key_of
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.memory import MemoryStore
@@ -198,7 +198,7 @@ def test_a_store_that_never_answers_does_not_keep_the_end_waiting(make, monkeypa
 def test_a_call_that_never_returns_keeps_no_process_from_ending() -> None:
     script = """
 import threading
-from headwater.engine.workers import Workers
+from headwater.engine.tiers.tier import Workers
 workers = Workers(1, "hung")
 hung, never_begun = workers.submit(threading.Event().wait), workers.submit(print, "begun")
 while not hung.running():

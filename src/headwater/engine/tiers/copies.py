@@ -13,8 +13,7 @@ from headwater.cache.segments.compose import is_marked
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.engine.tiers.prefix import PrefixParts
 from headwater.engine.tiers.segments import SegmentIO
-from headwater.engine.tiers.tier import NamedPart, Tier
-from headwater.engine.workers import Workers
+from headwater.engine.tiers.tier import NamedPart, Tier, Workers
 from headwater.schedule.scheduler import Scheduler
 from headwater.tiers.changes import Change, PrefixStored, SegmentsStored
 from headwater.tiers.store import StoreError, StoreFull

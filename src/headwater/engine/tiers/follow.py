@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 
 from headwater.account import TierOutcome
-from headwater.engine.tiers.tier import Tier
-from headwater.engine.workers import Workers
+from headwater.engine.tiers.tier import Tier, Workers
 from headwater.schedule.follows import Follow, Follows
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.tier_load import Load, Source

@@ -26,8 +26,7 @@ from headwater.engine.tiers.own_parts import OwnParts
 from headwater.engine.tiers.prefix import PrefixParts, page_entries
 from headwater.engine.tiers.segments import SegmentIO
 from headwater.engine.tiers.tails import Tails
-from headwater.engine.tiers.tier import Tier, TierFingerprints, patience
-from headwater.engine.workers import Workers
+from headwater.engine.tiers.tier import Tier, TierFingerprints, Workers, patience
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.prefill_seconds import PrefillSeconds
 from headwater.schedule.scheduler import Scheduler

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from headwater.account import TierOutcome
 from headwater.cache_folder import own_folder
 from headwater.config import ServeConfig
 from headwater.engine.meter import Ratio
-from headwater.engine.workers import Workers
 from headwater.errors import ConfigError
 from headwater.schedule.tier_load import TierStats
 from headwater.setting import SettingError, without_password
@@ -33,6 +36,8 @@ MAX_OTHER_FINGERPRINTS = 4  # under which a prompt is looked up
 NamedPart = tuple[str, Callable[[], Part]]
 
 log = logging.getLogger("headwater.engine")
+
+Result = TypeVar("Result")
 
 
 def patience(expected: float, computing: float | None) -> float:
@@ -60,6 +65,52 @@ def tier_key(config: ServeConfig) -> bytes:
         return read_key(config.tier_key or own_folder() / "tier-key")
     except (ConfigError, OSError) as error:
         raise SettingError("tier_key", repr(str(config.tier_key or "")), f"but {error}") from error
+
+
+class Workers:
+    """Daemon threads that run calls in the order of their submission.
+
+    Calls may never return: unlike the threads of ThreadPoolExecutor, these do not keep the process from ending.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._ended, self._lock = False, threading.Lock()
+        self._threads = [threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True) for i in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, call: Callable[..., Result], *given: Any) -> Future[Result]:
+        """Queue a call. After `end` it is cancelled."""
+        future: Future[Result] = Future()
+        with self._lock:
+            if self._ended:
+                future.cancel()
+            else:
+                self._calls.put((future, lambda: call(*given)))
+        return future
+
+    def end(self, seconds: float) -> bool:
+        """Cancel calls that have not begun, and wait at most `seconds` for the others; return whether all ended."""
+        until = time.monotonic() + seconds
+        with self._lock:
+            self._ended = True
+            for _ in self._threads:
+                self._calls.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, call = item
+            if self._ended:
+                future.cancel()
+            elif future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
 
 
 class TierFingerprints:

@@ -1,6 +1,6 @@
-"""Full attention and attention over windows on a CPU: prefill by torch, all decoding rows of a step by kernels.
+"""Full, latent and windowed attention on a CPU: prefill by torch, all decoding rows of a step by kernels.
 
-The kernels read keys and values where they are: in pages of the arena, or in rings. A ring is one page of W tokens.
+The kernels read keys and values in place: in pages of the arena, or in rings. A ring is one page of W tokens.
 
 N rows of a step, B decoding sequences, T pages of a table, H heads, G KV heads, D head width, W tokens of a window,
 X = H · D.
@@ -14,6 +14,7 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from headwater.kernels import attention
@@ -21,10 +22,12 @@ from headwater.kernels.arrays import flat
 from headwater.kernels.recording import constant, empty
 from headwater.kernels.vectors import LANES
 from headwater.layers.attention import GroupedAttention, WindowAttention
+from headwater.layers.mla import LatentAttention
 from headwater.mixers.activations import RMSNorm
 from headwater.mixers.attention import Attention, AttentionStep, Destinations, Heads
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.last_value import LastValue
+from headwater.mixers.mla import LatentAttentionMixer
 from headwater.mixers.weights import Weights
 from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer, in_rings
 
@@ -287,3 +290,33 @@ def attention_of(layer: int, shape: GroupedAttention, weights: Weights) -> Atten
 def window_attention_of(shape: WindowAttention, weights: Weights) -> WindowAttentionMixer:
     """Build the layer: with kernels if its heads are whole vectors."""
     return (WindowAttentionOnCpu if DecodeKernel.takes(shape) else WindowAttentionMixer)(shape, weights)
+
+
+class LatentAttentionOnCpu(LatentAttentionMixer):
+    """Latent attention whose decode runs in a kernel; prefill and the products of heads run in torch.
+
+    The queries of all heads attend to one row a token: its key is the whole row, its value the latent at its beginning.
+    L latent, X = L + position channels.
+    """
+
+    def __init__(self, layer: int, shape: LatentAttention, weights: Weights) -> None:
+        super().__init__(layer, shape, weights)
+        self.pages = KernelPages()
+
+    def _read(self, q_BHX: Tensor, step: AttentionStep) -> Tensor:
+        assert isinstance(step, AttentionStepOnCpu)
+        heads, width = q_BHX.shape[1:]
+        latent = self.shape.latent
+        pages = self.pages.of(step.arena.pages_of(self.layer), step.arena.page_size)
+        q_BHX = q_BHX.float() * self.shape.key_dim**-0.5
+        read_BHL = torch.empty_like(q_BHX[..., :latent], dtype=step.dtype, memory_format=torch.contiguous_format)
+        read = flat(read_BHL)
+        shape = HeadShape(heads, 1, width, latent)
+        step.rows.attend(flat(q_BHX), pages, Gates(read[:0]), read, heads * latent, shape)
+        return read_BHL
+
+
+def latent_attention_of(layer: int, shape: LatentAttention, weights: Weights) -> LatentAttentionMixer:
+    """Build the layer: with kernels if latents and rows are whole vectors."""
+    whole = shape.latent % LANES == 0 and shape.rope_dim % LANES == 0
+    return (LatentAttentionOnCpu if whole else LatentAttentionMixer)(layer, shape, weights)
