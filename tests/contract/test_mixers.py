@@ -139,7 +139,7 @@ def test_decoding_a_few_sequences_at_a_time_gives_the_same_bits(
     for rig in (together, apart):
         rig.step([Piece(tokens(30, seed), slot) for seed, slot in enumerate(slots)])
     (wanted_BD,) = together.step([], x_BD, slots)
-    monkeypatch.setattr(recurrent, "DECODED_AT_ONCE", 2 * apart.state.recurrent[0].numel())
+    monkeypatch.setattr(recurrent, "DECODE_ELEMENTS", 2 * apart.state.recurrent[0].numel())
     decoded = []
     monkeypatch.setattr(apart.layer, "decode", _counted(apart.layer.decode, decoded))
     (got_BD,) = apart.step([], x_BD, slots)
