@@ -7,8 +7,9 @@ and takes two checkpoints below it; two are evicted for them. Counted are the pr
 requests and evictions without a policy, which are served in turns, and the bytes that the policy holds (`tracemalloc`)
 once it knows all checkpoints, and at its peak until then. There are at least 1/16 as many requests as checkpoints, in
 which the rates are renewed three times. The policy remembers as many evicted checkpoints as it may, 8 for each in
-memory, and knows none of the prompts from them. `ms a renewal` is the time of one renewal of the rates. Bytes of a
-ghost entry are those that the policy holds more after 1/4 as many requests as checkpoints, which leave the first ones.
+memory, and knows none of the prompts from them. `ms a renewal` is the time of one renewal of the rates, a part of which
+is done in each tick; a request waits for one part. Bytes of a ghost entry are those that the policy holds more after
+1/4 as many requests as checkpoints, which leave the first ones.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import time
 import tracemalloc
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from benchmarks import measure
 from headwater.cache.eviction import make_eviction
 from headwater.cache.eviction.base.policy import Eviction, Room
-from headwater.cache.eviction.headwater import GHOSTS, Headwater
+from headwater.cache.eviction.headwater import GHOSTS_A_CHECKPOINT, Headwater
 from headwater.cache.index import Index
 from headwater.cache.node import Node, Observer
 from headwater.cli.common import prepare_outputs
@@ -64,23 +66,22 @@ class Traffic:
         self._ends: list[Node] = []
         self._nodes: list[Node] = [self._root] * 2  # by serial; the root has 1
         while self.index.checkpoints < checkpoints:
-            self._grow(self._root, CHAIN)
+            self._grow(self._root, *self._prompt(self._root, CHAIN))
 
-    def _grow(self, node: Node, number: int) -> None:
-        self._now += 1
+    def _prompt(self, node: Node, number: int) -> tuple[bytes, list[int]]:
+        """Return a new key that continues from a node, and the depths at which it takes checkpoints."""
         self._made += 1
-        for _ in range(number):
-            length = self._dice.randint(1, 32)
-            key = bytes(node.end * UNIT) + self._made.to_bytes(UNIT, "little") * length
-            node = self.index.add(node, key, node.end + length, array("i"))
+        lengths = [self._dice.randint(1, 32) for _ in range(number)]
+        key = bytes(node.end * UNIT) + self._made.to_bytes(UNIT, "little") * sum(lengths)
+        return key, [node.end + length for length in accumulate(lengths)]
+
+    def _grow(self, node: Node, key: bytes, stops: Sequence[int]) -> None:
+        self._now += 1
+        for stop in stops:
+            node = self.index.add(node, key, stop, array("i"))
             self.index.save(node, STATE, self._now)
             self._nodes.append(node)
         self._ends.append(node)
-
-    def _draft(self, node: Node) -> Draft:
-        """Return a prompt that goes on from a node as far as two checkpoints below it are on average."""
-        end = node.end + 33
-        return Draft(0, "", bytes(node.end * UNIT) + self._made.to_bytes(UNIT, "little") * 33, node.end, end)
 
     @property
     def policy(self) -> Headwater:
@@ -90,22 +91,25 @@ class Traffic:
     @property
     def ghosts(self) -> int:
         """Number of ghost entries."""
-        return len(self.policy._ghosts)
+        return len(self.policy.ghosts)
 
     def remember(self) -> None:
         """Fill the ghost entries, with prefixes that no request has."""
-        ghosts, dice = self.policy._ghosts, random.Random(1)
-        for _ in range(GHOSTS * self.index.checkpoints):
+        ghosts, dice = self.policy.ghosts, random.Random(1)
+        for _ in range(GHOSTS_A_CHECKPOINT * self.index.checkpoints):
             now = dice.randrange(1, self._now)
             ghosts.put(dice.getrandbits(63), 0, 0, dice.randrange(now), now)
 
-    def renewal(self) -> float:
-        """Return the seconds of the processor that a renewal of the rates takes."""
-        policy = self.policy
-        policy._noted = self.index.checkpoints
-        begin = time.process_time()
-        policy._renew_if_due()
-        return time.process_time() - begin
+    def renewal(self) -> list[float]:
+        """Return the seconds of the processor that each part of a renewal of the rates takes, a part in each tick."""
+        policy, parts = self.policy, list[float]()
+        policy._noted += self.index.checkpoints
+        while policy._noted or policy._work is not None:
+            policy._now += 1
+            begin = time.process_time()
+            policy._renew_if_due()
+            parts.append(time.process_time() - begin)
+        return parts
 
     def begin(self) -> None:
         """Let a policy know all checkpoints."""
@@ -127,10 +131,11 @@ class Traffic:
                 self.hits += 1
                 end.hits += 1
                 self.index.resume(end, self._now)
-            draft = self._draft(end)
+            key, stops = self._prompt(end, 2)
             if self._policy is not None:
-                self._policy.begun(draft, end, self._now)
-            self._grow(end, 2)
+                tokens = stops[-1] * self.layout.unit_tokens + 1  # the last one is computed in any case
+                self._policy.begun(Draft(0, "", key, end.end * self.layout.unit_tokens, tokens), end, self._now)
+            self._grow(end, key, stops)
             for _ in range(2):
                 node = self._nodes[next(given)] if self._policy is None else self._victim(self._policy)
                 found.append(node.serial)
@@ -178,13 +183,15 @@ def cost(checkpoints: int, requests: int) -> dict[str, float]:
         middle = time.process_time()
         bare.serve(part, victims)
         seconds += 2 * middle - begin - time.process_time()
+    parts = traffic.renewal()
     known, peak, ghost = memory(checkpoints, before)
     return {
         "checkpoints": checkpoints,
         "requests": requests,
         "hits a request": round((traffic.hits - hits) / requests, 2),
         "us a request": round(1e6 * seconds / requests, 1),
-        "ms a renewal": round(1e3 * traffic.renewal(), 1),
+        "ms a renewal": round(1e3 * sum(parts), 1),
+        "ms of its longest part": round(1e3 * max(parts), 2),
         "bytes a checkpoint": round(known, 1),
         "bytes a checkpoint, peak": round(peak, 1),
         "ghosts": traffic.ghosts,

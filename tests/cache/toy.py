@@ -121,7 +121,7 @@ def assert_worths_are_those_of_now(cache: PrefixCache) -> None:
     """Check what the default policy holds a checkpoint to be worth."""
     policy = cache.policy
     assert isinstance(policy, Headwater)
-    kept, worth = policy._kept, Worth(cache.layout)
+    kept, worth = policy.candidates, Worth(cache.layout)
     assert len(kept) == cache.stats().checkpoints
     for row, node in enumerate(kept.keys):
         expected = float("inf") if node.holds else 0.0 if node.speculative else worth.of(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
@@ -14,8 +15,13 @@ from headwater.cache.eviction import make_eviction
 from headwater.cache.eviction.base.policy import Room
 from headwater.cache.eviction.base.rows import Column
 from headwater.cache.eviction.base.worth import Worth
-from headwater.cache.eviction.headwater import BRANCHES, DEPTHS, USES, Headwater, candidates
-from headwater.cache.eviction.headwater.candidates import Candidates
+from headwater.cache.eviction.headwater import Headwater, order
+from headwater.cache.eviction.headwater.classes import (
+    BRANCH_CLASSES,
+    DEPTH_CLASSES,
+    PRIOR_USES,
+)
+from headwater.cache.eviction.headwater.order import Candidates
 from headwater.cache.node import Node
 from headwater.errors import ConfigError, OutOfPages
 from tests.cache.toy import LAYOUT, Tokens, Toy, assert_worths_are_those_of_now, dump, evict, floor, key_of, words
@@ -97,12 +103,12 @@ def test_documents_in_turns_are_kept_once_it_is_known_how_late_they_are_used() -
 def kept_of(toy: Toy) -> Candidates:
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)
-    return policy._kept
+    return policy.candidates
 
 
 def many(monkeypatch: pytest.MonkeyPatch, ranked: int) -> Toy:
     """A cache of 100 checkpoints, of which one in `ranked` is ranked at once."""
-    monkeypatch.setattr(candidates, "RANKED", ranked)
+    monkeypatch.setattr(order, "RANKED_FRACTION", ranked)
     toy = Toy(replace(SMALL, n_pages=1000, state_fraction=0.1), "headwater")
     rng = Random(5)
     for first in range(300):
@@ -113,36 +119,36 @@ def many(monkeypatch: pytest.MonkeyPatch, ranked: int) -> Toy:
 def test_ranked_checkpoints_go_in_the_order_of_their_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = many(monkeypatch, 4)
     policy, kept = toy.cache.policy, kept_of(toy)
-    kept.rank_all(toy.cache._now)
-    scores = kept.scores(toy.cache._now)
-    expected = [node for *_, node in reversed(kept.lowest_of(scores, len(kept)))][:10]
+    deque(kept.rank_all(toy.cache._now))
+    scores = zip(kept.scores(toy.cache._now), kept.keys, strict=True)
+    expected = [node for *_, node in sorted((score, node.serial, node) for score, node in scores)][:10]
     found = []
     for _ in range(10):
         victim = policy.victim(Room.STATE, toy.cache._now)
         assert victim is not None
         found.append(victim[0])
         evict(toy.cache, Room.STATE)
-    assert len(kept.ranking._ranked) > 1
+    assert kept.ranking.left > 1
     assert found == expected
 
 
 def test_what_changed_since_it_was_ranked_goes_by_its_new_score(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = many(monkeypatch, 4)
     kept, now = kept_of(toy), toy.cache._now
-    kept.rank_all(now)
-    first, second = (node for *_, node in kept.ranking._ranked[:-3:-1])
-    unranked = next(node for node in kept.keys if not any(node is one for *_, one in kept.ranking._ranked))
+    deque(kept.rank_all(now))
+    scores = dict(zip(kept.keys, kept.scores(now), strict=True))
+    first, second, *_, unranked = sorted(kept.keys, key=lambda node: (scores[node], node.serial))
 
     def change(node: Node, worth: float) -> None:
         row = kept.row_of[node]
         kept.worth[row] = worth
         kept.rank(node, row, now)
 
-    assert kept.lowest(now, False, 0.0) is first
+    assert kept.lowest(now, False, float) is first
     change(first, 1e9)
-    assert kept.lowest(now, False, 0.0) is second
+    assert kept.lowest(now, False, float) is second
     change(unranked, 1e-9)
-    assert kept.lowest(now, False, 0.0) is unranked
+    assert kept.lowest(now, False, float) is unranked
 
 
 def with_one_checkpoint() -> tuple[Toy, Column, int]:
@@ -150,16 +156,17 @@ def with_one_checkpoint() -> tuple[Toy, Column, int]:
     toy = split(3)
     toy.serve(words(1, 8))
     kept = kept_of(toy)
-    kept.rates._decay = 1.0
+    kept._rates._decay = 1.0
     (taken,) = kept.time[:1].tolist()
-    return toy, kept.rates._time, taken
+    return toy, kept._rates.time, taken
 
 
 def test_time_in_memory_is_counted_once() -> None:
     toy, counted, since = with_one_checkpoint()
     kept = kept_of(toy)
     for now in (since + 10, since + 20, since + 30):
-        kept.renew(now)
+        deque(kept.watch_all(now))
+        kept._rates.renew()
     assert counted.sum() == 30
 
 
@@ -224,7 +231,7 @@ def test_worths_are_those_of_now_whatever_came_and_went(seed: int) -> None:
 def test_before_anything_is_known_place_and_uses_decide() -> None:
     policy = make_eviction("headwater(superseded=4, branch=3)", SMALL)
     assert isinstance(policy, Headwater)
-    index = policy._rates.index[::DEPTHS].reshape(BRANCHES, len(USES), -1)
+    index = policy.rates.index[::DEPTH_CLASSES].reshape(BRANCH_CLASSES, len(PRIOR_USES), -1)
     assert np.allclose(index[1], index[0] / 4)
     assert np.allclose(index[2], index[0] * 3)
     assert np.allclose(index[:, 1:], index[:, :1] * np.array([2, 2, 3, 3, 3, 4])[:, None])
@@ -238,7 +245,7 @@ def test_uses_of_a_snapshot_are_known() -> None:
     cache = PrefixCache(toy.layout, "headwater", toy.cache.snapshot())
     policy = cache.policy
     assert isinstance(policy, Headwater)
-    assert policy._kept.uses[: len(policy._kept)].tolist() == [4]  # 1 more than requests
+    assert policy.candidates.uses[: len(policy.candidates)].tolist() == [4]  # 1 more than requests
 
 
 def test_the_prefill_of_an_answer_is_a_class_and_no_use() -> None:
@@ -248,7 +255,7 @@ def test_the_prefill_of_an_answer_is_a_class_and_no_use() -> None:
 
     def uses() -> tuple[int, float]:
         node = next(node for node in toy.cache._index if node.end == 2)
-        return policy._kept.uses[policy._kept.row_of[node]], float(policy._rates._reuses.sum())
+        return policy.candidates.uses[policy.candidates.row_of[node]], float(policy.rates.reuses.sum())
 
     toy.serve(words(1, 8))
     assert uses() == (0, 0)
@@ -267,8 +274,11 @@ def test_after_the_prefill_of_an_answer_time_counts_from_that_use_on() -> None:
     toy.serve((*words(1, 8), *words(2, 8)), counts=False)
     (row,) = (kept.row_of[node] for node in kept.keys if node.end == 2)
     used = kept.time[row]
-    kept.renew(used + 20)
-    of_answers = [kind for kind in range(len(counted)) if kind % (len(USES) * DEPTHS) // DEPTHS == 1]
+    deque(kept.watch_all(used + 20))
+    kept._rates.renew()
+    of_answers = [
+        kind for kind in range(len(counted)) if kind % (len(PRIOR_USES) * DEPTH_CLASSES) // DEPTH_CLASSES == 1
+    ]
     assert used > taken
     assert counted[of_answers].sum() == 20  # as a checkpoint at which an answer resumed
     assert counted[of_answers, :7].sum() == 12  # at ages below 12
@@ -276,9 +286,10 @@ def test_after_the_prefill_of_an_answer_time_counts_from_that_use_on() -> None:
 
 def test_the_rates_are_renewed_when_a_sixteenth_was_taken_or_used(monkeypatch: pytest.MonkeyPatch) -> None:
     renewed = list[int]()
-    monkeypatch.setattr(Candidates, "renew", lambda kept, now: renewed.append(len(kept)))
+    monkeypatch.setattr(Candidates, "watch_all", lambda kept, now: iter([renewed.append(len(kept)) or 0]))
     toy = Toy(replace(SMALL, n_pages=1000, state_fraction=0.5), "headwater")
-    monkeypatch.setattr("headwater.cache.eviction.headwater.RENEWED", (4, 2))
+    monkeypatch.setattr("headwater.cache.eviction.headwater.MIN_NOTED", 4)
+    monkeypatch.setattr("headwater.cache.eviction.headwater.NOTED_FRACTION", 2)
     for first in range(40):
         toy.serve(words(first, 8))
     assert renewed == [4, 8, 15, 29]

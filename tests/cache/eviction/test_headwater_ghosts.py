@@ -8,9 +8,10 @@ import pytest
 
 from headwater.cache import PrefixCache
 from headwater.cache.eviction.base.policy import Room
-from headwater.cache.eviction.headwater import OF_BRANCH, OF_USES, Headwater
-from headwater.cache.eviction.headwater.candidates import Candidates
+from headwater.cache.eviction.headwater import Headwater
+from headwater.cache.eviction.headwater.classes import CLASS_OF_USES, CLASSES_OF_A_BRANCH
 from headwater.cache.eviction.headwater.ghosts import prefix_ids
+from headwater.cache.eviction.headwater.order import Candidates
 from tests.cache.eviction.test_headwater import SMALL, resumes, split
 from tests.cache.toy import LAYOUT, Toy, evict, key_of, words
 
@@ -19,9 +20,9 @@ def taught(toy: Toy) -> tuple[float, list[int]]:
     """Uses that were noted so far, and the numbers of uses of what is in memory, by depth."""
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)
-    kept = policy._kept
+    kept = policy.candidates
     by_depth = sorted(kept.keys, key=lambda node: node.end)
-    return float(policy._rates._reuses.sum()), [kept.uses[kept.row_of[node]] for node in by_depth]
+    return float(policy.rates.reuses.sum()), [kept.uses[kept.row_of[node]] for node in by_depth]
 
 
 def test_what_was_evicted_goes_on_to_teach_and_has_its_uses_again() -> None:
@@ -62,7 +63,7 @@ def ghosts(toy: Toy) -> list[tuple[int, int]]:
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)
     return sorted(
-        (kind // OF_BRANCH, uses) for kind, uses in zip(policy._ghosts.kind, policy._ghosts.uses, strict=True)
+        (kind // CLASSES_OF_A_BRANCH, uses) for kind, uses in zip(policy.ghosts.kind, policy.ghosts.uses, strict=True)
     )
 
 
@@ -112,7 +113,7 @@ def test_the_class_of_a_used_ghost_keeps_its_depth() -> None:
     toy.serve(words(1, 320))
     drop(toy, 320)
     toy.serve((*words(1, 320), 0), checkpoints=())
-    assert policy._ghosts.kind.tolist() == [OF_USES[2] + 1]
+    assert policy.ghosts.kind.tolist() == [CLASS_OF_USES[2] + 1]
 
 
 def test_a_request_that_resumes_uses_a_deeper_ghost_too() -> None:
@@ -154,17 +155,18 @@ def test_what_is_replaced_or_of_an_ended_conversation_is_not_remembered() -> Non
     toy.serve(words(2, 8))
     toy.cache.end_conversation("", key_of(words(2, 8)))
     evict(toy.cache, Room.STATE)
-    assert toy.cache.stats().checkpoints == len(policy._ghosts) == 0
+    assert toy.cache.stats().checkpoints == len(policy.ghosts) == 0
 
 
 def test_eight_to_nine_are_remembered_for_each_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.cache.eviction.headwater.RENEWED", (1, 2))
+    monkeypatch.setattr("headwater.cache.eviction.headwater.MIN_NOTED", 1)
+    monkeypatch.setattr("headwater.cache.eviction.headwater.NOTED_FRACTION", 2)
     toy = split(3)
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)
     for first in range(1, 100):
         toy.serve(words(first, 8))
-        assert len(policy._ghosts) <= 9 * 3 + 1
+        assert len(policy.ghosts) <= 9 * 3 + 1
     toy.serve((*words(60, 8), 0), checkpoints=())
     assert taught(toy)[0] == 0  # long ago
     toy.serve((*words(90, 8), 0), checkpoints=())
@@ -190,9 +192,9 @@ def test_nothing_can_resume_at_the_end_of_a_prompt() -> None:
     toy.serve(words(1, 8), checkpoints=())  # at most at 4
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)
-    assert sorted(policy._ghosts.uses) == [0, 2]
+    assert sorted(policy.ghosts.uses) == [0, 2]
     toy.serve((*words(1, 8), 0), checkpoints=())
-    assert sorted(policy._ghosts.uses) == [2, 2]
+    assert sorted(policy.ghosts.uses) == [2, 2]
 
 
 def test_a_guess_at_the_same_place_leaves_the_ghost() -> None:
@@ -202,17 +204,17 @@ def test_a_guess_at_the_same_place_leaves_the_ghost() -> None:
     toy.serve(words(1, 8))
     toy.serve((*words(1, 8), 0), checkpoints=())
     toy.serve(words(2, 8))
-    assert policy._ghosts.uses.tolist() == [2]
+    assert policy.ghosts.uses.tolist() == [2]
     evict(toy.cache, Room.STATE)
     toy.serve((*words(1, 8), 5), checkpoints=(), speculative=(8,))
-    assert 3 in policy._ghosts.uses
+    assert 3 in policy.ghosts.uses
     toy.serve(words(2, 8))
-    assert 3 in policy._ghosts.uses
+    assert 3 in policy.ghosts.uses
 
 
 def test_requests_that_take_nothing_renew_the_rates_too(monkeypatch: pytest.MonkeyPatch) -> None:
     renewed = list[int]()
-    monkeypatch.setattr(Candidates, "renew", lambda kept, now: renewed.append(len(kept)))
+    monkeypatch.setattr(Candidates, "watch_all", lambda kept, now: iter([renewed.append(len(kept)) or 0]))
     toy = split(1)
     toy.serve(words(1, 8))
     toy.serve(words(2, 8))
@@ -229,7 +231,7 @@ def test_ids_of_a_snapshot_are_those_of_namespace_and_prefix() -> None:
     cache = PrefixCache(toy.layout, "headwater", toy.cache.snapshot())
     policy = cache.policy
     assert isinstance(policy, Headwater)
-    for row, node in enumerate(policy._kept.keys):
+    for row, node in enumerate(policy.candidates.keys):
         before = hash(cache._index.namespace(node))
-        assert policy._kept.prefix[row] == prefix_ids(cache._index.key_of(node), LAYOUT.unit_bytes, before)[-1]
-    assert len(set(policy._kept.prefix)) == 3
+        assert policy.candidates.prefix[row] == prefix_ids(cache._index.key_of(node), LAYOUT.unit_bytes, before)[-1]
+    assert len(set(policy.candidates.prefix)) == 3

@@ -11,7 +11,7 @@ import pytest
 from headwater.cache.eviction import EVICTION
 from headwater.cache.eviction.base.policy import Room
 from headwater.cache.eviction.headwater import Headwater
-from headwater.cache.eviction.headwater.candidates import Candidates
+from headwater.cache.eviction.headwater.order import Candidates
 from tests.cache.toy import LAYOUT, Toy, assert_only_its_own, dump, example, words
 
 SMALL = replace(LAYOUT, n_pages=100, checkpoint_pages=1, slot_pages=0)
@@ -25,7 +25,7 @@ def toy_of(states: int, eviction: str = "headwater") -> Toy:
 def kept_of(toy: Toy) -> Candidates:
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)
-    return policy._kept
+    return policy.candidates
 
 
 def cached(toy: Toy, first: int, namespace: str = "") -> bool:

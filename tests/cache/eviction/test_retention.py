@@ -92,10 +92,10 @@ def test_in_a_large_table_another_goes_in_the_place_of_what_is_retained(leaves: 
     policy.clock = Clock()
     for first in range(400):
         toy.serve((*words(first % 60, 8), *words(100 + first, 4)), (8, 12))
-    assert len(policy._kept.keys) > 128
+    assert len(policy.candidates.keys) > 128
     gone = set()
     for _ in range(40):
-        victim = policy.lowest(leaves, toy.cache._now)
+        victim = policy.candidates.lowest(toy.cache._now, leaves, policy.clock)
         assert victim not in gone
         assert not (leaves and victim.children)
         policy.retain(victim, 300.0)
@@ -120,8 +120,8 @@ def test_what_is_retained_goes_if_its_namespace_has_nothing_else() -> None:
 def retained_by(toy: Toy, namespace: str = "") -> list[Node]:
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)
-    nodes = [node for node in policy._kept.keys if toy.cache._index.namespace(node) == namespace]
-    return policy._kept.retained(nodes[0], policy.clock()) if nodes else []
+    nodes = [node for node in policy.candidates.keys if toy.cache._index.namespace(node) == namespace]
+    return policy.candidates.retained(nodes[0], policy.clock()) if nodes else []
 
 
 def pages(nodes: list[Node]) -> int:
@@ -183,7 +183,7 @@ def test_hints_are_taken_after_all_checkpoints_were_evicted() -> None:
         retain(toy, first)
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)
-    assert len(policy._kept.until) == len(policy._kept) == 2
+    assert len(policy.candidates.until) == len(policy.candidates) == 2
 
 
 @pytest.mark.parametrize("name", sorted(set(EVICTION) - {"headwater", "clairvoyant"}))

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 
 from headwater.account import Reason
 from headwater.cache import PrefixCache
-from headwater.cache.eviction.headwater import DEPTHS, LEARNED, USES, Headwater
+from headwater.cache.eviction.headwater import Headwater
+from headwater.cache.eviction.headwater.classes import DEPTH_CLASSES, LEARNED_CLASS, PRIOR_USES
 from headwater.cache.placement import make_placement
 from headwater.cache.placement.base import Placement, PlacementQuery
 from headwater.errors import ConfigError
@@ -190,8 +191,8 @@ def classes(cache: PrefixCache) -> dict[int, int]:
     """Return the class of uses of each checkpoint in the eviction policy, by its position."""
     policy = cache.policy
     assert isinstance(policy, Headwater)
-    unit, kept = cache.layout.unit_tokens, policy._kept
-    return {node.end * unit: kept.kind[row] // DEPTHS % len(USES) for row, node in enumerate(kept.keys)}
+    unit, kept = cache.layout.unit_tokens, policy.candidates
+    return {node.end * unit: kept.kind[row] // DEPTH_CLASSES % len(PRIOR_USES) for row, node in enumerate(kept.keys)}
 
 
 def test_unused_learned_checkpoint_keeps_its_class_after_a_restart() -> None:
@@ -202,10 +203,10 @@ def test_unused_learned_checkpoint_keeps_its_class_after_a_restart() -> None:
     toy.release(draft.request)
     restarted = PrefixCache(toy.layout, "headwater", toy.cache.snapshot())
     for cache in (toy.cache, restarted):
-        assert classes(cache) == {80: LEARNED, 96: 0}
+        assert classes(cache) == {80: LEARNED_CLASS // DEPTH_CLASSES, 96: 0}
     assert serve(toy, make_placement("headwater"), document + words(3, 20)) == 80
-    assert classes(toy.cache)[80] not in (LEARNED, 0)
-    assert classes(restarted)[80] == LEARNED
+    assert classes(toy.cache)[80] not in (LEARNED_CLASS // DEPTH_CLASSES, 0)
+    assert classes(restarted)[80] == LEARNED_CLASS // DEPTH_CLASSES
 
 
 def test_first_departure_has_no_earlier_departure_or_resumption() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from random import Random
 
 import numpy as np
@@ -21,8 +22,8 @@ def new_ghosts() -> Ghosts:
 
 def counted(ghosts: Ghosts) -> tuple[float, float]:
     """Uses and time that were noted."""
-    ghosts.rates.renew()
-    return float(ghosts.rates._reuses.sum()), float(ghosts.rates._time.sum())
+    ghosts._rates.renew()
+    return float(ghosts._rates.reuses.sum()), float(ghosts._rates.time.sum())
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -40,20 +41,20 @@ def test_the_table_is_that_of_a_dict(seed: int) -> None:
             uses = ghosts.take(prefix, now)
             assert uses == expected.pop(prefix, (0, 0))[1]
         elif prefix in expected:
-            (row,) = ghosts.rows_of([prefix])
+            (row,) = ghosts.found([prefix])
             ghosts.use(row, 1, 7, now)
             expected[prefix] = 1, 7, now, now
         if now % 500 == 0:
-            ghosts.renew(len(expected), now)
+            deque(ghosts.renew(len(expected), now))
             assert len(ghosts) == len(expected)
-            ghosts.renew(40, now)
+            deque(ghosts.renew(40, now))
             latest = sorted(expected, key=lambda prefix: -expected[prefix][-1])[:40]
             expected = {prefix: expected[prefix] for prefix in latest}
     assert len(ghosts) == len(expected) > 40
-    for prefix, (kind, uses, time, last) in expected.items():
-        (row,) = ghosts.rows_of([prefix])
+    assert sorted(ghosts.row_of, key=lambda prefix: expected[prefix][-1]) == list(ghosts.row_of)
+    for prefix, (kind, uses, time, _) in expected.items():
+        (row,) = ghosts.found([prefix])
         assert (ghosts.kind[row], ghosts.uses[row], ghosts.time[row]) == (kind, uses, time)
-        assert ghosts.last[row] == last
 
 
 def test_all_time_until_one_is_taken_or_forgotten_is_counted_once() -> None:
@@ -63,25 +64,25 @@ def test_all_time_until_one_is_taken_or_forgotten_is_counted_once() -> None:
     assert counted(ghosts) == (0, 0)
     assert ghosts.take(1, 150) == 2  # 40 after it was evicted
     assert counted(ghosts) == (0, 40)
-    ghosts.use(*ghosts.rows_of([3]), 1, 3, 160)  # 30 after it was evicted
+    ghosts.use(*ghosts.found([3]), 1, 3, 160)  # 30 after it was evicted
     assert counted(ghosts) == (1, 70)
-    assert ghosts.rates._reuses[0, bucket(60)] == 1
-    ghosts.renew(1, 200)  # 80 of the second after it was evicted, 40 of the third after its use, which stays
-    assert [ghosts.rows_of([prefix]) for prefix in (1, 2, 3)] == [[], [], [0]]
+    assert ghosts._rates.reuses[0, bucket(60)] == 1
+    deque(ghosts.renew(1, 200))  # 80 of the second after it was evicted, 40 of the third after its use, which stays
+    assert [ghosts.found([prefix]) for prefix in (1, 2, 3)] == [[], [], [0]]
     assert counted(ghosts) == (1, 190)
-    ghosts.renew(1, 300)
-    ghosts.renew(0, 310)
+    deque(ghosts.renew(1, 300))
+    deque(ghosts.renew(0, 310))
     assert len(ghosts) == 0
     assert counted(ghosts) == (1, 300)
-    assert np.array_equal(ghosts.rates._time[2:], np.zeros((CLASSES - 2, BUCKETS)))
+    assert np.array_equal(ghosts._rates.time[2:], np.zeros((CLASSES - 2, BUCKETS)))
 
 
 def test_those_that_are_there_are_found_in_order() -> None:
     ghosts = new_ghosts()
     for prefix in (5, 6):
         ghosts.put(prefix, prefix - 5, 0, 0, 1)
-    assert [ghosts.kind[row] for row in ghosts.rows_of([9, 6, 7, 5])] == [1, 0]
-    assert ghosts.rows_of([9]) == []
+    assert [ghosts.kind[row] for row in ghosts.found([9, 6, 7, 5])] == [1, 0]
+    assert ghosts.found([9]) == []
 
 
 def test_ids_of_a_key_that_is_continued_are_those_of_the_whole() -> None:
@@ -97,8 +98,8 @@ def test_one_eighth_more_is_kept_for_a_while() -> None:
     ghosts = new_ghosts()
     for prefix in range(1, 10):
         ghosts.put(prefix, 0, 0, prefix, prefix)
-    ghosts.renew(8, 10)
+    deque(ghosts.renew(8, 10))
     assert len(ghosts) == 9
     ghosts.put(10, 0, 0, 10, 10)
-    ghosts.renew(8, 11)
+    deque(ghosts.renew(8, 11))
     assert sorted(ghosts.keys) == list(range(3, 11))

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.cache.eviction.headwater.ranking import Ranking
+from headwater.cache.eviction.headwater.order import Ranking
 from headwater.cache.node import Node
 
 NODES = [Node(None, b"", array("i"), 0, serial) for serial in range(8)]
@@ -21,9 +21,11 @@ STEPS = st.lists(
 def test_until_the_ranked_are_used_up_the_lowest_is_that_of_all_scores(
     scores: list[float], number: int, steps: list[tuple[str, int, float]]
 ) -> None:
-    ranking, of = Ranking(), dict(zip(NODES, scores, strict=True))
-    ranked = sorted(((score, node.serial, node) for node, score in of.items()), reverse=True)[-number:]
-    ranking.begin(ranked)
+    of = dict(zip(NODES, scores, strict=True))
+    ranked = sorted((score, node.serial, node) for node, score in of.items())[:number]
+    ranking = Ranking(ranked[-1][0])
+    for score, _, node in ranked:
+        ranking.put(node, score, is_ranked=True)
     unchanged = {node for *_, node in ranked}
     for step, at, score in steps:
         node = NODES[at]

@@ -28,16 +28,16 @@ def test_time_watched_is_all_counted_in_the_buckets_that_it_passed() -> None:
     learned.watched(1, 0, 7)
     learned.watched(1, 5, 5)
     learned.renew()
-    assert learned._time[1].sum() == 7
-    assert learned._time[1, :6].tolist() == [1.5, 0.5, 1, 1, 2, 1]  # ages 0-1.5, 1.5-2, 2-3, 3-4, 4-6 and 6-7 of 6-8
+    assert learned.time[1].sum() == 7
+    assert learned.time[1, :6].tolist() == [1.5, 0.5, 1, 1, 2, 1]  # ages 0-1.5, 1.5-2, 2-3, 3-4, 4-6 and 6-7 of 6-8
 
 
 def test_a_short_span_at_a_great_age_counts_in_one_bucket() -> None:
     learned = rates(decay=1.0)
     kinds, starts, ends = np.array([4, 4]), np.array([1000, 2]), np.array([1100, 6])
     learned.watched_all(kinds, starts, ends)
-    assert learned._time[4, bucket(1050)] == 100
-    assert learned._time.sum() == 104
+    assert learned.time[4, bucket(1050)] == 100
+    assert learned.time.sum() == 104
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -50,7 +50,7 @@ def test_the_index_is_the_best_rate_of_reuse_until_any_later_age(seed: int) -> N
             learned.reused(kind, age)
     learned.watched_all(*view(learned._spans).reshape(-1, 3).T)
     del learned._spans[:]
-    rate = learned._rates()[1]
+    rate = learned.rates()[1]
     learned.renew()
     for kind in range(6):
         for start in range(BUCKETS):
@@ -83,7 +83,7 @@ def test_a_class_without_counts_has_the_index_of_its_group_and_a_group_without_c
         learned.watched(0, 0, 100)
         learned.reused(0, 100)
     learned.renew()
-    groups, _ = learned._rates()
+    groups, _ = learned.rates()
     assert np.array_equal(learned.index[1], learned.index[2])
     assert not np.array_equal(learned.index[1], rates().index[1])
     assert np.array_equal(learned.index[3:], rates().index[3:])

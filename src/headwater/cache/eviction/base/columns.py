@@ -56,10 +56,11 @@ class Columns(Rows[Node]):
 
     def put(self, node: Node, value: float, time: int, leaf: bool) -> None:
         """Add the node, or replace its numbers. leaf: KV may go from it."""
-        row = self.row_of.get(node, -1)
-        if row < 0:
-            row = self.add(node)
-        self.value[row], self.time[row], self.leaf[row] = value, time, leaf
+        row = self.row_of.get(node)
+        if row is None:
+            self.add(node, (value, time, leaf))
+        else:
+            self.value[row], self.time[row], self.leaf[row] = value, time, leaf
 
     def discard(self, node: Node) -> None:
         """Remove the node, if it is a candidate."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from headwater.cache.eviction.base.lazy_heap import LazyHeap, Rank, bare_leaves, is_bare_leaf
 from headwater.cache.eviction.base.policy import Eviction, Kind, Room, Victim, is_free_leaf
-from headwater.cache.eviction.base.worth import Bases, next_below, shares_anew
+from headwater.cache.eviction.base.worth import Bases, changes_sharing, next_below
 from headwater.cache.node import Node
 
 
@@ -25,7 +25,7 @@ class BareFirst(Eviction):
         if is_bare_leaf(node):
             self._bare.add(node)
         self.place(node)
-        if self._bases.toggles(node) or shares_anew(node):
+        if self._bases.toggles(node) or changes_sharing(node):
             self.toggled(node)
 
     def touched(self, node: Node) -> None:
@@ -46,7 +46,7 @@ class BareFirst(Eviction):
         """Return the node whose checkpoint goes next, of all or of the leaves."""
 
     def toggled(self, node: Node) -> None:
-        """Note that the node got or lost its checkpoint, or `shares_anew`: others may be worth more or less now."""
+        """Note that the node got or lost its checkpoint, or `changes_sharing`: others may be worth more or less now."""
 
 
 class Ranked(BareFirst):

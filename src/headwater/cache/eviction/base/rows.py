@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 Column = np.ndarray[Any, np.dtype[Any]]
 Numbers: TypeAlias = "array[Any]"
 Key = TypeVar("Key", bound=Hashable)
+MAX_SLICE_ROWS = 16_384  # that numpy handles at once: about 0.6 ms
 
 
 class Rows(Generic[Key]):
@@ -33,12 +34,12 @@ class Rows(Generic[Key]):
             column.extend([0] * len(self))
         self._columns += columns
 
-    def add(self, key: Key) -> int:
-        """Add a row of zeros for a key that has none; return it."""
+    def add(self, key: Key, numbers: Iterable[Any]) -> int:
+        """Add a row for a key that has none, with a number for each column; return it."""
         row = self.row_of[key] = len(self.keys)
         self.keys.append(key)
-        for column in self._columns:
-            column.append(0)
+        for column, number in zip(self._columns, numbers, strict=True):
+            column.append(number)
         return row
 
     def remove(self, key: Key) -> None:
@@ -51,6 +52,17 @@ class Rows(Generic[Key]):
             for column in self._columns:
                 column[row] = column.pop()
             self.keys[row], self.row_of[last] = last, row
+
+    def slices(self) -> Iterator[slice]:
+        """Yield slices of rows, from the last one to the first, while rows may be added and removed.
+
+        A row that fills a gap comes from behind: it has been in a slice before.
+        """
+        stop = len(self)
+        while stop > 0:
+            start = max(0, stop - MAX_SLICE_ROWS)
+            yield slice(start, stop)
+            stop = start
 
 
 def view(column: Numbers) -> Column:

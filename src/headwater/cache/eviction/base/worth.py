@@ -75,11 +75,18 @@ def measured_from(node: Node) -> Iterator[Node]:
             stack.extend(below.children.values())
 
 
-def shares_anew(node: Node) -> bool:
+def changes_sharing(node: Node) -> bool:
     """Return whether the KV of a changed node may serve a single leaf now, or no longer: its worth depends on that."""
     return node.checkpoint is None and len(node.children) in (1, 2)
 
 
 def next_below(node: Node) -> list[Node]:
     """Return the nearest nodes with a checkpoint below `node`."""
-    return [below for below in measured_from(node) if below.checkpoint is not None] if node.children else []
+    found, stack = [], list(node.children.values())
+    while stack:
+        below = stack.pop()
+        if below.checkpoint is not None:
+            found.append(below)
+        else:
+            stack.extend(below.children.values())
+    return found

@@ -1,75 +1,80 @@
-"""Ghost entries of checkpoints: what was evicted goes on to teach, and has its uses again when it is taken anew."""
+"""Ghost entries: evicted checkpoints still teach, and have their uses again when they are taken again."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 
-import numpy as np
+from headwater.cache.eviction.base.rows import MAX_SLICE_ROWS
+from headwater.cache.eviction.headwater.rates import Aging, ReuseRates
 
-from headwater.cache.eviction.base.rows import Column, Numbers, view
-from headwater.cache.eviction.headwater.ages import AGING, Aging
-from headwater.cache.eviction.headwater.rates import ReuseRates
-
-SLACK = 8  # 1/8 too many are kept for a while: to remove some takes as long as to remove many
+SLACK_FRACTION = 8  # up to 1/8 more entries than the limit are kept between two renewals
+MAX_FORGOTTEN = 512  # entries at once: about as long as a slice of rows takes
+WATCHED_FRACTION = 4  # 1/4 of the entries, but at least a slice of rows, is watched at each renewal
 
 
-def prefix_ids(key: bytes, unit_bytes: int, before: int) -> array[int]:
+def prefix_ids(key: bytes, unit_bytes: int, before: int) -> list[int]:
     """Return an id for the prefix that ends at each unit of `key`. before: id of the prefix that the key continues."""
-    ids = array("q")
+    ids = []
     for at in range(0, len(key) - unit_bytes + 1, unit_bytes):
-        ids.append(before := hash((before, key[at : at + unit_bytes])))
+        before = hash((before, key[at : at + unit_bytes]))
+        ids.append(before)
     return ids
 
 
 class Ghosts(Aging[int]):
-    """Class, uses and last use of evicted checkpoints, by the id of their prefix."""
+    """Class, uses and last use of evicted checkpoints, by the id of their prefix.
 
-    last: Numbers  # when it was evicted, or used since
+    Entries are forgotten in the order of their last event: the eviction, or a use since.
+    """
 
     def __init__(self, rates: ReuseRates) -> None:
-        super().__init__(**AGING, last="q")
-        self.rates = rates
+        super().__init__(rates)
+        self.row_of: OrderedDict[int, int] = OrderedDict()  # in the order of the last event
+        self._unwatched = 0  # rows that are to be watched before others
 
     def put(self, prefix: int, kind: int, uses: int, time: int, now: int) -> None:
         """Add a checkpoint that is evicted now, whose time until then is counted elsewhere. time: of its last use."""
-        row = self.row_of.get(prefix, -1)
-        if row < 0:
-            row = self.add(prefix)
-        self.kind[row], self.uses[row], self.time[row] = kind, uses, time
-        self.watched[row], self.last[row] = self._age(row, now), now
+        if prefix in self.row_of:
+            self.remove(prefix)
+        self.add(prefix, (kind, uses, time, max(0, now - time)))
 
-    def rows_of(self, prefixes: Iterable[int]) -> list[int]:
+    def found(self, prefixes: Iterable[int]) -> list[int]:
         """Return the row of each of the prefixes that has one, in their order."""
         return [row for row in map(self.row_of.get, prefixes) if row is not None]
 
     def use(self, row: int, kind: int, uses: int, now: int, counts: bool = True) -> None:
         super().use(row, kind, uses, now, counts)
-        self.last[row] = now
+        self.row_of.move_to_end(self.keys[row])
 
     def take(self, prefix: int, now: int) -> int:
-        """Remove a checkpoint that is taken anew; return its uses, 0 if it is not here."""
-        row = self.row_of.get(prefix, -1)
-        if row < 0:
+        """Remove the entry of a checkpoint that is taken again; return its uses, 0 if there is no entry."""
+        row = self.row_of.get(prefix)
+        if row is None:
             return 0
         uses: int = self.uses[row]
-        self._end_span(row, now)
+        self.end_span(row, now)
         self.remove(prefix)
         return uses
 
-    def renew(self, most: int, now: int) -> None:
-        """Count the time of all until now. If they are more than 9/8 of `most`, keep that many, the last used ones.
+    def renew(self, limit: int, now: int) -> Iterator[int]:
+        """Count time until now. If the entries exceed the limit by more than 1/8, forget the oldest ones.
 
-        To be evicted counts as a use here.
+        Yields the rows handled. Of many entries a part is watched, in turns: the time of the others counts later.
         """
-        self.watch(now)
-        if len(self) > most + most // SLACK:
-            beyond = len(self) - most
-            self._keep(np.sort(np.argpartition(view(self.last), beyond - 1)[beyond:]))
-
-    def _keep(self, rows: Column) -> None:
-        """Remove all other rows."""
-        for column in self._columns:
-            column[:] = array(column.typecode, view(column)[rows].tobytes())
-        self.keys = [self.keys[row] for row in rows.tolist()]
-        self.row_of = {prefix: row for row, prefix in enumerate(self.keys)}
+        rows = len(self) if len(self) <= MAX_SLICE_ROWS else max(MAX_SLICE_ROWS, len(self) // WATCHED_FRACTION)
+        while rows > 0 and len(self):
+            if not 0 < self._unwatched <= len(self):
+                self._unwatched = len(self)
+            stop = self._unwatched
+            self._unwatched = max(0, stop - min(rows, MAX_SLICE_ROWS))
+            self.watch(slice(self._unwatched, stop), now)
+            rows -= stop - self._unwatched
+            yield stop - self._unwatched
+        if len(self) > limit + limit // SLACK_FRACTION:
+            while (excess := len(self) - limit) > 0:
+                for _ in range(min(excess, MAX_FORGOTTEN)):
+                    prefix = next(iter(self.row_of))
+                    self.end_span(self.row_of[prefix], now)
+                    self.remove(prefix)
+                yield MAX_SLICE_ROWS * min(excess, MAX_FORGOTTEN) // MAX_FORGOTTEN

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 
 import numpy as np
 
-from headwater.cache.eviction.base.rows import Column, view
+from headwater.cache.eviction.base.rows import Column, Key, Numbers, Rows, view
 
 BUCKETS = 40  # of age: 1, 1.5, 2, 3, 4, 6 and so on; the last one has no end
 EDGES = np.array([0.0, *(2.0 ** (b // 2) * (1 + b % 2 / 2) for b in range(1, BUCKETS)), np.inf])
 WIDTHS = np.diff(np.append(EDGES[:-1], 2 * EDGES[-2]))
 MIDDLES = np.maximum(1.0, EDGES[:-1] + WIDTHS / 2)
-COARSE = 8  # a span shorter than 1/8 of its age counts in one bucket
-MOST_REUSES = 15.0  # cap on the expected reuses in one bucket
-FROM, UNTIL = np.triu_indices(BUCKETS)  # pairs of an edge and the edge after a bucket beyond it, less 1
-FIRST = np.searchsorted(FROM, np.arange(BUCKETS))  # the first pair of each edge
+COARSE_FRACTION = 8  # a span shorter than 1/8 of its age counts in one bucket
+MAX_REUSES_A_BUCKET = 15.0  # that are expected
+MAX_WAITING_SPANS = 4096  # that are not counted yet
 
 
 def bucket(age: int) -> int:
@@ -36,13 +36,13 @@ def buckets(ages: Column) -> Column:
 class ReuseRates:
     """Reuses and time watched of each class in each bucket of age, and the index that follows from them.
 
-    The rate of a cell is (reuses + n) / (time + n / expected): n reuses at the expected rate are assumed beside those
-    that were seen. The expected rate of a class is that of its group, with n = `trust[1]`; that of a group is the
-    prior, with n = `trust[0]`. Counts decay at each `renew`, so that a change of traffic is followed.
+    The rate of a cell is (reuses + n) / (time + n / expected): n reuses at the expected rate are added to those that
+    were seen. The expected rate of a class is that of its group, with n = `trust[1]`; that of a group is the prior,
+    with n = `trust[0]`. Counts decay at each `renew`, so that the rates follow a change of traffic.
 
-    The index of a class at an age is the highest rate of reuse per time in memory, over all ages until which one may
-    keep it (Gittins 1979). With survival G and the expected time in memory C until an age, the rate between two ages
-    is the slope of G over C.
+    The index of a class at an age is the highest rate of reuse per time in memory, over all ages until which a
+    checkpoint could be kept (Gittins 1979). With survival G and the expected time in memory C until an age, the rate
+    between two ages is the slope of G over C.
     """
 
     def __init__(
@@ -50,63 +50,113 @@ class ReuseRates:
     ) -> None:
         """prior: reuses a tick, of each group (rows) in each bucket. group: number of classes in each."""
         self._prior, self._group, self._trust, self._decay = prior, group, trust, decay
-        self._reuses, self._time = (np.zeros((len(prior) * group, BUCKETS)) for _ in range(2))
+        self.reuses, self.time = (np.zeros((len(prior) * group, BUCKETS)) for _ in range(2))
         self._spans = array("q")  # class, start and end, one span after the other
         self.renew()
 
     def reused(self, kind: int, age: int) -> None:
         """Note that one of a class was used at an age."""
-        self._reuses[kind, bucket(age)] += 1
+        self.reuses[kind, bucket(age)] += 1
 
     def watched(self, kind: int, start: int, end: int) -> None:
         """Note that one was of a class between two ages."""
         if end > start:
             self._spans.extend((kind, start, end))
+            if len(self._spans) >= 3 * MAX_WAITING_SPANS:
+                self._count_spans()
+
+    def _count_spans(self) -> None:
+        if self._spans:
+            self.watched_all(*view(self._spans).reshape(-1, 3).T)
+            self._spans = array("q")
 
     def watched_all(self, kinds: Column, starts: Column, ends: Column) -> None:
         """Note spans of many, as `watched` does of one."""
-        size, long, cells = self._time.size, ends - starts, kinds.astype(np.int64) * BUCKETS
-        coarse = starts >= COARSE * long
+        size, long, cells = self.time.size, ends - starts, kinds.astype(np.int64) * BUCKETS
+        coarse = starts >= COARSE_FRACTION * long
         in_middle = cells[coarse] + buckets((starts + ends)[coarse] // 2)
-        self._time += np.bincount(in_middle, long[coarse], size).reshape(self._time.shape)
+        self.time += np.bincount(in_middle, long[coarse], size).reshape(self.time.shape)
         cells, starts, ends = cells[~coarse], starts[~coarse], ends[~coarse]
         first, last = buckets(starts), buckets(ends)
         at_first, at_last = cells + first, cells + last
         ends_of = np.bincount(at_last, ends - EDGES[last], size) - np.bincount(at_first, starts - EDGES[first], size)
         passed = np.bincount(at_first, minlength=size) - np.bincount(at_last, minlength=size)  # edges after buckets
-        self._time += ends_of.reshape(-1, BUCKETS) + passed.reshape(-1, BUCKETS).cumsum(axis=1) * WIDTHS
+        self.time += ends_of.reshape(-1, BUCKETS) + passed.reshape(-1, BUCKETS).cumsum(axis=1) * WIDTHS
 
     def renew(self) -> None:
-        """Compute the index from what was noted, and let all counts decay."""
-        if self._spans:
-            self.watched_all(*view(self._spans).reshape(-1, 3).T)
-            self._spans = array("q")
-        groups, classes = self._rates()
-        known = self._time.any(axis=1)  # the others have their group's rates
+        """Compute the index from the counts, and let all counts decay."""
+        self._count_spans()
+        groups, classes = self.rates()
+        known = self.time.any(axis=1)  # the others have their group's rates
         found = _index(np.concatenate((groups, classes[known])))
         self.index = np.repeat(found[: len(groups)], self._group, axis=0)
         self.index[known] = found[len(groups) :]
         self.index_of = self.index.ravel().data  # of class * BUCKETS + bucket
-        self._reuses *= self._decay
-        self._time *= self._decay
+        self.reuses *= self._decay
+        self.time *= self._decay
 
-    def _rates(self) -> tuple[Column, Column]:
+    def rates(self) -> tuple[Column, Column]:
         """Return the rates of groups and of classes."""
         grouped = (-1, self._group, BUCKETS)
-        reuses, time = (of.reshape(grouped).sum(1) for of in (self._reuses, self._time))
+        reuses, time = (of.reshape(grouped).sum(1) for of in (self.reuses, self.time))
         of_groups, of_classes = self._trust
         groups = (reuses + of_groups) / (time + of_groups / self._prior)
-        classes = (self._reuses + of_classes) / (self._time + of_classes / np.repeat(groups, self._group, axis=0))
+        classes = (self.reuses + of_classes) / (self.time + of_classes / np.repeat(groups, self._group, axis=0))
         return groups, classes
 
 
 def _index(rates: Column) -> Column:
-    expected = np.minimum(rates * WIDTHS, MOST_REUSES)
+    expected = np.minimum(rates * WIDTHS, MAX_REUSES_A_BUCKET)
     survival = np.exp(-np.cumsum(np.pad(expected, ((0, 0), (1, 0))), axis=1))  # at each edge
     time = survival[:, :-1] * -np.expm1(-expected) / np.maximum(expected / WIDTHS, 1e-300)
     to_come = np.cumsum(np.pad(time, ((0, 0), (0, 1)))[:, ::-1], axis=1)[:, ::-1]  # time in memory beyond each edge
     survival, to_come = np.ascontiguousarray(survival.T), np.ascontiguousarray(to_come.T)
-    rate = survival[FROM] - survival[UNTIL + 1]  # reuses between two edges
-    rate /= to_come[FROM] - to_come[UNTIL + 1]
-    index: Column = np.maximum.reduceat(rate, FIRST).T
-    return index
+    index = np.empty((BUCKETS, len(rates)))
+    for edge in range(BUCKETS):
+        slopes = (survival[edge] - survival[edge + 1 :]) / (to_come[edge] - to_come[edge + 1 :])
+        slopes.max(axis=0, out=index[edge])
+    return np.ascontiguousarray(index.T)
+
+
+class Aging(Rows[Key]):
+    """Rows of checkpoints: each use, and the time until then, is counted for the class of the row."""
+
+    kind: Numbers  # class
+    uses: Numbers  # see `used`
+    time: Numbers  # of the last use
+    watched: Numbers  # age until which its time is counted
+
+    def __init__(self, rates: ReuseRates, **columns: str) -> None:
+        super().__init__(kind="h", uses="B", time="q", watched="q", **columns)
+        self._rates = rates
+
+    def use(self, row: int, kind: int, uses: int, now: int, counts: bool = True) -> None:
+        """Note that work resumed there, with uses and class from now on. counts: the work was a request's."""
+        self.end_span(row, now)
+        if counts:
+            self._rates.reused(self.kind[row], now - self.time[row])
+        self.kind[row], self.uses[row], self.time[row], self.watched[row] = kind, uses, now, 0
+
+    def change(self, row: int, kind: int, now: int) -> None:
+        """Set the class from now on."""
+        self.end_span(row, now)
+        self.kind[row], self.watched[row] = kind, max(0, now - self.time[row])
+
+    def watch(self, rows: slice, now: int) -> None:
+        """Count the time of these rows until now."""
+        watched = view(self.watched)[rows]
+        ages = np.maximum(now - view(self.time)[rows], watched)
+        self._rates.watched_all(view(self.kind)[rows], watched, ages)
+        watched[:] = ages
+
+    def watch_all(self, now: int) -> Iterator[int]:
+        """Count the time of all rows, in slices; yield the number of rows of each."""
+        for rows in self.slices():
+            self.watch(rows, now)
+            yield rows.stop - rows.start
+
+    def end_span(self, row: int, now: int) -> None:
+        """Count the time of a row until now, which the caller notes in `watched`, unless the row is removed."""
+        age, watched = now - self.time[row], self.watched[row]
+        if age > watched:
+            self._rates.watched(self.kind[row], watched, age)
