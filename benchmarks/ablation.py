@@ -25,8 +25,8 @@ import numpy as np
 from benchmarks import measure
 from benchmarks.cells import Cell, Pair, read_cells
 from benchmarks.grid import HERE, SMALL, code_digest, earlier, seeds_of
-from headwater.cache.eviction import headwater as eviction
 from headwater.cache.eviction.base.rows import Column
+from headwater.cache.eviction.headwater import classes
 from headwater.cache.eviction.headwater.ghosts import Ghosts
 from headwater.cache.eviction.headwater.rates import ReuseRates
 from headwater.cache.history import History
@@ -62,10 +62,10 @@ ALL = "all parts"
 # by what is left out: placement and eviction, and what is put in place of the part
 PARTS: dict[str, tuple[Pair, Patches]] = {
     ALL: (OURS, nullcontext),
-    "learned rates: worth × prior alone": (OURS, partial(patch.object, ReuseRates, "_rates", _prior)),
+    "learned rates: worth × prior alone": (OURS, partial(patch.object, ReuseRates, "rates", _prior)),
     "ghost entries": (OURS, partial(patch.object, Ghosts, "put", _nothing)),
     "uses of a checkpoint that is taken anew": (OURS, partial(patch.object, Ghosts, "take", _no_uses)),
-    "uses as classes": (OURS, partial(patch.object, eviction, "OF_USES", [0] * len(eviction.OF_USES))),
+    "uses as classes": (OURS, partial(patch.object, classes, "CLASS_OF_USES", [0] * len(classes.CLASS_OF_USES))),
     "history of evicted prefixes": (OURS, partial(patch.multiple, History, depth=lambda *_: 0, shared=lambda *_: 0)),
     "learned and optimal positions: `structural`": (("structural", "headwater"), nullcontext),
     "learned positions": (OURS, partial(patch.object, Departures, "of", _nothing)),

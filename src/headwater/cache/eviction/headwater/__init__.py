@@ -104,10 +104,13 @@ class Headwater(Eviction):
             self._advance(node)
         if not (node.children or node.pins) and node.parent is not None:
             self._bare.add(node)
+        shares = changes_sharing(node)
+        if shares:
+            self._toggled(node)
         if before:
             self._leave(node)
-        if before or changes_sharing(node):
-            self._toggled(node)
+            if not shares:
+                self._toggled(node)
 
     def touched(self, node: Node) -> None:
         self._advance(node)

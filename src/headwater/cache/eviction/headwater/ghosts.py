@@ -9,7 +9,7 @@ from headwater.cache.eviction.base.rows import MAX_SLICE_ROWS
 from headwater.cache.eviction.headwater.rates import Aging, ReuseRates
 
 SLACK_FRACTION = 8  # up to 1/8 more entries than the limit are kept between two renewals
-MAX_FORGOTTEN = 512  # entries at once: about as long as a slice of rows takes
+MAX_FORGOTTEN = 256  # entries at once: about as long as a slice of rows takes
 WATCHED_FRACTION = 4  # 1/4 of the entries, but at least a slice of rows, is watched at each renewal
 
 
