@@ -106,14 +106,14 @@ def _end_workers_when_idle(engine: Engine) -> None:
 
     A server has one engine.
     """
-    wait = engine._changed.wait
+    wait = engine.changed.wait
 
     def without_workers(timeout: float | None = None) -> bool:
-        if threading.current_thread() is engine._thread:
+        if threading.current_thread() is engine.loop.thread:
             end_workers()
         return wait(timeout)
 
-    engine._changed.wait = without_workers  # type: ignore[method-assign]
+    engine.changed.wait = without_workers  # type: ignore[method-assign]
 
 
 def params(max_tokens: int) -> SamplingParams:

@@ -45,6 +45,7 @@ from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import key_of
+from headwater.schedule.tail import NO_HANDOVER, Handover
 
 PAGE, TOKEN_BYTES = 64, 4
 STATES = KV + 1  # the group of states
@@ -66,11 +67,7 @@ class InstantEngine:
         self,
         generation: Generation,
         on_event: Callable[[Event], None],
-        output: Iterable[int] = (),
-        peers: Iterable[bytes] = (),
-        follows: int | None = None,
-        tail: object = None,
-        begun: bool = False,
+        handover: Handover = NO_HANDOVER,
     ) -> int:
         on_event(TokenEvent(1, "a", -0.5))
         prompt = len(generation.prompt)

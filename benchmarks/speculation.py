@@ -27,10 +27,10 @@ from benchmarks.drafting import Asked, chats, edits
 from benchmarks.engines import Model, ask, bench_checkpoint, finished, settle, submit
 from benchmarks.measure import Row, ratios
 from headwater.config import DTYPES, WEIGHTS, ServeConfig
-from headwater.engine.answering import Judged
 from headwater.engine.engine import Engine
 from headwater.engine.sampler import Choice
 from headwater.engine.step_logits import StepLogits
+from headwater.engine.verification import Verified
 from headwater.models.embedded import embedded
 from headwater.schedule.speculation import speculation_of
 
@@ -50,11 +50,12 @@ class Forced:
 
     def rate(self, clients: int) -> float:
         """Output tokens a second, so many answers at once: the next one begins when one ends."""
-        engine, whole = self.engine, type(self.engine)._sample
+        engine = self.engine
+        sampled = engine.verification.choices
 
-        def forced(logits: StepLogits, rows: list[int], judged: list[Judged]) -> list[Choice]:
-            whole(engine, logits, rows, judged)
-            return [Choice(self._next(one)) for one in judged]
+        def forced(logits: StepLogits, rows: list[int], reached: list[Verified]) -> list[Choice]:
+            sampled(logits, rows, reached)
+            return [Choice(self._next(one)) for one in reached]
 
         def answer(asked: Asked) -> None:
             finished(submit(engine, asked.prompt, len(asked.answer)))
@@ -65,19 +66,19 @@ class Forced:
         speculation.seconds = engine.scheduler.speculation.seconds
         engine.scheduler.speculation = speculation
         before, begun = engine.stats().steps, time.perf_counter()
-        engine._sample = forced  # type: ignore[method-assign, assignment]
+        engine.verification.choices = forced  # type: ignore[method-assign, assignment]
         try:
             with ThreadPoolExecutor(clients) as at_once:
                 list(at_once.map(answer, self.work))
             seconds = time.perf_counter() - begun
             self.steps = engine.stats().steps - before
         finally:
-            del engine._sample
+            del engine.verification.choices
         self.accepted, self.rejected = engine.scheduler.speculation.accepted, engine.scheduler.speculation.rejected
         settle(engine)
         return sum(len(asked.answer) for asked in self.work) / seconds
 
-    def _next(self, one: Judged) -> int:
+    def _next(self, one: Verified) -> int:
         seq = one.live.seq
         return self.answers[seq.generation.prompt][seq.n_output]
 

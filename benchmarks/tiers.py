@@ -42,8 +42,8 @@ from benchmarks.engines import Asked, Model, ask, bench_checkpoint, finished, se
 from benchmarks.measure import Row, ratios
 from headwater.config import DEVICES, ServeConfig
 from headwater.engine.engine import Engine
+from headwater.engine.loop import Planned
 from headwater.percentile import percentile
-from headwater.schedule.step import Step
 from headwater.spec import ModelSpec
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.fingerprint import Fingerprint
@@ -73,7 +73,7 @@ def tiered(model: Model, memory: int, stores: list[Store], through: bool = True)
     config = ServeConfig(memory=memory, tier=("disk:unused",), tier_store="through" if through else "selective")
     with model.engines(one=ServeConfig(memory=memory, device=model.loaded.device)) as (engine,):
         if stores:
-            with engine._changed:
+            with engine.changed:
                 engine.use_tiers(stores, KEY, Fingerprint.of({}), config)
         yield engine
         copied(engine)
@@ -81,9 +81,9 @@ def tiered(model: Model, memory: int, stores: list[Store], through: bool = True)
 
 def copied(engine: Engine) -> None:
     """Wait until all copies are made."""
-    with engine._changed:
+    with engine.changed:
         while engine.scheduler.tiers.busy:
-            engine._changed.wait(1)
+            engine.changed.wait(1)
 
 
 def drop_from_page_cache(folder: Path) -> None:
@@ -229,14 +229,14 @@ def lost(model: Model, root: Path, rng: random.Random, count: int, begin: int, g
 
 def timed_steps(engine: Engine) -> list[float]:
     """Note the seconds of each step from now on, its planning included."""
-    run, seconds = engine._run, list[float]()
+    execute, seconds = engine.loop.execute, list[float]()
 
-    def noted(step: Step, planning: float) -> None:
+    def noted(planned: Planned) -> None:
         begun = perf_counter()
-        run(step, planning)
-        seconds.append(planning + perf_counter() - begun)
+        execute(planned)
+        seconds.append(planned.seconds + perf_counter() - begun)
 
-    engine._run = noted  # type: ignore[method-assign]
+    engine.loop.execute = noted  # type: ignore[method-assign]
     return seconds
 
 

@@ -28,7 +28,8 @@ from pathlib import Path
 
 from headwater.account import CacheAccount
 from headwater.config import ServeConfig
-from headwater.engine.engine import Engine, draft_bytes
+from headwater.engine.assembly import draft_bytes
+from headwater.engine.engine import Engine
 from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.engine.proof.verdict import verdict
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent

@@ -77,14 +77,14 @@ class LiveServer:
 
     def check(self) -> None:
         """Verify every invariant of the cache, between two steps. Raises AssertionError."""
-        with self.engine._changed:
+        with self.engine.changed:
             self.engine.scheduler.cache.check()
 
     def check_idle(self) -> None:
         """Nothing runs, waits or is held once all is done. Raises AssertionError that says what is."""
         assert self.engine.drain(PATIENCE), f"not idle after {PATIENCE} s: {self.engine.stats()}"
-        with self.engine._changed:
-            assert self.engine._changed.wait_for(lambda: not self.engine.scheduler.tiers.busy, PATIENCE), (
+        with self.engine.changed:
+            assert self.engine.changed.wait_for(lambda: not self.engine.scheduler.tiers.busy, PATIENCE), (
                 "tiers are busy"
             )
         self.check()

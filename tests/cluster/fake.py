@@ -22,7 +22,7 @@ from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.prefill_seconds import PrefillSpeed
-from headwater.schedule.tail import TailPlace
+from headwater.schedule.tail import NO_HANDOVER, Handover, TailPlace
 from headwater.schedule.tier_load import ReadSpeed
 
 PATIENCE = 20.0  # seconds
@@ -69,21 +69,17 @@ class FormulaEngine:
         self,
         generation: Generation,
         on_event,
-        output: Iterable[int] = (),
-        peers: Iterable[bytes] = (),
-        follows: int | None = None,
-        tail: TailPlace | None = None,
-        begun: bool = False,
+        handover: Handover = NO_HANDOVER,
     ) -> int:
         if self.raises is not None:
             raise self.raises
         with self._lock:
             self._ids += 1
             self.seen.append(generation)
-            self.submitted_follows.append(follows)
-            self.tails.append(tail)
-            self.begun.append(begun)
-            self._open[self._ids] = Running(generation, on_event, list(output))
+            self.submitted_follows.append(handover.follows)
+            self.tails.append(handover.tail)
+            self.begun.append(handover.begun)
+            self._open[self._ids] = Running(generation, on_event, list(handover.output))
             return self._ids
 
     def cancel(self, request_id: int) -> None:

@@ -14,9 +14,9 @@ from headwater.cluster.disaggregation import decoders, prefiller
 from headwater.cluster.sockets import Contact
 from headwater.cluster.wire import NO_CONTACT
 from headwater.config import ServeConfig
-from headwater.engine.answering import LogitsTap
 from headwater.engine.engine import Engine
 from headwater.engine.meter import Backlog
+from headwater.engine.verification import LogitsTap
 from headwater.errors import ConfigError
 from headwater.request import Span
 from headwater.schedule.prefill_seconds import PrefillSpeed
@@ -228,7 +228,7 @@ def one_server(model, *asked, tap: LogitsTap | None = None) -> list[Whole]:
     """Return the answers of one engine without a cache. `tap`: gets the logits of each token."""
     loaded, check = model
     engine = Engine.over(loaded, check, ServeConfig(cache=False, memory=600 * loaded.spec.page_bytes))
-    engine.logits_tap = tap
+    engine.verification.logits_tap = tap
     engine.start()
     try:
         answers = [Whole() for _ in asked]

@@ -35,14 +35,14 @@ class Gate:
 
     def __init__(self, worker: Worker) -> None:
         self._steps, self._open = threading.Semaphore(0), threading.Event()
-        run = worker.rig.engine._run
+        run = worker.rig.engine.loop.execute
 
         def waiting(*given) -> None:
             while not (self._open.is_set() or self._steps.acquire(timeout=0.01)):
                 pass
             run(*given)
 
-        worker.rig.engine._run = waiting
+        worker.rig.engine.loop.execute = waiting
 
     def let(self, steps: int) -> None:
         for _ in range(steps):
@@ -99,7 +99,7 @@ def read(b: Worker) -> int:
 
 
 def free(worker: Worker) -> int:
-    with worker.rig.engine._changed:
+    with worker.rig.engine.changed:
         return worker.cache._pool.free
 
 
@@ -205,7 +205,7 @@ def test_a_follow_that_is_given_up_gives_its_pages_back(make, monkeypatch, how) 
         if how == "cancelled":
             b.rig.engine.unfollow(number)
         elif how == "pages are short":
-            with b.rig.engine._changed:
+            with b.rig.engine.changed:
                 b.tiers.make_room()
         else:
             a.pulling._sending.close()

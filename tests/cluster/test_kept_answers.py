@@ -256,7 +256,7 @@ def test_next_turn_hits_the_kept_answer_and_equals_one_server(
         settle(router)
         sampled: list[torch.Tensor] = []
         for worker in workers.values():
-            worker.engine.logits_tap = lambda request, logits_V: sampled.append(logits_V.clone())
+            worker.engine.verification.logits_tap = lambda request, logits_V: sampled.append(logits_V.clone())
         turn = generation("greedy", [*prompt, *first.tokens, *words(text, "turn")], 20)
         second = ask(router, turn).wait()
         assert router.counts["cached_as_predicted"] == 2

@@ -26,7 +26,7 @@ from headwater.cluster.wire import Peer
 from headwater.config import ServeConfig
 from headwater.engine.tiers.segments import MAX_EXPECTED_SEGMENTS
 from headwater.schedule.sequence import key_of
-from headwater.schedule.tail import TailPlace
+from headwater.schedule.tail import Handover, TailPlace
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.names import Names
@@ -89,8 +89,9 @@ class Worker:
         **more,
     ) -> Answer:
         """Ask, with the word that these workers have more of the prompt, and the number of its prefill elsewhere."""
-        submit, named = self.rig.engine.submit, [peer.incarnation for peer in peers]
-        self.rig.engine.submit = lambda *given: submit(*given, peers=named, follows=follows, tail=tail)
+        handover = Handover((), tuple(peer.incarnation for peer in peers), follows, tail)
+        submit = self.rig.engine.submit
+        self.rig.engine.submit = lambda *given: submit(*given, handover)
         try:
             return self.rig.ask(list(prompt), **more)
         finally:

@@ -104,7 +104,7 @@ def segments_lost_from_memory(model, folder: Callable[[str], Path]) -> Iterator:
         assert ask(router, first).wait().error is None
         until(lambda: not had.engine.scheduler.tiers.busy)
         assert had.engine.stats().segment_tokens == cold(first), "they were built at one worker"
-        with had.engine._changed:
+        with had.engine.changed:
             while had.engine.scheduler.cache.segments.evict():
                 pass
         assert ask(had.engine, generation("greedy", words(9, "a step"), 2)).wait().error is None

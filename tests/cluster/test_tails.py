@@ -18,7 +18,7 @@ from headwater.events import TokenEvent
 from headwater.request import Drafting, Generation, SamplingParams
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.sequence import Purpose, key_of
-from headwater.schedule.tail import TailPlace
+from headwater.schedule.tail import Handover, TailPlace
 from headwater.tiers.fingerprint import Fingerprint
 from tests.cluster.fake import until
 from tests.cluster.test_pulls import Worker, changing, make, pool  # noqa: F401  make is a fixture
@@ -75,7 +75,7 @@ def kept(worker: Worker) -> int:
 
 
 def free(worker: Worker) -> int:
-    with worker.rig.engine._changed:
+    with worker.rig.engine.changed:
         return worker.cache._pool.free
 
 
@@ -196,7 +196,7 @@ def test_drawn_tokens_and_their_log_probabilities_come_with_the_tail(make) -> No
                 done.set()
 
         generation = Generation(tuple(PROMPT), SamplingParams(**_fields(params) | {"max_tokens": max_tokens}))
-        worker.rig.engine.submit(generation, on_event, **more)
+        worker.rig.engine.submit(generation, on_event, Handover(**more))
         assert done.wait(60)
         return events[:-1]
 
@@ -204,7 +204,7 @@ def test_drawn_tokens_and_their_log_probabilities_come_with_the_tail(make) -> No
         alone = ask(a, 6)
         assert ask(a, 1, tail=KEEPS) == alone[:1]
         place = TailPlace(ID, a.incarnation)
-        assert ask(b, 6, peers=[a.incarnation], tail=place) == alone
+        assert ask(b, 6, peers=(a.incarnation,), tail=place) == alone
         assert prompt_tokens(b) == 0
 
 
@@ -313,19 +313,19 @@ def test_a_preempted_request_computes_its_prompt(make, same_bits_as_without_a_ca
     """The tail was given back: it goes on as after any preemption."""
     with two(make) as (a, b):
         first = prefilled(a)
-        engine, run = b.rig.engine, b.rig.engine._run
+        engine, run = b.rig.engine, b.rig.engine.loop.execute
 
         def preempting(*given) -> None:
             run(*given)
-            with engine._changed:
+            with engine.changed:
                 for seq in tuple(engine.scheduler.running.values()):
                     if isinstance(seq, Request) and seq.n_output == 3 and not seq.preemptions:
                         engine.scheduler.preemption.preempt(seq)
                         engine.scheduler.workload.gate.is_crowded = False
 
-        engine._run = preempting
+        engine.loop.execute = preempting
         rest = whole(first, handed_over(a, b))
-        engine._run = run
+        engine.loop.execute = run
         assert engine.scheduler.preemptions == 1
     assert all(same_bits_as_without_a_cache(make, [rest]))
 

@@ -145,7 +145,7 @@ def test_no_memory_for_its_prompt_is_no_draft(loaded, monkeypatch) -> None:
     with drafting(monkeypatch, target, None) as rig:
         plain = rig.ask(prompt, 10)
     monkeypatch.setattr(draft_model, "SHARE", 10**4)
-    monkeypatch.setattr("headwater.engine.engine.SHARE", PAGES // 6)
+    monkeypatch.setattr("headwater.engine.assembly.SHARE", PAGES // 6)
     with drafting(monkeypatch, target, target) as rig:
         assert rig.ask(prompt, 10).tokens == plain.tokens
         assert rig.engine.scheduler.speculation.accepted == 0

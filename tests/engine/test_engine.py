@@ -191,7 +191,7 @@ def test_stop_tells_those_who_wait(make):
     rig = make(500)
     answer = rig.submit(words(100, 1), 8)  # before the thread runs
     with rig._lock:
-        rig.engine._stopping = True
+        rig.engine.loop.stopping = True
     rig.engine.start()
     rig.engine.stop()
     assert isinstance(answer.error, EngineStopped)
@@ -330,8 +330,8 @@ def test_an_observer_sees_each_complete_answer_and_the_end(make: Make) -> None:
             seen.append("closed")
 
     with make(pages=32) as rig:
-        assert isinstance(rig.engine.observer, NoObserver)
-        rig.engine.observer = Listener()
+        assert isinstance(rig.engine.answering.observer, NoObserver)
+        rig.engine.answering.observer = Listener()
         for length in (3, 5):
             collect(rig.engine, generation(words(1, 40), max_tokens=length))
     assert seen == [3, 5, "closed"]

@@ -15,7 +15,7 @@ from headwater import kernels, machine
 from headwater.cli.serve import load_engine
 from headwater.config import ServeConfig
 from headwater.draft.drafter import MOST_DRAFTS
-from headwater.engine import engine as engines
+from headwater.engine import assembly
 from headwater.engine.engine import Engine
 from headwater.engine.live import NoObserver
 from headwater.engine.proof.selfcheck import SelfCheck
@@ -51,7 +51,7 @@ def test_health_says_when_exactness_was_proven(loaded, monkeypatch, caplog):
 
 
 def test_a_broken_file_is_an_error_before_the_proof(loaded, tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "verdict", lambda *a: pytest.fail("the proof began"))
+    monkeypatch.setattr(assembly, "verdict", lambda *a: pytest.fail("the proof began"))
     folder = shutil.copytree(loaded.path, tmp_path / "folder")
     for path, file in ((folder, folder / "model.safetensors"), (tmp_path / "model.gguf",) * 2):
         if path == file:
@@ -166,7 +166,7 @@ def test_serve_gives_the_tuner_to_marconi_alone(
     check = SelfCheck(True, None, "compiled")
     monkeypatch.setattr(Engine, "load", lambda config, progress: Engine.over(loaded, check, config))
     config = ServeConfig(memory=32 * loaded.spec.page_bytes, eviction=eviction)
-    assert type(load_engine(config).observer) is observer
+    assert type(load_engine(config).answering.observer) is observer
 
 
 def test_what_is_kept_of_drafts_is_taken_from_the_memory(loaded: LoadedModel) -> None:
@@ -205,9 +205,9 @@ def test_where_bits_are_not_proven_nothing_is_drafted_and_health_says_why(loaded
 
 
 def test_where_bits_are_not_proven_no_head_and_no_draft_model_are_loaded(monkeypatch) -> None:
-    loads, load = [], engines.load_model
-    monkeypatch.setattr(engines, "load_model", lambda *given: loads.append(given) or load(*given))
-    monkeypatch.setattr(engines, "verdict", lambda *given: NOT_EXACT)
+    loads, load = [], assembly.load_model
+    monkeypatch.setattr(assembly, "load_model", lambda *given: loads.append(given) or load(*given))
+    monkeypatch.setattr(assembly, "verdict", lambda *given: NOT_EXACT)
     before = numerics.current()
     try:
         for settings in ({"speculation": "mtp"}, {"speculation": "draft", "draft_model": embedded()}):
@@ -225,7 +225,7 @@ def test_staged_checkpoints_are_many_if_small_and_one_if_large(
 ) -> None:
     """A row of the embedded model's size stands for one of so many MiB: the limits shrink with it."""
     row = loaded.spec.checkpoint_pages * loaded.spec.page_bytes
-    for name in ("STAGED_BYTES", "BYTES_OF_FEW"):
-        monkeypatch.setattr(engines, name, getattr(engines, name) * row // (megabytes * 2**20))
+    for name in ("STAGED_BYTES", "MIN_SAVES_BYTES"):
+        monkeypatch.setattr(assembly, name, getattr(assembly, name) * row // (megabytes * 2**20))
     engine = Engine.over(loaded, SelfCheck(True, None, "compiled"), ServeConfig(memory=50 * row))
     assert engine.scheduler.limits.saves_per_step == rows

@@ -148,7 +148,7 @@ def test_a_listener_that_raises_costs_its_own_request_alone(make):
         assert told.wait(60)
         assert rig.wait(beside).tokens == expected
         rig.settle()
-        assert request not in rig.engine._live
+        assert request not in rig.engine.answering.live
         assert_nothing_is_held(rig)
 
 
@@ -182,5 +182,5 @@ def assert_nothing_is_held(rig: Rig) -> None:
     cache.check()
     stats = cache.stats()
     assert stats.leases == stats.open_plans == stats.pages_private == stats.pages_slot == 0
-    assert not rig.engine._live
+    assert not rig.engine.answering.live
     assert stats.pages_free + stats.pages_kv + stats.pages_checkpoint == PAGES

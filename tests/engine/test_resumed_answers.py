@@ -12,7 +12,7 @@ from headwater.engine.engine import Engine
 from headwater.errors import QueueFull
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Constraint, Fidelity, Generation, SamplingParams, Span
-from headwater.schedule.tail import TailPlace
+from headwater.schedule.tail import Handover, TailPlace
 from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import PATIENCE, words
 
@@ -60,7 +60,7 @@ def asked(engine: Engine, generation: Generation, output: Sequence[int] = ()) ->
         if isinstance(event, FinishedEvent | FailedEvent):
             done.set()
 
-    engine.submit(generation, on_event, output)
+    engine.submit(generation, on_event, Handover(tuple(output)))
     assert done.wait(PATIENCE)
     return events
 
@@ -162,7 +162,7 @@ def test_an_answer_that_began_elsewhere_is_neither_refused_nor_displaced(load) -
 
     def submit(namespace: str = "", **more: object) -> int:
         one = Generation(tuple(words(9, "any")), SamplingParams(max_tokens=4), namespace=namespace)
-        return engine.submit(one, lambda event: None, **more)
+        return engine.submit(one, lambda event: None, Handover(**more))
 
     def waiting() -> list[int]:
         return [seq.id for seq in engine.scheduler.waiting]
@@ -171,7 +171,7 @@ def test_an_answer_that_began_elsewhere_is_neither_refused_nor_displaced(load) -
     for more in ({}, {"tail": TailPlace(b"to be kept")}):
         with pytest.raises(QueueFull):
             submit(**more)
-    prefilled, resumed = submit(begun=True), submit(output=words(2, "sent"), begun=True)
+    prefilled, resumed = submit(begun=True), submit(output=tuple(words(2, "sent")), begun=True)
     assert waiting() == [first, second, prefilled, resumed]
     other = submit("other")
     assert waiting() == [first, prefilled, resumed, other]

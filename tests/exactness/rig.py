@@ -50,7 +50,7 @@ class Rig:
     def __init__(self, loaded: LoadedModel, check: SelfCheck, pages: int, device: str = "cpu", **settings) -> None:
         config = ServeConfig(memory=pages * loaded.spec.page_bytes, device=device, **settings)
         self.engine = Engine.over(loaded, check, config)
-        self.engine.logits_tap = self._keep
+        self.engine.verification.logits_tap = self._keep
         self._answers: dict[int, Answer] = {}
         self._lock = threading.Lock()
 

@@ -245,7 +245,7 @@ def test_request_that_ends_amid_drafts_changes_no_bit_of_others(load, how):
                 if not ended and getattr(seq, "accepted", 0) and list(seq.tokens[: seq.n_prompt]) == prompts[0]:
                     ended.append(seq.id)
                     if how == "late":
-                        rig.engine._deadlines.add(0.0, seq.id)
+                        rig.engine.loop.deadlines.add(0.0, seq.id)
                     else:
                         rig.engine.cancel(seq.id)
 

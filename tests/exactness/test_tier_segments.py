@@ -50,7 +50,7 @@ def built(rig: Rig) -> int:
 def contents(rig: Rig) -> dict[bytes, torch.Tensor]:
     """Return the bytes of each segment in memory, by its key."""
     pages = rig.engine.runner.arena.pages
-    with rig.engine._changed:
+    with rig.engine.changed:
         ready = [one for one in rig.engine.scheduler.cache.segments if one.ready]
         return {one.key.encoded: pages[[*one.kv, *one.state, *one.transition]].clone() for one in ready}
 

@@ -44,8 +44,8 @@ def server(
 
 def copied(rig: Rig) -> None:
     """Wait until all copies are made."""
-    with rig.engine._changed:
-        assert rig.engine._changed.wait_for(lambda: not rig.engine.scheduler.tiers.busy, 60)
+    with rig.engine.changed:
+        assert rig.engine.changed.wait_for(lambda: not rig.engine.scheduler.tiers.busy, 60)
 
 
 def disk(folder: Path) -> list[Store]:
@@ -100,7 +100,7 @@ def test_loaded_prefix_changes_no_bit(load, tmp_path):
             answer = rig.ask(prompt)
             copied(rig)
             cache, pages = rig.engine.scheduler.cache, rig.engine.runner.arena.pages
-            with rig.engine._changed:
+            with rig.engine.changed:
                 at = (PROMPT - 1) // 64 * 64
                 key = next(key for _, key, end in cache.checkpoints() if end == at)
                 held = cache.hold(10**9, "", key, at)
@@ -174,7 +174,7 @@ def test_only_the_state_is_read_if_its_kv_is_in_memory(load, same_bits_as_withou
         rig.ask(prompt)
         copied(rig)
         cache, read = rig.engine.scheduler.cache, rig.engine.scheduler.tiers.tiers[0].counts
-        with rig.engine._changed:
+        with rig.engine.changed:
             for node in list(cache._index):
                 if node.checkpoint is not None:
                     cache._pool.states.give(cache._index.drop(node))

@@ -322,7 +322,7 @@ def test_copy_of_a_prefix_waits_for_its_entries(make) -> None:
             waiting.append(threading.Thread(target=lambda: told.append(mtp.complete(pages))))
             waiting[-1].start()
 
-        rig.engine.logits_tap = asks
+        rig.engine.verification.logits_tap = asks
         params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
         rig.engine.submit(Generation(tuple(words(130, "given up")), params), failing)
         rig.settle()

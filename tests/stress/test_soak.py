@@ -183,7 +183,7 @@ def test_nothing_grows_with_the_number_of_requests_namespaces_or_clients(model):
 def test_the_census_sees_a_container_that_grows(model):
     server = LiveServer(*model, 200)
     before = census()
-    server.engine._cancelled.update(range(1000))
+    server.engine.loop.cancelled.update(range(1000))
     hoard = [ServeConfig() for _ in range(100)]
     found = grown(before, census(), {}, SLACK)
     assert found["Engine._cancelled"][1] - found["Engine._cancelled"][0] == 1000

@@ -202,7 +202,7 @@ def load_engine(config: ServeConfig) -> Engine:
         status.stop()
     tuning = server_tuning(engine.scheduler)
     if tuning is not None:
-        engine.observer = tuning
+        engine.answering.observer = tuning
     return engine
 
 

@@ -44,7 +44,7 @@ from headwater.cluster.wire import (
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent
 from headwater.request import Generation
-from headwater.schedule.tail import TailPlace
+from headwater.schedule.tail import NO_HANDOVER, Handover
 
 Prepares = Callable[[bytes, Sequence[bytes], Callable[[bool], None]], Callable[[], None]]
 
@@ -88,11 +88,7 @@ class WorkingEngine(Protocol):
         self,
         generation: Generation,
         on_event: Callable[[Event], None],
-        output: Iterable[int] = (),
-        peers: Iterable[bytes] = (),
-        follows: int | None = None,
-        tail: TailPlace | None = None,
-        begun: bool = False,
+        handover: Handover = NO_HANDOVER,
     ) -> int: ...
 
     def cancel(self, request_id: int) -> None: ...
@@ -263,9 +259,8 @@ class Worker:
     def _submit(self, task: Task, work: Submit, follows: int | None) -> None:
         """Submit a request to the engine; an error is the answer."""
         try:
-            number = self._engine.submit(
-                work.whole, self._receiver(task), work.output, work.peers, follows, work.tail, work.begun
-            )
+            handover = Handover(tuple(work.output), tuple(work.peers), follows, work.tail, work.begun)
+            number = self._engine.submit(work.whole, self._receiver(task), handover)
         except Exception as error:
             self._give_up(follows)
             self._receiver(task)(FailedEvent(error))

@@ -66,7 +66,7 @@ class Queue:
         if counts[longest] <= counts[namespace] + 1:
             return None
         waiting = (seq for seq in reversed(self._waiting) if seq.namespace == longest)
-        return next((seq for seq in waiting if not (seq.preemptions or seq.begun_elsewhere)), None)
+        return next((seq for seq in waiting if not (seq.preemptions or seq.handover.begun)), None)
 
 
 class Shares:

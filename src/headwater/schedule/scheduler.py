@@ -167,13 +167,13 @@ class Scheduler:
 
         A sequence whose leg cannot be published fails, and is not among them.
         """
-        wanting = [item.seq for item in step.items if item.wants_token]
+        sampled = [item.seq for item in step.sampled()]
         for leg in step.legs:
             self.workload.guarded(self._finish_leg, leg.seq)
         for decode in step.decodes:
             self.workload.guarded(self._finish_decode, decode.seq)
         failed = {seq.id for seq, _ in self.failures}
-        return [seq for seq in wanting if isinstance(seq, Request) and seq.id not in failed]
+        return [seq for seq in sampled if isinstance(seq, Request) and seq.id not in failed]
 
     def _finish_leg(self, seq: Sequence) -> None:
         plan = self.workload.legs[seq.id].plan

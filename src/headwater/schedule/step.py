@@ -30,6 +30,11 @@ class Leg:
         return self.plan.copied is None and self.seq.wants_token_after(self.plan.end)
 
     @property
+    def drafts(self) -> tuple[int, ...]:
+        """No tokens: drafts are verified by rows of decoding sequences."""
+        return ()
+
+    @property
     def n_scored(self) -> int:
         """Number of leading rows whose logits are wanted for the prompt's next token."""
         return min(self.plan.end, self.seq.n_prompt - 1) - self.plan.start if self.seq.scores_prompt else 0
@@ -81,6 +86,10 @@ class Step:
     def items(self) -> tuple[Leg | Decode, ...]:
         """Legs and decoding sequences, in the order of the batch."""
         return (*self.legs, *self.decodes)
+
+    def sampled(self) -> list[Leg | Decode]:
+        """Return the items from whose rows tokens are sampled. Call it before the step is published."""
+        return [item for item in self.items if item.wants_token]
 
     def __bool__(self) -> bool:
         return bool(self.legs or self.decodes)

@@ -25,6 +25,20 @@ class TailPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Handover:
+    """Work of other workers of a cluster on a request."""
+
+    output: tuple[int, ...] = ()  # tokens of the answer so far, after which it continues with the same bits
+    peers: tuple[bytes, ...] = ()  # incarnations of workers that have more of the prompt cached
+    follows: int | None = None  # number of the prompt's prefill that is followed
+    tail: TailPlace | None = None  # of the prompt's tail, which is to be kept for another worker, or read
+    begun: bool = False  # the client has tokens of the answer from another worker
+
+
+NO_HANDOVER = Handover()
+
+
+@dataclass(frozen=True, slots=True)
 class FirstToken:
     """The first token of an answer with its log probabilities, and the seed that it was drawn with."""
 

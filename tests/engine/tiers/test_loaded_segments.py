@@ -226,7 +226,7 @@ def test_a_cancelled_request_leaves_nothing_behind(make: Make, store, first) -> 
     with server(make, [store]) as rig:
         prompt, span = [*LEAD, *DOCUMENTS[0], *QUESTION], Span(len(LEAD), len(LEAD) + len(DOCUMENTS[0]))
         rig.submit(prompt, 4, segments=(span,), fidelity=Fidelity.FAST)
-        request = max(rig.engine._live)
+        request = max(rig.engine.answering.live)
         while not rig.engine.scheduler.tiers._segments._loads._open:
             time.sleep(0.01)
         rig.engine.cancel(request)
@@ -334,10 +334,10 @@ def test_segment_without_a_waiting_request_is_forgotten(make: Make, store, first
         submit(rig)
         while not any(one.tiers for one in tiers._segments._loads._sought.values()):
             time.sleep(0.005)
-        rig.engine.cancel(max(rig.engine._live))
+        rig.engine.cancel(max(rig.engine.answering.live))
         deadline = time.monotonic() + 30
         while tiers._segments._loads._sought and time.monotonic() < deadline:
-            with rig.engine._changed:
+            with rig.engine.changed:
                 tiers.take_late()
             time.sleep(0.05)
         assert not tiers._segments._loads._sought

@@ -11,6 +11,7 @@ import torch
 
 from headwater.request import Drafting
 from headwater.schedule.sequence import key_of
+from headwater.schedule.tail import Handover
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.store import Store
 from tests.cluster.fake import until
@@ -166,11 +167,11 @@ def test_entries_are_pulled_with_a_prefix(make, monkeypatch, is_followed) -> Non
     with pool(a, b):
         ask(monkeypatch, a.rig)
         memory, in_memory = ask(monkeypatch, a.rig)
-        given = {"peers": [a.incarnation]}
+        handover = Handover(peers=(a.incarnation,))
         if is_followed:
-            given = {"follows": b.rig.engine.follow(a.incarnation, "", key_of(memory.prompt))}
+            handover = Handover(follows=b.rig.engine.follow(a.incarnation, "", key_of(memory.prompt)))
             until(lambda: b.cache.match(key_of(memory.prompt), END + 1).checkpoint_tokens == END)
-        b.rig.engine.submit = partial(b.rig.engine.submit, **given)
+        b.rig.engine.submit = partial(b.rig.engine.submit, handover=handover)
         pulled, from_peer = ask(monkeypatch, b.rig)
     assert pulled.account.loaded_tokens == memory.account.cached_tokens == END
     assert pulled.same_bits(memory)

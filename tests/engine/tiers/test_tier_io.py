@@ -243,7 +243,7 @@ def test_prefix_evicted_while_a_request_waits_is_looked_up(make) -> None:
             time.sleep(0.01)
         queued = rig.submit(prompt, 4)
         cache = rig.engine.scheduler.cache
-        with rig.engine._changed:
+        with rig.engine.changed:
             for node in list(cache._index):
                 if node.checkpoint is not None and not node.holds:
                     cache._pool.states.give(cache._index.drop(node))
@@ -356,7 +356,7 @@ def test_a_cancelled_request_leaves_its_load_to_others(make) -> None:
     store.waits["get"] = threading.Event()
     with server(make, [store]) as rig:
         rig.submit(prompt, 4)
-        request = max(rig.engine._live)
+        request = max(rig.engine.answering.live)
         while not rig.engine.scheduler.tiers._loads._open:
             time.sleep(0.01)
         rig.engine.cancel(request)

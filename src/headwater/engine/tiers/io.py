@@ -146,9 +146,9 @@ class TierIO(Tiers):
 
     def arrived(self, seq: Request) -> None:
         """Look up a request's prompt in the stores, unless memory has all of it."""
-        if self._peers is not None and seq.follows is not None:
-            self._peers.follows.arrived(seq, seq.follows)
-        if not self._stores and not seq.peers and seq.load is None:
+        if self._peers is not None and seq.handover.follows is not None:
+            self._peers.follows.arrived(seq, seq.handover.follows)
+        if not self._stores and not seq.handover.peers and seq.load is None:
             return
         match = self._scheduler.planner.match(seq)
         last = seq.last_resumable // self._layout.unit_tokens * self._layout.unit_tokens
@@ -157,10 +157,10 @@ class TierIO(Tiers):
         if match.checkpoint_tokens >= last:
             self._had[seq.id] = match.checkpoint_tokens
             return
-        tiers = [tier for tier in self.tiers if tier.usable and (tier in self._stores or seq.peers)]
+        tiers = [tier for tier in self.tiers if tier.usable and (tier in self._stores or seq.handover.peers)]
         self._loads.ask(seq.id, [tier.number for tier in tiers])
         self._waiting[seq.id] = seq, time.monotonic() + self._timeout
-        prompt = Prompt(seq.id, seq.peers, seq.namespace, seq.key, match.checkpoint_tokens, last)
+        prompt = Prompt(seq.id, seq.handover.peers, seq.namespace, seq.key, match.checkpoint_tokens, last)
         for tier in tiers:
             tier.lookups.submit(self._look_up, tier, prompt)
 

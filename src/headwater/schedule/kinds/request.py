@@ -17,7 +17,7 @@ from headwater.schedule.kinds.answer import FinishedAnswer
 from headwater.schedule.segment_loads import Awaited, SegmentLoad
 from headwater.schedule.sequence import TOKEN_BYTES, Phase, Purpose, Sequence
 from headwater.schedule.speculation import Speculator
-from headwater.schedule.tail import Tail, TailPlace
+from headwater.schedule.tail import NO_HANDOVER, Handover, Tail, TailPlace
 from headwater.schedule.tier_load import Load
 
 
@@ -85,7 +85,6 @@ class Request(Sequence):
     account: CacheAccount | None = None
     waited: bool = False  # for a request that computes the same prefix
     preemptions: int = 0
-    begun_elsewhere: bool = False  # its client has tokens of its answer from another worker
     started_over: bool = False  # preempted while it ran alone, for want of memory
     composition: Composition | None = None  # until its composed leg ran
     tried: set[SegmentKey] = field(default_factory=set)  # segments built for it, or tried, or awaited
@@ -93,12 +92,11 @@ class Request(Sequence):
     plain: bool = False  # computed without segments: they could not be held beside it
     grammar: Grammar | None = None  # constraint of the answer, which drafts keep to
     speculator: Speculator | None = None  # once it drafts
-    peers: tuple[bytes, ...] = ()  # incarnations of workers that have more of the prompt cached
-    follows: int | None = None  # number of its prefill elsewhere that was followed
+    handover: Handover = NO_HANDOVER
     load: Load | None = None  # that it waits for, or waited for
     tier_outcome: TierOutcome | None = None  # why nothing was loaded
     awaited: Awaited = field(default_factory=Awaited)  # segments that it waited for in tiers
-    tail_place: TailPlace | None = None  # of its prompt's tail, which is to be kept for another worker, or read
+    tail_place: TailPlace | None = None  # of the tail that is still to be kept for another worker, or read
     tail: Tail | None = None  # that was read
 
     # -- prompt and output

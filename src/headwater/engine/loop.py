@@ -1,0 +1,185 @@
+"""The step loop of an engine, on a thread of its own: plan, run, publish, sample, one step after the other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from headwater.engine.answering import Answering
+from headwater.engine.live import Deadlines
+from headwater.engine.meter import Meter
+from headwater.engine.runner import Runner
+from headwater.engine.verification import Verification
+from headwater.errors import DeadlineExceeded, EngineStopped
+from headwater.mixers.numerics import prepare_process
+from headwater.schedule.kinds.request import Request
+from headwater.schedule.scheduler import Scheduler
+from headwater.schedule.step import Decode, Leg, Step
+
+LATE_LOOK_SECONDS = 0.05  # between looks at requests that wait for tiers
+
+log = logging.getLogger("headwater.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A step, and the seconds that its planning took."""
+
+    step: Step
+    seconds: float
+
+
+class StepLoop:
+    """Thread that steps while there is work. Other threads hold the engine's lock to read or change its fields."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        answering: Answering,
+        verification: Verification,
+        meter: Meter,
+        changed: threading.Condition,
+        stepped: Callable[[], None],
+    ) -> None:
+        """`changed`: the engine's lock. `stepped`: called with it when the cache has changed."""
+        self._scheduler, self._runner, self._meter = scheduler, runner, meter
+        self._answering, self._verification = answering, verification
+        self._changed, self._stepped = changed, stepped
+        self.cancelled: set[int] = set()  # requests
+        self.deadlines = Deadlines()
+        self.stopping = False
+        self.broken: Exception | None = None  # the error that ended the thread
+        self.thread = threading.Thread(target=self._work, name="headwater-engine", daemon=True)
+        self._compute_threads = torch.get_num_threads()
+
+    @property
+    def is_ending(self) -> bool:
+        """True if no more steps will run."""
+        return self.stopping or self.broken is not None
+
+    def stop(self) -> None:
+        """End the thread after the step in progress; requests still open fail with EngineStopped."""
+        with self._changed:
+            self.stopping = True
+            self._changed.notify_all()
+        if self.thread.ident is not None:
+            self.thread.join()
+
+    def _work(self) -> None:
+        prepare_process(self._compute_threads)  # denormals are a setting of each thread
+        try:
+            while self._turn():
+                pass
+            error: Exception = EngineStopped("the engine was stopped before the answer was complete")
+        except Exception as unforeseen:  # open requests would wait forever: fail them
+            log.exception("the engine failed")
+            error = unforeseen
+            with self._changed:
+                self.broken = unforeseen
+                self._changed.notify_all()
+        self._answering.fail_all(error)
+
+    def _turn(self) -> bool:
+        """Do one step. False when the engine is to stop."""
+        planned = self._plan()
+        if planned is None:
+            return False
+        self._answering.report_failures()
+        if planned.step:
+            self.execute(planned)
+        with self._changed:
+            self._stepped()
+        return True
+
+    def execute(self, planned: Planned) -> None:
+        """Run a step, publish what it computed, and sample from its logits. If that fails, only its requests do."""
+        started, step = time.perf_counter(), planned.step
+        self._answering.note_started(step)
+        try:
+            sampled, logits_RV = step.sampled(), self._run(step, started)
+            if logits_RV is not None:
+                wanting = self._publish(step)
+                right = self._sample(step, sampled, wanting, logits_RV)
+                self._note_speculation(step, right, planned.seconds + time.perf_counter() - started)
+        finally:  # threads may wait for them
+            self._runner.write_entries()
+
+    def _plan(self) -> Planned | None:
+        """Wait for work, and plan a step of it, which may be empty. None if the engine is to stop."""
+        with self._changed:
+            while self._scheduler.idle and not (self.cancelled or self.stopping or self._scheduler.failures):
+                self._changed.notify_all()  # a call of `drain`
+                self._changed.wait()
+            if self.stopping:
+                return None
+            self._end_cancelled()
+            self._end_expired()
+            self._scheduler.tiers.take_late()
+            begun = time.perf_counter()
+            planned = Planned(self._scheduler.plan_step(), time.perf_counter() - begun)
+            self._stepped()  # readers know of what is evicted for the step before it runs
+            self._runner.release(self._scheduler.slots.take_left())
+            if not planned.step and self._scheduler.tiers.busy:
+                self._changed.wait(LATE_LOOK_SECONDS)
+        return planned
+
+    def _run(self, step: Step, started: float) -> torch.Tensor | None:
+        """Return the logits of a step; None if it failed, and its requests with it."""
+        try:
+            logits_RV = self._runner.run(step)
+        except Exception as error:
+            self._meter.failed_steps += 1
+            with self._changed:
+                failed = self._scheduler.abandon_step(step)
+            self._answering.fail_step(failed, error)
+            return None
+        finally:
+            seconds = time.perf_counter() - started
+            self._meter.note_step(seconds)
+        if step.legs:
+            self._meter.prefilled(step, seconds)
+            self._scheduler.tiers.prefilled(sum(leg.plan.computed_tokens for leg in step.legs), seconds)
+        return logits_RV
+
+    def _publish(self, step: Step) -> list[Request]:
+        """Let later requests match what a step computed; return the requests whose next token is to be sampled."""
+        with self._changed:
+            wanting = self._scheduler.finish_step(step)
+        self._answering.report_failures()
+        return wanting
+
+    def _sample(self, step: Step, sampled: list[Leg | Decode], wanting: list[Request], logits_RV: torch.Tensor) -> int:
+        """Score prompts, and give requests their next tokens; return how many drafts were right."""
+        rows = sum(1 + len(item.drafts) for item in sampled)  # those of scored prompts follow
+        self._answering.score_prompts(step, logits_RV[rows:])
+        self._answering.send_copied(step)
+        return self._verification.sample(sampled, wanting, logits_RV[:rows])
+
+    def _note_speculation(self, step: Step, right: int, seconds: float) -> None:
+        """Note the seconds of a step, planning and sampling included, from which the worth of drafts is learned."""
+        speculation = self._scheduler.speculation
+        speculation.asking.earn_share(seconds)
+        if not (step.legs or self._runner.was_new):
+            rows = sum(decode.rows for decode in step.decodes)
+            drafts = sum(len(decode.drafts) for decode in step.decodes)
+            speculation.note_step(rows, drafts, right, seconds)
+
+    def _end_cancelled(self) -> None:
+        for request in self.cancelled:
+            self._answering.cancel(request)
+        self.cancelled.clear()
+
+    def _end_expired(self) -> None:
+        for request in self.deadlines.take_passed(time.monotonic()):
+            live = self._answering.live.get(request)
+            if live is not None:
+                self._meter.expired += 1
+                asked = live.seq.generation
+                error = DeadlineExceeded(asked.deadline or 0.0, live.seq.n_output, asked.deadline_of)
+                self._scheduler.give_up(live.seq, error)
