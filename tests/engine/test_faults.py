@@ -67,7 +67,7 @@ PLACES: dict[str, Callable[[Engine], tuple[object, str]]] = {
     "forward": lambda engine: (engine.runner.model, "forward"),
     "restore": lambda engine: (engine.runner.states, "restore"),
     "commit": lambda engine: (engine.scheduler.cache, "commit"),
-    "sample": lambda engine: (engine, "_sample"),
+    "sample": lambda engine: (engine.verification, "choices"),
     "match": lambda engine: (engine.scheduler.cache, "match"),
 }
 

@@ -69,7 +69,7 @@ def said(reply):
 
 PLACES = {
     "run": lambda engine: (engine.runner, "run"),
-    "sample": lambda engine: (engine, "_sample"),
+    "sample": lambda engine: (engine.verification, "choices"),
     "commit": lambda engine: (engine.scheduler.cache, "commit"),
     "reserve": lambda engine: (engine.scheduler.cache, "reserve"),
 }
