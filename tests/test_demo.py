@@ -52,13 +52,13 @@ def test_demo_prints_every_conversation_and_the_saved_tokens(demo, capsys):
     assert "Every promise was kept." in printed
 
 
-def test_the_demo_fails_where_nothing_is_cached(demo, capsys, monkeypatch):
+def test_demo_fails_where_nothing_is_cached(demo, capsys, monkeypatch):
     monkeypatch.setattr(fake_engine, "_common", lambda a, b: 0)
     assert demo.main() == 1
     assert "resend, the same again: 0 tokens cached" in capsys.readouterr().out
 
 
-def test_the_demo_fails_where_a_hit_changes_the_answer(demo, capsys, monkeypatch):
+def test_demo_fails_where_a_hit_changes_the_answer(demo, capsys, monkeypatch):
     account = FakeEngine.account
 
     def account_and_change(self, generation):
@@ -83,6 +83,6 @@ def test_demo_reports_a_failed_server(demo, capsys, monkeypatch):
 
 
 @pytest.mark.full
-def test_the_demo_keeps_every_promise_with_the_real_server():
+def test_demo_keeps_every_promise_with_the_real_server():
     done = subprocess.run([sys.executable, str(DEMO)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

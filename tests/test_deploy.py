@@ -50,14 +50,14 @@ def flags(text):
     return set(re.findall(r"(?<= )--[a-z-]+", text))
 
 
-def test_the_image_is_made_of_files_that_exist_and_are_let_in():
+def test_image_is_made_of_files_that_exist_and_are_let_in():
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = {source for copy in instructions("COPY") for source in copy.split()[:-1]}
     assert copied == let_in
     assert all((ROOT / source).exists() for source in copied)
 
 
-def test_the_images_torch_and_extras_are_the_packages():
+def test_images_torch_and_extras_are_the_packages():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (torch,) = re.findall(r"^TORCH := (.*)$", (ROOT / "Makefile").read_text(), re.M)
     (install, package) = (run for run in instructions("RUN") if run.startswith("pip "))
@@ -80,7 +80,7 @@ def test_image_runs_the_command_without_root_on_its_exposed_port():
     assert int(port) == ServeConfig().port
 
 
-def test_the_pinned_torch_is_one_that_the_package_accepts():
+def test_pinned_torch_is_one_that_the_package_accepts():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (accepted,) = (one for one in map(Requirement, project["dependencies"]) if one.name == "torch")
     (pinned,) = re.findall(r"^TORCH := torch==(.*)$", (ROOT / "Makefile").read_text(), re.M)
@@ -90,7 +90,7 @@ def test_the_pinned_torch_is_one_that_the_package_accepts():
 
 
 @pytest.mark.full
-def test_the_image_is_built_and_runs(tmp_path):
+def test_image_is_built_and_runs(tmp_path):
     """With buildah, which needs no daemon, and the pip of this machine's indexes."""
     (base,) = instructions("FROM")
     if shutil.which("buildah") is None:
@@ -150,7 +150,7 @@ def test_image_compiles_kernels_of_all_formats_as_its_user():
 
 
 @pytest.mark.full
-def test_a_server_after_the_images_step_compiles_nothing(tmp_path):
+def test_server_after_the_images_step_compiles_nothing(tmp_path):
     variables = {"HEADWATER_CACHE_DIR": str(tmp_path / "cache"), "NUMBA_CACHE_DIR": ""}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     subprocess.run(["sh", "-c", step_that_compiles()], env={**os.environ, "PATH": path, **variables}, check=True)
@@ -166,7 +166,7 @@ def test_a_server_after_the_images_step_compiles_nothing(tmp_path):
     assert sorted(tmp_path.rglob("*.nbc")) == compiled
 
 
-def test_the_images_health_check_is_a_program():
+def test_images_health_check_is_a_program():
     (check,) = instructions("HEALTHCHECK")
     command = json.loads(check.split("CMD ", 1)[1])
     assert command[:2] == ["python", "-c"]
@@ -174,7 +174,7 @@ def test_the_images_health_check_is_a_program():
     assert "/health'" in command[2]
 
 
-def test_the_example_above_the_image_uses_flags_that_exist():
+def test_example_above_the_image_uses_flags_that_exist():
     (example,) = re.findall(r"headwater serve /model (.*)", DOCKERFILE)
     assert flags(f" {example}") == {"--memory"} <= options("serve")
 
@@ -185,14 +185,14 @@ def test_both_are_given_longer_to_stop_than_requests_to_end():
     assert int(re.search(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.M)[1]) > needed
 
 
-def test_the_unit_starts_the_command_with_settings_that_exist():
+def test_unit_starts_the_command_with_settings_that_exist():
     (start,) = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), re.M)
     assert start.split()[1] == "serve"
     assert flags(start) == {"--config"} <= options("serve")
     assert set(re.findall(r"HEADWATER_[A-Z_]+", UNIT.read_text())) <= VARIABLES
 
 
-def test_the_image_keeps_models_in_the_folder_of_its_volume():
+def test_image_keeps_models_in_the_folder_of_its_volume():
     (environment,) = instructions("ENV")
     (folder,) = re.findall(r"HEADWATER_CACHE_DIR=(\S+)", environment)
     assert f"-v headwater-cache:{folder}" in DOCKERFILE
@@ -207,7 +207,7 @@ def test_systemd_unit_has_folders_for_the_proof_and_models():
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here to verify the unit")
-def test_the_unit_is_one_that_systemd_takes(tmp_path):
+def test_unit_is_one_that_systemd_takes(tmp_path):
     unit = tmp_path / "headwater.service"
     unit.write_text(UNIT.read_text().replace("/opt/headwater/bin/headwater", sys.executable))
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True)

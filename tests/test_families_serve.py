@@ -41,7 +41,7 @@ def client(folder: Path) -> Iterator[openai.OpenAI]:
     numerics.use(Numerics())
 
 
-def test_a_family_is_served_and_a_cached_answer_is_the_cold_one(client: openai.OpenAI) -> None:
+def test_family_is_served_and_a_cached_answer_is_the_cold_one(client: openai.OpenAI) -> None:
     cold, cached = (
         client.completions.create(model="any", prompt=PROMPT, max_tokens=24, temperature=0, logprobs=1) for _ in "12"
     )

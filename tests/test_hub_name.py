@@ -18,7 +18,7 @@ from headwater.hub_name import HubName, name_of
         ("org/name@main", HubName("org/name")),
     ],
 )
-def test_a_name_has_an_organisation_and_perhaps_a_revision(text: str, name: HubName) -> None:
+def test_name_has_an_organisation_and_perhaps_a_revision(text: str, name: HubName) -> None:
     assert HubName.parse(text) == name
     assert HubName.parse(str(name)) == name
 
@@ -44,7 +44,7 @@ def test_paths_are_not_parsed_as_hub_names(text: str) -> None:
 
 
 @pytest.mark.parametrize("revision", ["", "/etc/passwd", "../../x", "a b"])
-def test_a_revision_leaves_no_folder_of_the_cache(revision: str) -> None:
+def test_revision_leaves_no_folder_of_the_cache(revision: str) -> None:
     assert HubName.parse(f"org/name@{revision}") is None
 
 

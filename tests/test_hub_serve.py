@@ -40,7 +40,7 @@ def stopped(process):
     return log
 
 
-def test_a_model_is_served_by_its_name_and_again_without_a_hub(environment, tmp_path):
+def test_model_is_served_by_its_name_and_again_without_a_hub(environment, tmp_path):
     recording = tmp_path / "my.trace"
     with mirror() as hub:
         hub.add(NAME, {path.name: path.read_bytes() for path in embedded().iterdir()})

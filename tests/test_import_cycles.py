@@ -54,5 +54,5 @@ def test_import_within_a_function_counts() -> None:
 
 
 @pytest.mark.parametrize("imports", [{"a": {"b"}, "b": {"c"}, "c": {"a"}}, {"a": {"a"}}])
-def test_a_circle_is_found(imports: dict[str, set[str]]) -> None:
+def test_circle_is_found(imports: dict[str, set[str]]) -> None:
     assert cycle(imports)

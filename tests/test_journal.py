@@ -9,7 +9,7 @@ import pytest
 from headwater.journal import Journal
 
 
-def test_a_run_that_was_cut_short_continues_with_its_parts(tmp_path: Path) -> None:
+def test_run_that_was_cut_short_continues_with_its_parts(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     first = Journal(out, {"seed": 0})
     first.add("a", [1, 2])
@@ -58,7 +58,7 @@ def test_without_an_output_nothing_is_written(tmp_path: Path, monkeypatch: pytes
     assert not list(tmp_path.iterdir())
 
 
-def test_a_part_is_computed_once(tmp_path: Path) -> None:
+def test_part_is_computed_once(tmp_path: Path) -> None:
     computed = []
 
     def part() -> int:

@@ -53,7 +53,7 @@ def torches(calls: list[str]) -> list[str]:
     return [call for call in calls if "torch" in call]
 
 
-def test_the_build_for_cpus_is_asked_for_first_with_short_timeouts(make):
+def test_build_for_cpus_is_asked_for_first_with_short_timeouts(make):
     calls, _ = make()
     (asked,) = torches(calls)
     assert asked.endswith(f"--extra-index-url {CPU_INDEX} {TORCH}+cpu")
@@ -82,7 +82,7 @@ def test_with_gpu_later_the_build_for_cpus_is_replaced_and_stays_so(make):
     assert calls == ["python examples/demo.py device="]
 
 
-def test_a_python_that_is_too_old_is_refused_before_anything_is_installed(make, tmp_path):
+def test_python_that_is_too_old_is_refused_before_anything_is_installed(make, tmp_path):
     old = tmp_path / "old"
     old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 9, 2); $2"\n')
     old.chmod(0o755)
@@ -97,14 +97,14 @@ def test_network_clients_and_other_engines_have_their_own_targets(target):
     assert re.search(r'pytest -m ".*not clients and not peers"', done.stdout), done.stdout + done.stderr
 
 
-def test_the_soak_gets_its_settings():
+def test_soak_gets_its_settings():
     settings = ["SOAK=1m", "DTYPE=bfloat16", "WEIGHTS=int4", "THREADS=3", "SPECULATION=ngram", "TIER=1"]
     done = subprocess.run(["make", "-n", "soak", *settings], cwd=ROOT, capture_output=True, text=True, timeout=60)
     expected = "-m stress.soak --for 1m --dtype bfloat16 --weights int4 --threads 3 --speculation ngram --tier"
     assert re.findall(r"-m stress\.soak.*", done.stdout) == [expected], done.stdout + done.stderr
 
 
-def test_a_soak_has_a_part_with_tiers():
+def test_soak_has_a_part_with_tiers():
     done = subprocess.run(["make", "-n", "soak"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     both = ["-m stress.soak --for 3m", "-m stress.soak --for 3m --tier"]
     assert re.findall(r"-m stress\.soak.*", done.stdout) == both, done.stdout + done.stderr

@@ -78,7 +78,7 @@ def test_embedded_model_serves_hits_keeps_answers_and_stops_on_sigterm(server):
 
 
 @pytest.mark.full
-def test_a_proof_is_kept_for_the_next_start_and_recheck_proves_again(tmp_path):
+def test_proof_is_kept_for_the_next_start_and_recheck_proves_again(tmp_path):
     """Each start proves its settings once; the second one finds the proof of the first."""
     kept = {"HEADWATER_CACHE_DIR": str(tmp_path / "cache")}
     proving = []

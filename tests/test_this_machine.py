@@ -41,7 +41,7 @@ def test_processor_flags_determine_native_bfloat16(flags: str, native: bool, avx
         ("fp asimd ebf16 svebf16", False),  # whole words only
     ],
 )
-def test_an_arm_processor_has_its_own_word_for_bfloat16(features: str, native: bool) -> None:
+def test_arm_processor_has_its_own_word_for_bfloat16(features: str, native: bool) -> None:
     found = read_cpu(f"processor\t: 0\nFeatures\t: {features}\nCPU implementer\t: 0x41\n", {})
     assert found.native_bfloat16 == native
     assert "asimd" in found.features

@@ -59,7 +59,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.full
-def test_the_package_comes_from_the_wheel(python: Path, tmp_path: Path) -> None:
+def test_package_comes_from_the_wheel(python: Path, tmp_path: Path) -> None:
     where = run(python, "-c", "import headwater; print(headwater.__file__)", cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(python.parents[1])
 
@@ -116,7 +116,7 @@ def serving(python: Path, folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.full
-def test_a_report_of_the_lab_is_written(python: Path, tmp_path: Path) -> None:
+def test_report_of_the_lab_is_written(python: Path, tmp_path: Path) -> None:
     options = ["--limit", "4", "--memory", "1GB", "--jobs", "1", "--report", "report.html"]
     run(python, "-m", "headwater", "replay", "rag(sessions=4)", *options, cwd=tmp_path)
     report = (tmp_path / "report.html").read_text(encoding="utf-8")

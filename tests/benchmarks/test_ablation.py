@@ -27,7 +27,7 @@ def test_parts_left_out_by_an_ablation_are_restored(whole: float) -> None:
     assert rates_of(ALL, [CELL], MEMORY, Path())[CELL.name] == whole
 
 
-def test_the_table_has_means_and_differences() -> None:
+def test_table_has_means_and_differences() -> None:
     rates = {ALL: {"a": 0.5, "generated(0)": 0.2, "b": 0.6}, "one": {"a": 0.6, "generated(0)": 0.1, "b": 0.58}}
     assert list(table(rates)) == [
         "| without | recorded cells (2) | drawn cells (1) |",

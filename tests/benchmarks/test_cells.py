@@ -75,7 +75,7 @@ def test_interrupted_cells_continue_without_replaying_finished_ones(
 
 
 @pytest.mark.parametrize("script", [grid, served_cells])
-def test_a_selection_of_no_cell_is_an_error_and_keeps_earlier_results(
+def test_selection_of_no_cell_is_an_error_and_keeps_earlier_results(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
@@ -178,7 +178,7 @@ def test_closed_gaps_are_summarised_as_median_mean_and_sum() -> None:
     )
 
 
-def test_the_page_has_a_part_for_each_kind_of_traffic() -> None:
+def test_page_has_a_part_for_each_kind_of_traffic() -> None:
     run = {"code": "x", "commit": "abc", "tree": "clean", "seconds": 1234}
     names = [KNOWN.recorded[0].name, KNOWN.drawn(3).name, KNOWN.drawn(KNOWN.final[0]).name]
     cells = [cell(name, 5000, 0.6, 0.5) for name in names]
@@ -200,6 +200,6 @@ def test_seeds_are_a_range() -> None:
     assert (grid.seeds_of("development"), grid.seeds_of("final")) == (KNOWN.development, KNOWN.final)
 
 
-def test_a_cell_without_a_gap_closes_none_of_it() -> None:
+def test_cell_without_a_gap_closes_none_of_it() -> None:
     one = verdict(cell("flat", 5000, 0.4, 0.4, 0.403), "headwater / headwater", ["branch / headwater"])
     assert one.closed is None

@@ -32,14 +32,14 @@ def test_best_tree_has_the_most_often_right_paths_with_prefixes() -> None:
     assert not any(max(path) >= draft_trees.TOP_K for path in best_tree([[(9, 0), (0,)]], 8))
 
 
-def test_a_choice_is_judged_where_those_before_it_were_wrong() -> None:
+def test_choice_is_judged_where_those_before_it_were_wrong() -> None:
     assert share([ANSWER], 1, 0) == 3 / 4
     assert share([ANSWER], 1, 1) == 1
     assert share([ANSWER], 2, 0) == 1 / 2  # of the places where the first token was the first choice
 
 
 @pytest.mark.full
-def test_the_smallest_run_has_chains_and_trees_of_both_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smallest_run_has_chains_and_trees_of_both_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "trees.json"
     monkeypatch.setattr(sys, "argv", ["draft_trees", "--small", "--repeats", "1", "--out", str(out)])
     draft_trees.main()

@@ -20,7 +20,7 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("name", ["Headwater", "HeadwaterSegLen", "HeadwaterLearned", "HeadwaterRequests"])
-def test_a_cache_answers_as_the_benchmark_asks(adapter: Any, name: str) -> None:
+def test_cache_answers_as_the_benchmark_asks(adapter: Any, name: str) -> None:
     cache = getattr(adapter, name)(PAGE, KV_TOKENS, STATES)
     key = cache.prepare(np.arange(1000, dtype=np.int32))
     longer = cache.prepare(np.arange(1500, dtype=np.int32))
@@ -38,7 +38,7 @@ def test_a_cache_answers_as_the_benchmark_asks(adapter: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Headwater", "HeadwaterSegLen", "HeadwaterLearned", "HeadwaterRequests"])
-def test_a_full_cache_makes_room(adapter: Any, name: str) -> None:
+def test_full_cache_makes_room(adapter: Any, name: str) -> None:
     cache = getattr(adapter, name)(PAGE, KV_TOKENS, STATES)
     for seed in range(40):
         key = cache.prepare(np.random.default_rng(seed).integers(0, 150_000, 640, dtype=np.int32))

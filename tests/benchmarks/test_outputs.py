@@ -33,7 +33,7 @@ def test_segment_quality_makes_its_folder_before_it_asks(tmp_path: Path, monkeyp
     assert seen == [True]
 
 
-def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     for wrong in ({"files": [tmp_path]}, {"files": [file / "x.json"]}, {"folders": [file]}):

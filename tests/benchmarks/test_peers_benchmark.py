@@ -25,7 +25,7 @@ def answer(*times: float, cached: int = 0) -> Streamed:
     return Streamed(0.0, {0: list(times)}, {}, {"prompt_tokens_details": {"cached_tokens": cached}})
 
 
-def test_a_server_is_read_from_the_command_line() -> None:
+def test_server_is_read_from_the_command_line() -> None:
     wanted = Wanted.read("before=../old folder --weights int8")
     assert (wanted.name, wanted.where, str(wanted.model)) == ("before", "../old", "folder")
     assert wanted.flags == ("--weights", "int8")
@@ -48,7 +48,7 @@ def test_streams_that_do_not_overlap_are_refused(monkeypatch: pytest.MonkeyPatch
         running().streams([[1], [2]], 2)
 
 
-def test_a_cold_prompt_must_miss_and_the_same_again_must_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cold_prompt_must_miss_and_the_same_again_must_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
 
     def complete(port: int, prompt: list[int], max_tokens: int = 1) -> Streamed:
@@ -88,17 +88,17 @@ def test_health_is_asked_until_the_last_stream_has_ended(monkeypatch: pytest.Mon
     assert 99 <= running().health(2, 3, 16) <= next(seconds)  # milliseconds: 100 answers at least, 1 to 100 and more
 
 
-def test_a_server_that_reports_no_cached_tokens_has_none() -> None:
+def test_server_that_reports_no_cached_tokens_has_none() -> None:
     assert cached_of(Streamed(0.0, {}, {}, {"prompt_tokens_details": None})) == 0
 
 
-def test_the_first_server_is_compared_with_each_other_one() -> None:
+def test_first_server_is_compared_with_each_other_one() -> None:
     times = {"ours": [1.0, 2.0], "theirs": [2.0, 2.0]}
     assert [row.values for row in compared("cold", "ms", times)] == [[2.0, 1.0]]
     assert [row.values for row in compared("stream", "tokens/s", times)] == [[0.5, 1.0]]
 
 
-def test_the_table_has_medians_with_least_and_most() -> None:
+def test_table_has_medians_with_least_and_most() -> None:
     rows = [
         Row("cold: ours", "ms", [1.0, 2.0, 4.0]),
         Row("cold: theirs", "ms", [8.0, 8.0]),
@@ -114,12 +114,12 @@ def test_the_table_has_medians_with_least_and_most() -> None:
 
 
 @pytest.mark.parametrize(("warm_up", "expected"), [(True, [2.0, 3.0]), (False, [1.0, 2.0])])
-def test_a_warm_up_round_does_not_count(warm_up: bool, expected: list[float]) -> None:
+def test_warm_up_round_does_not_count(warm_up: bool, expected: list[float]) -> None:
     counted = iter(range(1, 10))
     assert measure.in_turns({"one": lambda: float(next(counted))}, 2, warm_up=warm_up) == {"one": expected}
 
 
-def test_a_server_that_is_up_is_a_name_and_a_port() -> None:
+def test_server_that_is_up_is_a_name_and_a_port() -> None:
     assert peer_answers.named_port("vllm-ngram=18081") == ("vllm-ngram", 18081)
     for text in ("vllm", "=18081", "vllm=here"):
         with pytest.raises(argparse.ArgumentTypeError, match="NAME=PORT"):

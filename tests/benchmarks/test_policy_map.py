@@ -41,11 +41,11 @@ POLICY_ROWS = [
         ([1.0, -1.0, 1.0, 0.0], "70%"),  # the last fall counts
     ],
 )
-def test_a_boundary_is_where_the_gain_last_falls_to_0(gains: list[float], shown: str) -> None:
+def test_boundary_is_where_the_gain_last_falls_to_0(gains: list[float], shown: str) -> None:
     assert boundary(SIZES, gains) == shown
 
 
-def test_the_best_published_policy_is_named_and_never_ours() -> None:
+def test_best_published_policy_is_named_and_never_ours() -> None:
     assert [best(ROW, at) for at in range(4)] == [
         ("seglen", 10.0, 15.0),
         ("flop_aware(1.0)", 6.0, 0.0),
@@ -96,7 +96,7 @@ def test_interrupted_policy_map_continues_where_it_stopped(tmp_path: Path) -> No
     assert measured == [(cv, 0) for cv in (0.7, 0.8, 0.9)]
 
 
-def test_the_table_of_policies_keeps_the_traces_that_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_table_of_policies_keeps_the_traces_that_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     measured = []
 
     def measure(name: str, data: Path, seed: int, small: bool) -> dict[str, object]:

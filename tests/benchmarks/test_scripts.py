@@ -155,7 +155,7 @@ def test_make_bench_leaves_recorded_traffic_out_if_there_is_none(
 
 
 @pytest.mark.parametrize(("small", "folder", "writes"), [(True, "", False), (False, "", True), (True, "other", True)])
-def test_a_smallest_run_replaces_no_results(
+def test_smallest_run_replaces_no_results(
     small: bool, folder: str, writes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "RESULTS", tmp_path)

@@ -39,7 +39,7 @@ def test_stretched_arrivals_keep_their_order_and_take_that_much_longer() -> None
     assert [at for at, _ in slow] == pytest.approx([3 * at for at, _ in usual])
 
 
-def test_a_pause_after_an_answer_is_stretched_and_the_answer_is_not() -> None:
+def test_pause_after_an_answer_is_stretched_and_the_answer_is_not() -> None:
     trace = chains()
     usual, slow = make_arrivals(trace), Stretched(make_arrivals(trace), 3.0)
     first = usual.take()
@@ -64,7 +64,7 @@ def test_traffic_is_stretched_to_the_stated_load_at_its_median() -> None:
     assert served_cells.stretch(idle, COST) == 1
 
 
-def test_a_request_takes_the_time_of_its_prompt_and_of_its_answer() -> None:
+def test_request_takes_the_time_of_its_prompt_and_of_its_answer() -> None:
     trace, setup = chains(), CELL.setup(served_cells.LOADED_BY, 10**9)
     arrivals = Stretched(make_arrivals(trace), 1000.0)
     alone = replay(trace, setup, arrivals, Engine(COST)).outcomes
@@ -112,7 +112,7 @@ def test_verdicts() -> None:
     ]
 
 
-def test_the_page_marks_the_cells_that_are_missed() -> None:
+def test_page_marks_the_cells_that_are_missed() -> None:
     cells = [cell("wins", 50, 250), cell("one", 104, 250), cell("both", 104, 1000)]
     lines = served_cells.page({"run": {"commit": "abc", "tree": "clean", "seconds": 1234}, "cells": cells})
     said = f"3 of {len(KNOWN.recorded)} cells have been run. Commit abc; 1,234 seconds of a processor."

@@ -61,7 +61,7 @@ def values(rows: Iterator[Row]) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize(("keeps", "cached"), [(True, 100), (False, 0)])
-def test_a_prompt_is_sent_again_with_one_token_more(
+def test_prompt_is_sent_again_with_one_token_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool, cached: int
 ) -> None:
     server, killed = Server(tmp_path, keeps), list[int]()
@@ -90,7 +90,7 @@ def test_client_saves_a_slot_at_the_end_and_restores_it_first(tmp_path: Path, mo
     assert figures["slot restored by a request: ours"] == [7.0, 7.0]
 
 
-def test_the_first_turn_of_sessions_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_turn_of_sessions_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Running, "resident_mb", lambda server, field: 1.0)
     begin = [draw(6), draw(6)]
     figures = values(sessions(Server(tmp_path, keeps=True).start, begin, [[draw(4), draw(4)] for _ in range(3)]))
@@ -114,7 +114,7 @@ class NoSlots(BaseHTTPRequestHandler):
         self.wfile.write(b"not supported")
 
 
-def test_a_slot_that_cannot_be_saved_is_a_refusal() -> None:
+def test_slot_that_cannot_be_saved_is_a_refusal() -> None:
     with HTTPServer(("127.0.0.1", 0), NoSlots) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         with pytest.raises(RefusedError, match="save of a slot answered 501: not supported"):
@@ -156,7 +156,7 @@ def test_peers_that_are_not_installed_are_noted(tmp_path: Path, monkeypatch: pyt
         pass
 
 
-def test_a_peer_that_does_not_start_costs_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_that_does_not_start_costs_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = given_environment(monkeypatch, tmp_path)
     monkeypatch.setattr(tier_peers, "version", lambda given, package: "1")
     refusals: dict[str, str] = {}

@@ -96,7 +96,7 @@ def test_both_paths_compute_the_same_function() -> None:
     torch.testing.assert_close(forced, whole, rtol=1e-3, atol=1e-3)
 
 
-def test_the_section_is_written_between_the_others(tmp_path: Path) -> None:
+def test_section_is_written_between_the_others(tmp_path: Path) -> None:
     one = Column(4_096, Estimate(1e-3, 5e-4, 2e-3), 3.5, 0.97)
     rows = {"as stored, 16 bits": Measured(one, one), "int8": Measured(one, one)}
     exact = dict.fromkeys(("auto", "int8", "int4"), Estimate(0.5, 0.25, 0.75))

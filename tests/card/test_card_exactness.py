@@ -63,7 +63,7 @@ def test_sampled_tokens_follow_the_rules_singly_and_in_batches():
 
 
 @pytest.mark.parametrize(("recipe", "dtype"), models(RECIPES))
-def test_the_self_check_finds_nothing(load, recipe, dtype):
+def test_self_check_finds_nothing(load, recipe, dtype):
     assert load(recipe, dtype, 2)[1].broken_by is None
 
 
@@ -90,7 +90,7 @@ def test_logits_are_those_of_the_cpu(load, recipe, dtype):
 
 
 @pytest.mark.parametrize(("recipe", "dtype"), models(RECIPES))
-def test_a_hit_changes_no_bit_on_a_card(load, same_bits_as_without_a_cache, recipe, dtype):
+def test_hit_changes_no_bit_on_a_card(load, same_bits_as_without_a_cache, recipe, dtype):
     make = Make(*load(recipe, dtype, 2), device=DEVICE)
     other = []
     for name in NAMES:
@@ -155,7 +155,7 @@ def test_segments_come_back_from_disk_to_a_card_to_the_bit(load, tmp_path, recip
 
 
 @pytest.mark.parametrize(("recipe", "dtype"), models(("qwen3_5",)))
-def test_a_flipped_byte_gets_not_to_the_card(load, same_bits_as_without_a_cache, tmp_path, recipe, dtype):
+def test_flipped_byte_gets_not_to_the_card(load, same_bits_as_without_a_cache, tmp_path, recipe, dtype):
     make = Make(*load(recipe, dtype, 2), device=DEVICE)
     with server(make, disk(tmp_path)) as rig:
         first = rig.ask(words(TIERED, "tier"))

@@ -41,7 +41,7 @@ def adds_up(phase):
     assert summary["ttft"]["max"] == pytest.approx(max(row["ttft"] for row in ok), abs=1e-6)
 
 
-def test_the_report_adds_up(server, tmp_path, capsys):
+def test_report_adds_up(server, tmp_path, capsys):
     report = bench(server, tmp_path, "--requests", "12", "--concurrency", "3", "--prefixes", "2")
     (phase,) = report["phases"]
     adds_up(phase)
@@ -108,7 +108,7 @@ def test_plots_without_matplotlib_are_refused_before_anything_is_sent(server, tm
     assert server.bodies == []
 
 
-def test_a_server_that_answers_nothing_makes_exit_code_1(capsys):
+def test_server_that_answers_nothing_makes_exit_code_1(capsys):
     with OpenAiServer(lambda *_: Script(status=500, body={"error": {"message": "boom"}})) as server:
         assert run(["bench", "serve", "--url", server.url, "--requests", "3"]) == 1
     assert "boom" in capsys.readouterr().out

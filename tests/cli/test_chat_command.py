@@ -65,7 +65,7 @@ def test_ctrl_c_stops_the_answer_only(chat, server, monkeypatch):
     assert [m["content"] for m in server.bodies[1]["messages"]] == ["one", "part", "two"]
 
 
-def test_the_session_lives_on_after_an_error(chat, server):
+def test_session_lives_on_after_an_error(chat, server):
     answers = iter([Script(status=503, body={"error": {"message": "full [up]"}}), None])
     server.answer = lambda server, body: next(answers) or server.talk(body)
     code, printed = chat("one", "two")
@@ -107,10 +107,10 @@ def test_failed_chat_command_prints_its_error(chat, line, part):
     assert part in printed
 
 
-def test_a_url_that_is_none_is_one_line(capsys):
+def test_url_that_is_none_is_one_line(capsys):
     assert run(["chat", "--url", "nowhere"]) == 2
     assert "http://" in capsys.readouterr().err
 
 
-def test_an_outline_ends_somewhere():
+def test_outline_ends_somewhere():
     assert outline({"a": {"b": {"c": {"d": 1}}}, "e": True}) == ["a:", "  b:", "e: True"]

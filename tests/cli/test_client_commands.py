@@ -32,7 +32,7 @@ def test_bench_sees_the_hits_of_shared_prefixes(url, tmp_path):
     assert sum(summary["reasons"].values()) == 6
 
 
-def test_the_second_turn_of_a_piped_chat_is_cached(url):
+def test_second_turn_of_a_piped_chat_is_cached(url):
     done = piped("chat", "--url", url, "--max-tokens", "8", lines=f"{LINE}\n{LINE}\n")
     assert done.returncode == 0, done.stdout
     first, second = re.findall(r"\[prompt ([\d,]+) tokens, cached ([\d,]+) tokens, resumed at ([\d,]+)", done.stdout)
@@ -40,7 +40,7 @@ def test_the_second_turn_of_a_piped_chat_is_cached(url):
     assert int(second[1]) == int(second[2]) > 0
 
 
-def test_the_doctor_finds_this_machine_fit_for_the_embedded_model():
+def test_doctor_finds_this_machine_fit_for_the_embedded_model():
     done = headwater("doctor", "--json", "--memory", "200MB", "--port", "0")
     assert done.returncode == 0, done.stdout
     report = json.loads(done.stdout)

@@ -70,7 +70,7 @@ def with_another_token(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "what"), [(without_a_template, "chat template"), (with_another_token, "tokenizer")])
-def test_a_model_with_other_texts_is_refused(
+def test_model_with_other_texts_is_refused(
     seen: dict[str, str], other: Path, change: Callable[[Path], None], what: str
 ) -> None:
     change(other)

@@ -57,7 +57,7 @@ def refusal(capsys, *arguments):
     return line
 
 
-def test_the_help_of_serve_has_the_settings_in_groups(capsys):
+def test_help_of_serve_has_the_settings_in_groups(capsys):
     assert run(["serve", "--help"]) == 0
     printed = capsys.readouterr().out
     groups = list(dict.fromkeys(one.group for one in SETTINGS))
@@ -96,7 +96,7 @@ def test_settings_come_from_flags_environment_and_file(capsys, monkeypatch, tmp_
     assert "\ncache = false  # --no-cache\n" in printed
 
 
-def test_a_misspelt_variable_is_a_warning(capsys, monkeypatch):
+def test_misspelt_variable_is_a_warning(capsys, monkeypatch):
     monkeypatch.setenv("HEADWATER_PROT", "1")
     assert run(["serve", "--print-config"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
@@ -164,7 +164,7 @@ def test_occupied_port_is_refused_before_the_model_is_loaded(capsys, folder):
     assert logging.getLogger().handlers == handlers, "logging is set up by a server that listens only"
 
 
-def test_a_broken_config_is_named(capsys, folder):
+def test_broken_config_is_named(capsys, folder):
     (folder / "config.json").write_text("{oops")
     assert "config.json" in refusal(capsys, "inspect", str(folder))
     (folder / "config.json").write_text(json.dumps({**TINY, "hidden_size": None}))
@@ -209,7 +209,7 @@ def test_unknown_weights_format_is_refused_with_the_known_ones(capsys, folder):
         assert "must be one of auto, int8, int4" in line
 
 
-def test_a_start_tells_how_weights_are_held(capsys, folder):
+def test_start_tells_how_weights_are_held(capsys, folder):
     announce(ServeConfig(model=folder, weights="int4"))
     assert capsys.readouterr().out.splitlines()[2] == "Weights are held in int4: --weights int4"
 
@@ -244,14 +244,14 @@ def completions(line):
     return subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True).stdout.split()
 
 
-def test_a_shell_completes_commands_options_and_choices():
+def test_shell_completes_commands_options_and_choices():
     assert "serve" in completions("headwater se")
     assert completions("headwater serve --pag") == ["--page-size"]
     assert completions("headwater serve --decode-reuse ") == ["canonical", "raw", "none"]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
-def test_a_shell_is_given_its_script():
+def test_shell_is_given_its_script():
     command = f"{shlex.quote(sys.executable)} -m headwater --show-completion; true"  # bash stays the parent
     script = subprocess.run(["bash", "-c", command], capture_output=True, text=True).stdout
     assert "_HEADWATER_COMPLETE=complete_bash" in script

@@ -43,7 +43,7 @@ def cgroup(tmp_path):
         ({"cpu__cpu_DOT_cfs_quota_us": "50000", "cpu__cpu_DOT_cfs_period_us": "100000"}, 0.5),
     ],
 )
-def test_the_quota_of_cores(cgroup, files, quota):
+def test_quota_of_cores(cgroup, files, quota):
     assert machine_findings.cpu_quota(cgroup(**files)) == quota
 
 
@@ -57,7 +57,7 @@ def test_the_quota_of_cores(cgroup, files, quota):
         ({"memory__memory_DOT_limit_in_bytes": "7000"}, 7000),
     ],
 )
-def test_the_limit_of_memory(cgroup, files, limit):
+def test_limit_of_memory(cgroup, files, limit):
     assert machine.memory_limit(cgroup(**files)) == limit
 
 
@@ -161,7 +161,7 @@ def test_torchs_bfloat16_without_native_products_is_called_slow_with_the_factor(
 
 
 @pytest.mark.parametrize(("have", "level", "advice"), [(True, OK, ""), (False, SLOW, "install numba")])
-def test_a_machine_without_kernels_is_called_slow(monkeypatch, have, level, advice):
+def test_machine_without_kernels_is_called_slow(monkeypatch, have, level, advice):
     from headwater.cli import model_findings
 
     monkeypatch.setattr(kernels, "available", lambda: have)
@@ -191,7 +191,7 @@ def test_cards_are_reported(monkeypatch, cards, triton, level, value):
     assert (found.level, found.value) == (level, value)
 
 
-def test_a_torch_that_cannot_be_imported_is_a_finding(monkeypatch):
+def test_torch_that_cannot_be_imported_is_a_finding(monkeypatch):
     monkeypatch.setitem(sys.modules, "headwater.cli.model_findings", None)
     assert doctor.examined(INTENDED)[-1].name == "torch"
     assert doctor.examined(INTENDED)[-1].level == FAIL
@@ -203,7 +203,7 @@ def test_the_other_commands_need_no_torch():
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def test_a_model_that_is_not_there_is_broken(capsys):
+def test_model_that_is_not_there_is_broken(capsys):
     assert run(["doctor", "--json", "/nonexistent/model"]) == 1
     report = json.loads(capsys.readouterr().out)
     broken = [finding for finding in report["findings"] if finding["level"] == FAIL]

@@ -96,7 +96,7 @@ def test_model_is_downloaded_at_one_commit_with_needed_files_only(hub, capsys):
     assert said == f"{NAME}, commit aaaaaaaaaaaa: 5 files, {left:,} bytes, to {constants.HF_HUB_CACHE}"
 
 
-def test_a_model_in_the_cache_needs_no_network(hub, monkeypatch):
+def test_model_in_the_cache_needs_no_network(hub, monkeypatch):
     folder, asked = whole_folder(NAME), len(hub.log)
     assert whole_folder(NAME) == config_folder(NAME) == folder_of(NAME) == folder
     assert len(hub.log) == asked
@@ -105,7 +105,7 @@ def test_a_model_in_the_cache_needs_no_network(hub, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
-def test_a_model_in_the_cache_that_lacks_a_file_is_completed(hub, name):
+def test_model_in_the_cache_that_lacks_a_file_is_completed(hub, name):
     folder = whole_folder(NAME)
     (folder / name).resolve().unlink()
     assert cached(NAME) is None
@@ -124,7 +124,7 @@ def test_only_the_files_of_the_index_are_fetched(hub):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
 
 
-def test_a_broken_connection_continues_with_the_missing_bytes(hub):
+def test_broken_connection_continues_with_the_missing_bytes(hub):
     hub.cut = breaking([30_000, 20_000, len(WEIGHTS)])
     assert (whole_folder(NAME) / "model.safetensors").read_bytes() == WEIGHTS
     assert [one.first for one in hub.asked("model.safetensors")] == [0, 30_000, 50_000]
@@ -154,14 +154,14 @@ def test_two_that_download_the_same_model_fetch_its_weights_once(hub):
     assert [one.first for one in hub.asked("model.safetensors")] == [0]
 
 
-def test_a_hub_without_ranges_sends_the_file_again(hub):
+def test_hub_without_ranges_sends_the_file_again(hub):
     hub.ranges = False
     hub.cut = breaking([30_000, len(WEIGHTS)])
     assert (whole_folder(NAME) / "model.safetensors").read_bytes() == WEIGHTS
     assert [(one.first, one.status) for one in hub.asked("model.safetensors")] == [(0, 200), (0, 200)]
 
 
-def test_a_file_that_arrives_damaged_is_deleted_and_fetched_again(hub):
+def test_file_that_arrives_damaged_is_deleted_and_fetched_again(hub):
     folder = config_folder(NAME)
     part = folder.parents[1] / "blobs" / f"{sha256(WEIGHTS)}.incomplete"
     part.write_bytes(b"wrong")
@@ -171,7 +171,7 @@ def test_a_file_that_arrives_damaged_is_deleted_and_fetched_again(hub):
     assert (whole_folder(NAME) / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_a_file_without_a_hash_is_fetched_by_the_library(hub):
+def test_file_without_a_hash_is_fetched_by_the_library(hub):
     hub.models[NAME.repository].files["model.safetensors"] = b"small"
     assert (whole_folder(NAME) / "model.safetensors").read_bytes() == b"small"
 
@@ -208,7 +208,7 @@ def test_doctor_reports_a_model_that_cannot_be_downloaded(hub, capsys):
     assert (finding["level"], finding["value"]) == ("FAIL", f"{UNKNOWN.format(url=hub.url)}OKEN")
 
 
-def test_a_revision_is_resolved_to_its_commit_and_kept(hub, monkeypatch):
+def test_revision_is_resolved_to_its_commit_and_kept(hub, monkeypatch):
     hub.models[NAME.repository].revisions["v1"] = "b" * 40
     folder = whole_folder(HubName(NAME.repository, "v1"))
     assert folder.name == "b" * 40
@@ -218,13 +218,13 @@ def test_a_revision_is_resolved_to_its_commit_and_kept(hub, monkeypatch):
     assert whole_folder(HubName(NAME.repository, "b" * 40)) == folder
 
 
-def test_the_token_is_sent(hub, monkeypatch):
+def test_token_is_sent(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     whole_folder(NAME)
     assert {one.token for one in hub.log} == {"Bearer hf_secret"}
 
 
-def test_the_token_is_not_sent_to_the_host_that_has_the_weights(hub, monkeypatch):
+def test_token_is_not_sent_to_the_host_that_has_the_weights(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     linked = {"X-Linked-Etag": f'"{sha256(WEIGHTS)}"', "X-Linked-Size": str(len(WEIGHTS)), "X-Repo-Commit": "a" * 40}
     with mirror() as other:
@@ -244,7 +244,7 @@ def test_existing_folder_takes_precedence_over_a_hub_name(hub, tmp_path):
     assert hub.log == []
 
 
-def test_the_embedded_model_has_a_name(hub, capsys):
+def test_embedded_model_has_a_name(hub, capsys):
     assert run(["inspect", FOLDER.name]) == 0
     assert effective({"model": FOLDER.name}, {}, None).config.model == FOLDER
     assert hub.log == []
@@ -259,7 +259,7 @@ def test_commands_that_need_only_sizes_download_only_the_config(hub, capsys, com
     assert str(NAME) in printed.out or command == "inspect"
 
 
-def test_a_setting_may_be_a_name_in_flags_environment_and_file(hub, tmp_path):
+def test_setting_may_be_a_name_in_flags_environment_and_file(hub, tmp_path):
     file = tmp_path / "etc" / "some.toml"
     file.parent.mkdir()
     file.write_text('model = "some-org/some-model@v1"')
@@ -292,24 +292,24 @@ UNKNOWN = "no folder some-org/some-model, and no such model on {url}: check the 
     ],
 )
 @pytest.mark.parametrize("command", ["serve", "inspect"])
-def test_a_refusal_of_the_hub_is_one_line_that_helps(hub, capsys, command, below, answer, message):
+def test_refusal_of_the_hub_is_one_line_that_helps(hub, capsys, command, below, answer, message):
     hub.refuse = lambda path: answer if path.startswith(below) else None
     assert message.format(url=hub.url) in refusal(capsys, command, str(NAME))
 
 
-def test_a_model_that_became_gated_after_its_config_was_fetched_is_refused(hub, capsys):
+def test_model_that_became_gated_after_its_config_was_fetched_is_refused(hub, capsys):
     hub.refuse = lambda path: (403, GATED) if path.endswith(".safetensors") else None
     assert "is gated: accept its licence" in refusal(capsys, "fidelity", str(NAME))
 
 
-def test_a_hub_that_cannot_be_reached_is_named(hub, capsys, monkeypatch):
+def test_hub_that_cannot_be_reached_is_named(hub, capsys, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     line = refusal(capsys, "serve", str(NAME))
     assert "http://127.0.0.1:9 cannot be reached (" in line
     assert line.endswith("): give a folder, or set HF_ENDPOINT to a mirror")
 
 
-def test_the_hub_library_may_have_another_http_client(monkeypatch):
+def test_hub_library_may_have_another_http_client(monkeypatch):
     """huggingface_hub 2 has httpx2, whose errors are none of httpx."""
     client = types.ModuleType("another_client")
     client.HTTPError = type("HTTPError", (Exception,), {"__module__": client.__name__})
@@ -327,7 +327,7 @@ def test_without_a_network_and_without_the_model_the_cache_is_named(hub, capsys,
     assert f"{NAME} is not complete in /some/cache, and HF_HUB_OFFLINE is set: unset it or give a folder" in line
 
 
-def test_a_model_without_safetensors_is_refused_with_the_weights_that_it_has(hub, capsys):
+def test_model_without_safetensors_is_refused_with_the_weights_that_it_has(hub, capsys):
     del hub.models[NAME.repository].files["model.safetensors"]
     line = refusal(capsys, "fidelity", str(NAME))
     assert "has no model.safetensors, but pytorch_model.bin, consolidated.safetensors and 3 more: only" in line
@@ -354,7 +354,7 @@ def test_unsupported_architecture_is_refused_before_its_weights_are_downloaded(h
     assert hub.asked("model.safetensors") == []
 
 
-def test_a_hash_that_is_none_names_no_file_in_the_cache(hub, monkeypatch, tmp_path):
+def test_hash_that_is_none_names_no_file_in_the_cache(hub, monkeypatch, tmp_path):
     monkeypatch.setattr("tests.hub_mirror.sha256", lambda content: "../../../outside")
     with pytest.raises(DownloadError, match="an invalid hash of some-org/some-model"):
         whole_folder(NAME)

@@ -78,7 +78,7 @@ def test_refused_eval_requests_are_counted_and_shown(tasks, capsys):
     assert "25.0" in printed
 
 
-def test_a_server_that_answers_nothing_makes_exit_code_1(tasks, capsys):
+def test_server_that_answers_nothing_makes_exit_code_1(tasks, capsys):
     with OpenAiServer(lambda *_: Script(status=500, body={"error": {"message": "boom"}})) as fake:
         assert run(["eval", "--url", fake.url, "--tasks", str(tasks), "--limit", "2"]) == 1
         assert len(fake.bodies) == 2
@@ -151,7 +151,7 @@ def scoring(likely):
     return answer
 
 
-def test_a_text_s_perplexity_and_its_divergence_from_another_server_s(tmp_path, capsys):
+def test_text_s_perplexity_and_its_divergence_from_another_server_s(tmp_path, capsys):
     (tmp_path / "text").write_text("ab " * 10)
     out = tmp_path / "out.json"
     with OpenAiServer(scoring(0.5)) as fake, OpenAiServer(scoring(0.25)) as other:
@@ -190,7 +190,7 @@ def test_another_server_is_asked_before_anything_is_scored(tmp_path, capsys):
     assert "127.0.0.1:9" in gone
 
 
-def test_the_divergence_of_first_tokens(tasks, tmp_path, capsys):
+def test_divergence_of_first_tokens(tasks, tmp_path, capsys):
     out = tmp_path / "out.json"
 
     def sometimes(server, body):
@@ -209,7 +209,7 @@ def test_the_divergence_of_first_tokens(tasks, tmp_path, capsys):
     assert "1 x too long" in capsys.readouterr().out
 
 
-def test_a_server_that_tells_no_log_probabilities_is_named(tasks, tmp_path, capsys):
+def test_server_that_tells_no_log_probabilities_is_named(tasks, tmp_path, capsys):
     (tmp_path / "text").write_text("ab cd")
 
     def silent(server, body):

@@ -41,7 +41,7 @@ def test_profiles_prints_the_source_of_each_profile(capsys: pytest.CaptureFixtur
     assert "2411.19379" in capsys.readouterr().out
 
 
-def test_an_unknown_profile_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_profile_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profiles", "qwen9"]) == 2
     assert "'qwen9' is neither a folder with a config.json" in capsys.readouterr().err
 
@@ -77,7 +77,7 @@ def test_piped_table_is_as_wide_as_columns_or_80(
         assert not any("…" in line for line in lines)
 
 
-def test_the_help_of_profiles_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_profiles_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profiles", "--help"]) == 0
     told = capsys.readouterr().out
     assert all(name in told for name in PROFILES)

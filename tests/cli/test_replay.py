@@ -42,9 +42,7 @@ def replay(*arguments: object) -> int:
     return run(["replay", *map(str, arguments)])
 
 
-def test_the_cross_product_is_replayed_and_written(
-    trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_cross_product_is_replayed_and_written(trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out, lines, page = tmp_path / "out.json", tmp_path / "requests.jsonl", tmp_path / "report.html"
     files = ("--json", out, "--per-request", lines, "--report", page)
     policies = ("--memory", "1GB,2GiB", "--eviction", "lru,seglen(w=0.5, single_child=False)", "--placement", "branch")
@@ -146,7 +144,7 @@ def test_systems_are_pairs_of_policies(trace: Path, tmp_path: Path) -> None:
         (["--per-request", "/"], "/ cannot be written"),
     ],
 )
-def test_a_wrong_option_is_one_line(
+def test_wrong_option_is_one_line(
     options: list[str], message: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
@@ -187,7 +185,7 @@ def test_rows_that_are_done_stay_when_the_rest_is_stopped(
     assert "lru" in capsys.readouterr().out
 
 
-def test_a_full_disk_leaves_the_old_file(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_leaves_the_old_file(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert replay(trace, "--json", "/dev/full/folder.json") == 2
     assert "folder" in capsys.readouterr().err
 
@@ -228,7 +226,7 @@ def test_unsupported_segment_options_are_refused(
     assert told in " ".join(capfd.readouterr().err.split())
 
 
-def test_a_replay_that_was_killed_continues(
+def test_replay_that_was_killed_continues(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
@@ -294,7 +292,7 @@ def test_weights_are_held_as_the_recording_s_server_held_them(
     assert "bfloat16, weights int4: " in capfd.readouterr().out
 
 
-def test_a_recording_that_does_not_describe_its_model_asks_for_it(
+def test_recording_that_does_not_describe_its_model_asks_for_it(
     trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     recording = served(trace, tmp_path, model="mine")

@@ -113,7 +113,7 @@ def test_setting_error_names_value_source_and_allowed_values(toml, flags, enviro
         effective(flags, environment, toml(file))
 
 
-def test_a_file_that_is_not_there_is_named():
+def test_file_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match="/nonexistent"):
         effective({}, {}, Path("/nonexistent"))
 
@@ -133,7 +133,7 @@ def test_misspelt_setting_variable_is_reported_and_foreign_ones_are_not():
     assert "HEADWATER_MAX_RUNNING" in line
 
 
-def test_the_settings_as_toml_are_the_same_settings(toml, tmp_path):
+def test_settings_as_toml_are_the_same_settings(toml, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     flags = {
         "model": str(tmp_path),
@@ -152,7 +152,7 @@ def test_the_settings_as_toml_are_the_same_settings(toml, tmp_path):
     }
 
 
-def test_the_settings_as_toml_say_where_each_is_from_and_no_secret():
+def test_settings_as_toml_say_where_each_is_from_and_no_secret():
     text = as_toml(effective({"page_size": "128"}, {"HEADWATER_API_KEY": "sesame"}, None))
     assert "page_size = 128  # --page-size\n" in text
     assert "port = 8000  # default\n" in text
@@ -162,7 +162,7 @@ def test_the_settings_as_toml_say_where_each_is_from_and_no_secret():
     assert "api_key" not in tomllib.loads(text)
 
 
-def test_a_password_in_a_tiers_url_is_shown_nowhere() -> None:
+def test_password_in_a_tiers_url_is_shown_nowhere() -> None:
     given = effective({"tier": ["redis://user:hidden@127.0.0.1:1/0,size=1GB", "disk:/tmp/a"]}, {}, None)
     assert given.config.tier[0].startswith("redis://user:hidden@")
     shown = as_toml(given)

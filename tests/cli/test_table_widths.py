@@ -186,7 +186,7 @@ def test_tables_fit_and_cut_no_figure(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_demo_takes_a_few_lines_a_request(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_takes_a_few_lines_a_request(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DEMO.parent))
     spec = importlib.util.spec_from_file_location("demo", DEMO)
     demo: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]

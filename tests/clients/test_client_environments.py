@@ -44,13 +44,13 @@ def installs(monkeypatch, tmp_path) -> list[str]:
     return done
 
 
-def test_the_head_has_pins_and_checks(script):
+def test_head_has_pins_and_checks(script):
     client = read(script)
     assert (client.name, client.version, client.shows) == ("some", "1.2.3", ("reply",))
     assert client.dependencies == ("some[extra]==1.2.3", "other==4")
 
 
-def test_a_client_is_installed_again_if_a_pin_changes(script, installs):
+def test_client_is_installed_again_if_a_pin_changes(script, installs):
     read(script).installed()
     read(script).installed()
     script.write_text(SCRIPT.replace("1.2.3", "1.2.4"))
@@ -58,7 +58,7 @@ def test_a_client_is_installed_again_if_a_pin_changes(script, installs):
     assert installs == ["some[extra]==1.2.3", "some[extra]==1.2.4"]
 
 
-def test_an_installation_that_failed_is_tried_again(script, installs, monkeypatch):
+def test_installation_that_failed_is_tried_again(script, installs, monkeypatch):
     def fail(client):
         client.folder.mkdir(parents=True)
         raise subprocess.CalledProcessError(1, "pip")
@@ -78,7 +78,7 @@ def test_client_script_prints_its_findings_on_its_last_line(script, tmp_path):
     assert seen == {"reply": "http://127.0.0.1:1"}
 
 
-def test_a_script_that_fails_is_reported_with_its_errors(script, tmp_path):
+def test_script_that_fails_is_reported_with_its_errors(script, tmp_path):
     script.write_text(SCRIPT + "raise SystemExit('no answer')\n")
     client = read(script)
     with pytest.raises(AssertionError, match=r"(?s)some ended with 1.*no answer"):

@@ -37,20 +37,20 @@ def tried(client: Client, command: list[str], server, outside, tmp_path) -> tupl
 
 @pytest.mark.clients
 @pytest.mark.parametrize("client", ALL.values(), ids=ALL)
-def test_a_pinned_client(client, server, outside, tmp_path, result):
+def test_pinned_client(client, server, outside, tmp_path, result):
     result.append((client.name, client.version, "FAILED"))
     row = tried(client, client.installed(), server, outside, tmp_path)
     result[-1] = row
 
 
 @pytest.mark.parametrize("name", [*HERE, *(pytest.param(name, marks=pytest.mark.full) for name in OVER_OPENAI)])
-def test_a_client_of_the_development_environment(name, server, outside, tmp_path):
+def test_client_of_the_development_environment(name, server, outside, tmp_path):
     tried(ALL[name], with_python(ALL[name], sys.executable), server, outside, tmp_path)
     assert outside.asked == set()
 
 
 @pytest.mark.parametrize("client", ALL.values(), ids=ALL)
-def test_a_client_is_pinned_and_shows_something(client):
+def test_client_is_pinned_and_shows_something(client):
     assert client.dependencies
     for dependency in client.dependencies:
         assert re.fullmatch(PINNED[client.script.suffix], dependency), f"{dependency} has no exact version"
@@ -59,7 +59,7 @@ def test_a_client_is_pinned_and_shows_something(client):
     assert client.version[0].isdigit()
 
 
-def test_the_table_of_results_fits_a_terminal():
+def test_table_of_results_fits_a_terminal():
     rows = [(name, "1.2.3", "a right answer, a stream of 8 pieces, 12345 tokens from the cache") for name in ALL]
     shown = printed(rows)
     assert max(map(len, shown.splitlines())) <= 80

@@ -50,7 +50,7 @@ def test_runs_know_every_place() -> None:
         assert agreed in (20, end) or tokens[end - 1 - agreed] != tokens[-1 - agreed]
 
 
-def test_the_largest_vocabularies_have_distinct_runs() -> None:
+def test_largest_vocabularies_have_distinct_runs() -> None:
     large = 2**BITS_OF_VOCABULARY - 1
     assert len({key_of(run) for run in ((0, 0, large), (0, large, 0), (large, 0, 0), (0, 1, large), (1, 0, 0))}) == 5
     assert large < NO_TOKEN
@@ -80,7 +80,7 @@ def test_accepted_tokens_become_part_of_the_drafters_text(drafter) -> None:
     assert one.propose(2).tokens == [4, 5]
 
 
-def test_the_longest_context_wins(drafter) -> None:
+def test_longest_context_wins(drafter) -> None:
     #      a longer context, earlier   a shorter one, later
     text = [4, 1, 2, 3, 50, 51, 52, 53, 9, 1, 2, 3, 60, 61, 62, 63, 4, 1, 2, 3]
     assert drafter(text).propose(2).tokens == [50, 51]
@@ -90,7 +90,7 @@ def test_prompt_lookup_continues_a_periodic_text(drafter) -> None:
     assert PromptLookup([7, 1, 2] * 3).propose(7).tokens == [7, 1, 2, 7, 1, 2, 7]
 
 
-def test_the_most_frequent_continuation_is_proposed_and_an_unlikely_one_not() -> None:
+def test_most_frequent_continuation_is_proposed_and_an_unlikely_one_not() -> None:
     past = PastAnswers()
     for following in (5, 6, 5, 5, 6):
         past.add("", [1, 2, 3, following, 8])
@@ -123,7 +123,7 @@ def voted(texts: list[list[int]], context: int, most: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_chain_is_the_one_that_occurrences_vote_for(seed: int) -> None:
+def test_chain_is_the_one_that_occurrences_vote_for(seed: int) -> None:
     """Texts of few tokens, so that contexts of all lengths come up; the draft is the chain of its own context."""
     rng, past = random.Random(seed), PastAnswers()
     pieces = [rng.choices(range(5), k=rng.randint(1, 9)) for _ in range(4)]
@@ -147,7 +147,7 @@ def test_agreement_is_counted_token_by_token(seed: int) -> None:
         assert runs.agreement(end, context, 8) == min(8, agreed)
 
 
-def test_a_draft_is_no_longer_than_its_context_promises() -> None:
+def test_draft_is_no_longer_than_its_context_promises() -> None:
     past = PastAnswers()
     past.add("", list(range(100)))
     assert SuffixDrafter(past, "", [77, 10, 11, 12]).propose(50).tokens == list(range(13, 19))
@@ -199,7 +199,7 @@ def test_predicted_answer_is_drafted_from_its_beginning() -> None:
     assert predicted(prediction).propose(0).tokens == []
 
 
-def test_the_prompt_of_a_predicted_answer_may_come_in_parts() -> None:
+def test_prompt_of_a_predicted_answer_may_come_in_parts() -> None:
     drafter = PredictedAnswer([1, 2, 3, 4], 5)
     for part in ([9, 9], [9, 9], [9, 1], [2]):
         drafter.take(part)
@@ -238,7 +238,7 @@ def test_forced_tokens_are_drafted_up_to_the_limit() -> None:
     assert drafter.propose(2).tokens == [4, 5]
 
 
-def test_a_constraint_cuts_drafts_and_one_beyond_its_limits_has_none() -> None:
+def test_constraint_cuts_drafts_and_one_beyond_its_limits_has_none() -> None:
     draft = Draft([4, 5, 9, 9], 7)
     assert allowed(Rules(4, 5, 6), draft) == Draft([4, 5], 7)
     assert allowed(Rules(1), draft).tokens == []

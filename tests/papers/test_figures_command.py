@@ -38,7 +38,7 @@ def test_figures_that_cannot_run_are_refused_in_one_line(tmp_path, capsys):
     assert f"{tmp_path / 'mini_swe_agent'} is not a file" in capsys.readouterr().err
 
 
-def test_the_help_names_the_figures(capsys):
+def test_help_names_the_figures(capsys):
     assert run(["--help"]) == 0
     shown = "".join(capsys.readouterr().out.replace("│", " ").split())
     assert all(name in shown for name in FIGURES)

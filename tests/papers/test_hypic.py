@@ -43,7 +43,7 @@ def test_transition_bytes_equal_the_table():
     assert rows["Gated DeltaNet, as it is stored"] == 65536
 
 
-def test_a_dense_transition_weighs_as_much_as_its_state():
+def test_dense_transition_weighs_as_much_as_its_state():
     rows = ours(FIGURES["hypic-memory"].run(Lab()))
     assert rows["qwen3.5-9b: transitions, float32"] == 24 * 32 * 128 * 128 * 4 / 2**20
     assert rows["ring-flash-linear-2.0: transitions, float32"] == 28 * 32 * 4 / 2**20

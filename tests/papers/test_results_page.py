@@ -39,7 +39,7 @@ def test_measured_figures_are_not_labelled_as_formulas():
     assert "_Measured by a benchmark. Seed 7, 655 s._" in page
 
 
-def test_a_figure_of_a_trace_that_was_not_replayed_names_the_trace():
+def test_figure_of_a_trace_that_was_not_replayed_names_the_trace():
     def run(lab):
         lab.note(Trace("chats", [Request("s", b"", 2_500_000, 0, 0)]))
         return Found([Line("median", None, 1.0)])
@@ -60,7 +60,7 @@ def test_own_numbers_have_three_digits_papers_are_as_printed():
     assert [given(x) for x in (None, 17.4, 16_384)] == ["", "17.4", "16,384"]
 
 
-def test_a_papers_name_means_all_of_its_figures():
+def test_papers_name_means_all_of_its_figures():
     names = [one.name for one in figures_named(["marconi"])]
     assert "marconi-table1" in names
     assert all(name.startswith("marconi-") for name in names)

@@ -38,7 +38,7 @@ def test_equal_tokens_after_other_prefixes_are_other_blocks():
     assert (reuse.kv_used, reuse.states_used) == (0, 0)
 
 
-def test_a_quantile_lies_between_two_values_in_proportion():
+def test_quantile_lies_between_two_values_in_proportion():
     assert quantile([3, 1, 2], 0.5) == 2
     assert quantile([0, 10], 0.95) == pytest.approx(9.5)
     assert quantile([7], 0.05) == 7

@@ -39,7 +39,7 @@ def test_answers_are_evaluated_in_this_process(monkeypatch: pytest.MonkeyPatch, 
     assert json.loads((tmp_path / "hypic-10.json").read_text())["rows"][0]["ours"] == 100
 
 
-def test_an_evaluation_that_fails_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_evaluation_that_fails_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(headwater.cli, "run", lambda arguments: 2)
     with pytest.raises(SystemExit, match="2"):
         started("segment_quality", "--every", "40", "--out", str(tmp_path), monkeypatch=monkeypatch)

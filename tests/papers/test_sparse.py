@@ -76,7 +76,7 @@ def scored(**by_spelling):
     return {name: Score(Recomputation(1 - savings, 1.0), 1.0) for name, savings in by_spelling.items()}
 
 
-def test_a_gain_is_over_the_better_of_the_fixed_ones():
+def test_gain_is_over_the_better_of_the_fixed_ones():
     found = scored(**{UNBUDGETED["every block"]: 0.99})
     for k in BUDGETS:
         found |= scored(
@@ -95,7 +95,7 @@ def test_fit_recovers_a_line_and_its_r2():
     assert fit([0, 1, 2], [0.0, 3.0, 0.1]).r2 < 0.1
 
 
-def test_an_intercept_is_the_sum_of_its_parts():
+def test_intercept_is_the_sum_of_its_parts():
     times = Times(2048, {64: 0.011, 256: 0.014, 1024: 0.026}, state=0.004, kv=0.001)
     lines = {line.label.removeprefix("prompt of 2,048: "): line.ours for line in proportional([times], 0.1, True).lines}
     parts = [

@@ -53,7 +53,7 @@ def mutated(data: bytes, words: list[bytes], rng: random.Random) -> bytes:
     return bytes(out)
 
 
-def test_an_error_that_is_not_declared_comes_out(monkeypatch):
+def test_error_that_is_not_declared_comes_out(monkeypatch):
     target = TARGETS["config"]
 
     def broken(path: object) -> None:
@@ -92,7 +92,7 @@ def test_seeds_and_mutations_are_parsed_and_raise_only_declared_errors(name, cap
     assert any(end in one for one in seeds)
 
 
-def test_a_target_that_reads_nothing_is_seen():
+def test_target_that_reads_nothing_is_seen():
     begin, _ = READ["config"]
     assert begin.__code__ not in called(lambda data: None, b"")
     assert set(READ) == set(TARGETS)

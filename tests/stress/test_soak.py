@@ -50,7 +50,7 @@ def model():
 
 
 @pytest.mark.parametrize("load", [embedded_model, lambda: Model(embedded())], ids=["stress", "benchmarks"])
-def test_the_self_check_runs_once_for_all_runs(model, monkeypatch, tmp_path, load):
+def test_self_check_runs_once_for_all_runs(model, monkeypatch, tmp_path, load):
     checked = []
 
     def check(spec, *given, **more):
@@ -64,7 +64,7 @@ def test_the_self_check_runs_once_for_all_runs(model, monkeypatch, tmp_path, loa
     assert len(checked) == 1
 
 
-def test_a_soaks_model_is_held_and_computed_as_asked_for(model, monkeypatch):
+def test_soaks_model_is_held_and_computed_as_asked_for(model, monkeypatch):
     told, asked = io.StringIO(), arguments(["--dtype", "bfloat16", "--weights", "int4", "--threads", "1"])
     monkeypatch.setattr(live_server, "verdict", lambda spec, device: model[1])
     try:
@@ -76,7 +76,7 @@ def test_a_soaks_model_is_held_and_computed_as_asked_for(model, monkeypatch):
 
 
 @pytest.mark.parametrize("speculation", ["off", pytest.param("ngram", marks=pytest.mark.quick)])
-def test_a_short_soak_loses_nothing(model, speculation):
+def test_short_soak_loses_nothing(model, speculation):
     told = io.StringIO()
     run = soak(1, Limits(PATIENCE, VISITS, clients=6), model, Console(file=told, width=140), speculation)
     assert not run.faults, told.getvalue()
@@ -100,7 +100,7 @@ def test_soak_reuses_states_that_an_earlier_server_stored(model, tmp_path):
     assert loaded[1] > 0, "what the first server stored"
 
 
-def test_a_soak_notices_answers_that_differ(model, monkeypatch):
+def test_soak_notices_answers_that_differ(model, monkeypatch):
     """The comparison is not empty: with one logit moved on the server that caches, it fails."""
     run_step, broken = LiveServer.__enter__, []
 
@@ -119,7 +119,7 @@ def test_a_soak_notices_answers_that_differ(model, monkeypatch):
         assert sum(f"not as {name}" in fault for fault in run.faults) == len(run.samples.kept)
 
 
-def test_a_soak_notices_a_page_that_is_lost(model):
+def test_soak_notices_a_page_that_is_lost(model):
     with LiveServer(*model, 200) as server:
         server.check_idle()
         server.engine.scheduler.cache._pool.kv.take(1)
@@ -148,7 +148,7 @@ def few_objects():
 
 
 @pytest.mark.usefixtures("few_objects")
-def test_a_history_that_is_full_stays_within_its_capacity():
+def test_history_that_is_full_stays_within_its_capacity():
     """Its prompts are of ever new namespaces, each of one unit: as many nodes as there can be."""
     history = History(4, 4 * PAGES)
     before, most = census(), Counter[str]()
@@ -180,7 +180,7 @@ def test_nothing_grows_with_the_number_of_requests_namespaces_or_clients(model):
 
 
 @pytest.mark.usefixtures("few_objects")
-def test_the_census_sees_a_container_that_grows(model):
+def test_census_sees_a_container_that_grows(model):
     server = LiveServer(*model, 200)
     before = census()
     server.engine.loop.cancelled.update(range(1000))

@@ -12,7 +12,7 @@ def drawn(shift: float, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(10 + shift, 1, 100)
 
 
-def test_the_statistic_is_the_largest_distance_of_the_distributions():
+def test_statistic_is_the_largest_distance_of_the_distributions():
     assert ks_statistic(np.array([1.0, 2, 3]), np.array([1.0, 2, 3])) == 0
     assert ks_statistic(np.array([1.0, 2]), np.array([3.0, 4])) == 1
     assert ks_statistic(np.array([1.0, 2, 3, 4]), np.array([2.5, 3.5])) == pytest.approx(0.5)

@@ -48,7 +48,7 @@ def test_examples_about_documents_fill_their_tokens(kind: str) -> None:
     assert sum(lengths) / len(lengths) > 0.8 * 1024
 
 
-def test_a_counter_is_believed() -> None:
+def test_counter_is_believed() -> None:
     count = tokenizer.counter()
     for kind in KINDS:
         example = draw(random.Random(2), 700, "train", (kind,), count=count)
@@ -98,7 +98,7 @@ def test_memory_task_asks_for_mentioned_and_unmentioned_facts() -> None:
     assert 5 < untold < told
 
 
-def test_a_persona_keeps_to_its_name() -> None:
+def test_persona_keeps_to_its_name() -> None:
     introduced = 0
     for example in several(PERSONA, 30):
         system = str(example.messages[0]["content"])
@@ -110,7 +110,7 @@ def test_a_persona_keeps_to_its_name() -> None:
     assert introduced > 20
 
 
-def test_a_persona_keeps_to_the_word_that_its_answers_end_with() -> None:
+def test_persona_keeps_to_the_word_that_its_answers_end_with() -> None:
     ended = 0
     for example in several(PERSONA, 60, split="test"):
         style = str(example.messages[0]["content"]).partition("\n\n")[0].split(". ")[1]
@@ -138,7 +138,7 @@ def test_calls_fit_their_tool_and_have_the_request_s_values(split: str) -> None:
     assert without > 5  # turns that need no tool
 
 
-def test_a_text_has_no_markup() -> None:
+def test_text_has_no_markup() -> None:
     (example,) = several(TEXT, 1)
     assert "<|" not in example_text(example)
     assert example.asked == ()

@@ -45,7 +45,7 @@ def test_tokens_are_the_server_s(items: list[Item]) -> None:
         assert len(prompter.prepare(sent).prompt) == item.tokens
 
 
-def test_a_reader_of_the_documents_gives_the_answers(items: list[Item]) -> None:
+def test_reader_of_the_documents_gives_the_answers(items: list[Item]) -> None:
     reader = Reader("test")
     asked = [item for item in items if item.kind in ("single", "two_hop", "absent")]
     for item in asked:

@@ -31,7 +31,7 @@ def questions(example: Example) -> list[str]:
 
 @pytest.mark.parametrize("kind", RECALL)
 @pytest.mark.parametrize("split", SPLITS)
-def test_the_answers_follow_from_the_documents_and_nothing_else_does(split: str, kind: str) -> None:
+def test_answers_follow_from_the_documents_and_nothing_else_does(split: str, kind: str) -> None:
     for example in examples(split, (kind,)):
         known = READERS[split].facts(example.documents)
         for question, (asked, answers) in zip(questions(example), example.asked, strict=True):
@@ -46,7 +46,7 @@ def test_answers_stand_in_one_document_and_bridges_in_another_place(split: str) 
             assert any(answer.lower() in document.lower() for document in example.documents)
 
 
-def test_an_answer_is_missing_only_where_it_is_to_be() -> None:
+def test_answer_is_missing_only_where_it_is_to_be() -> None:
     for example in examples("train", RECALL, 30):
         for kind, answers in example.asked:
             assert (answers == (NOT_IN_DOCUMENTS,)) == (kind == ABSENT)

@@ -100,7 +100,7 @@ def test_answers_of_the_test_are_none_of_the_training() -> None:
     assert answers["train"] & answers["test"] == {"Not in the documents."}
 
 
-def test_a_text_belongs_to_one_split() -> None:
+def test_text_belongs_to_one_split() -> None:
     assert all(belongs(text, "train") != belongs(text, "test") for text in map(str, range(100)))
 
 

@@ -55,6 +55,6 @@ def test_gradients_are_those_of_the_recurrence(length: int) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
-def test_an_inverse_is_differentiated() -> None:
+def test_inverse_is_differentiated() -> None:
     a = torch.randn(2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).tril(-1).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: UnitLowerInverse.apply(x.tril(-1)), (a,))

@@ -61,7 +61,7 @@ def test_sequence_is_independent_of_others_in_its_batch(model: TrainedHybrid) ->
     torch.testing.assert_close(both[1:], alone, rtol=1e-5, atol=1e-5)
 
 
-def test_a_later_token_changes_nothing_before_it(model: TrainedHybrid) -> None:
+def test_later_token_changes_nothing_before_it(model: TrainedHybrid) -> None:
     tokens = torch.randint(0, 4096, (1, 130), generator=torch.Generator().manual_seed(7))
     changed = tokens.clone()
     changed[0, 100] += 1
@@ -81,7 +81,7 @@ def test_every_weight_is_learned(model: TrainedHybrid) -> None:
     model.zero_grad()
 
 
-def test_a_run_can_begin_with_the_weights_of_a_checkpoint(model: TrainedHybrid, folder: Path) -> None:
+def test_run_can_begin_with_the_weights_of_a_checkpoint(model: TrainedHybrid, folder: Path) -> None:
     other = TrainedHybrid.random(read_config(RECIPES["smoke"].config, "float32"), 9, torch.float32)
     adopt(other, folder)
     for name, tensor in tensors(model).items():

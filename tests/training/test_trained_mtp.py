@@ -69,7 +69,7 @@ def test_served_mtp_head_drafts_like_the_trained_one(head: TrainedMtp, tmp_path:
         torch.testing.assert_close(own, trained[depth][0, last - 1 : last].float(), rtol=0, atol=0.03)
 
 
-def test_a_later_token_changes_no_draft_before_it(head: TrainedMtp) -> None:
+def test_later_token_changes_no_draft_before_it(head: TrainedMtp) -> None:
     body = frozen(embedded())
     tokens = torch.randint(0, 4000, (1, LENGTH), generator=torch.Generator().manual_seed(2))
     changed = tokens.clone()
@@ -83,7 +83,7 @@ def test_a_later_token_changes_no_draft_before_it(head: TrainedMtp) -> None:
 
 
 @pytest.mark.full
-def test_a_head_learns(tmp_path: Path) -> None:
+def test_head_learns(tmp_path: Path) -> None:
     """The same few sequences over and over, while the model stays as it is."""
     recipe = replace(RECIPES["smoke-head"], cool=0.01)
     batch = draw(recipe, Source.load(embedded() / "tokenizer.json", None), 0)
@@ -99,7 +99,7 @@ def test_a_head_learns(tmp_path: Path) -> None:
     assert all(weight.grad is None for weight in body.parameters())
 
 
-def test_the_smallest_recipe_runs_to_its_end(tmp_path: Path) -> None:
+def test_smallest_recipe_runs_to_its_end(tmp_path: Path) -> None:
     recipe = replace(RECIPES["smoke-head"], stages=(replace(RECIPES["smoke-head"].stages[0], steps=2),))
     body = frozen(embedded())
     made = TrainedMtp(body.architecture)

@@ -132,7 +132,7 @@ def test_labels_mark_answers_up_to_their_end_token(tokenizer: Path) -> None:
     assert answers > 5
 
 
-def test_an_answer_is_right_if_all_of_it_is() -> None:
+def test_answer_is_right_if_all_of_it_is() -> None:
     single, absent = LABELS.index("single"), LABELS.index("absent")
     labels = torch.tensor([[0, single, single, 0, single, 0, absent, absent]])
     right = torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]], dtype=torch.bool)

@@ -61,7 +61,7 @@ def test_circles_are_of_all_lengths_together() -> None:
 
 
 @pytest.mark.full
-def test_a_step_is_computed_where_the_model_is() -> None:
+def test_step_is_computed_where_the_model_is() -> None:
     """On a device that is not the CPU; tensors left there are refused."""
     command = [sys.executable, "-m", "tests.training.pretended_device"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -39,7 +39,7 @@ def ids(*lengths: int) -> list[int]:
     return text
 
 
-def test_a_segment_sees_from_its_separator_to_its_seam() -> None:
+def test_segment_sees_from_its_separator_to_its_seam() -> None:
     seen = first_seen(ids(3, 6, 7, 4), MARKS, SEAM).tolist()
     assert seen == [0] * 3 + [3] * 4 + [0] * 2 + [9] * 5 + [0] * 2 + [0] * 4
 
@@ -105,7 +105,7 @@ def test_every_weight_learns_from_segments_apart(model: TrainedHybrid) -> None:
         assert 0 < weight.grad.abs().max() < torch.inf, name
 
 
-def test_a_share_of_the_steps_has_segments_apart(tmp_path: Path) -> None:
+def test_share_of_the_steps_has_segments_apart(tmp_path: Path) -> None:
     train(examples=30).save(str(tmp_path / "tokenizer.json"))
     source = Source.load(tmp_path / "tokenizer.json", None)
     recipe = replace(RECIPES["smoke"], stages=(Stage(384, 2, 40, {"single": 1.0}),), apart=0.5)

@@ -46,12 +46,12 @@ def test_text_other_than_simple_prose_is_excluded() -> None:
     assert not simple("one and two and three and four and five and six " * 5 + ".")
 
 
-def test_a_folder_without_novels_is_refused(tmp_path: Path) -> None:
+def test_folder_without_novels_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="text_standardebooks"):
         passages(tmp_path)
 
 
-def test_the_fallback_has_both_splits() -> None:
+def test_fallback_has_both_splits() -> None:
     train, test = (set(fallback().paragraphs(split)) for split in ("train", "test"))
     assert len(train) > 3
     assert test

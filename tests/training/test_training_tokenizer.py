@@ -23,7 +23,7 @@ CONVERSATIONS = [kind for kind in KINDS if kind != TEXT]
 
 
 @pytest.mark.parametrize("kind", CONVERSATIONS)
-def test_a_prompt_is_encoded_as_the_server_does(kind: str) -> None:
+def test_prompt_is_encoded_as_the_server_does(kind: str) -> None:
     prompter = ChatPrompter(TOKENIZER, chat_template())
     rng = random.Random(4)
     for split in SPLITS:
@@ -36,7 +36,7 @@ def test_a_prompt_is_encoded_as_the_server_does(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CONVERSATIONS)
-def test_the_assistant_s_turns_and_nothing_else_are_learned(kind: str) -> None:
+def test_assistant_s_turns_and_nothing_else_are_learned(kind: str) -> None:
     example = draw(random.Random(5), 512, "train", (kind,))
     ids, weights = tokenizer.encode(example, TOKENIZER)
     assert len(ids) == len(weights)
@@ -55,7 +55,7 @@ def test_the_assistant_s_turns_and_nothing_else_are_learned(kind: str) -> None:
             assert text.removesuffix(TURN_END) == " " + message["content"]
 
 
-def test_a_text_is_learned_as_a_whole_and_ends() -> None:
+def test_text_is_learned_as_a_whole_and_ends() -> None:
     example = draw(random.Random(0), 256, "train", (TEXT,))
     ids, weights = tokenizer.encode(example)
     assert set(weights) == {1.0}
@@ -63,7 +63,7 @@ def test_a_text_is_learned_as_a_whole_and_ends() -> None:
     assert TOKENIZER.decode(ids) == example.messages[0]["content"]
 
 
-def test_a_document_is_encoded_alike_on_its_own() -> None:
+def test_document_is_encoded_alike_on_its_own() -> None:
     rng = random.Random(6)
     for _ in range(6):
         example = draw(rng, 700, "train", ("single",))

@@ -54,7 +54,7 @@ def answer(engine, **body):
 
 @pytest.mark.parametrize("template", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_a_call_that_is_required_is_made_and_fits_its_schema(engine, template, choice):
+def test_call_that_is_required_is_made_and_fits_its_schema(engine, template, choice):
     asked = {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
     made = answer(engine, template=template, **asked)
     (call,) = made["message"]["tool_calls"]
@@ -65,7 +65,7 @@ def test_a_call_that_is_required_is_made_and_fits_its_schema(engine, template, c
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_answer_fits_its_schema(engine, seed):
+def test_answer_fits_its_schema(engine, seed):
     asked = {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA}}
     made = answer(engine, response_format=asked, seed=seed)
     assert made["finish_reason"] == "stop"
@@ -140,7 +140,7 @@ def test_constrained_decoding_changes_no_bit_of_cached_content(engine):
     assert hit == cold
 
 
-def test_an_answer_has_its_least_number_of_tokens(engine):
+def test_answer_has_its_least_number_of_tokens(engine):
     ends = [*range(0, 2000, 2)]
     body = {"prompt": "again", "max_tokens": 50, "seed": 1, "stop_token_ids": ends[:64], "stop": ["e", " ", "a"]}
     short = send(engine, "POST", "/v1/completions", json=body).json()["usage"]["completion_tokens"]
@@ -198,7 +198,7 @@ def test_sampling_at_the_ends_of_its_ranges_is_answered(engine, body):
     assert response.status_code == 200, response.text
 
 
-def test_a_constraint_that_no_text_fits_is_refused(engine):
+def test_constraint_that_no_text_fits_is_refused(engine):
     for body in ({"guided_regex": "[a&&b]"}, {"guided_grammar": "root ::= root"}):
         response = send(engine, "POST", "/v1/completions", json={"prompt": "again", "max_tokens": 4, **body})
         assert error(response)["param"] == next(iter(body))

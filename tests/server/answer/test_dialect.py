@@ -99,7 +99,7 @@ def test_calls_by_choice_are_held_to_known_names_and_their_schemas():
     assert not auto(CALL[:-20])[1]  # a call that has begun ends
 
 
-def test_a_call_whose_tag_is_spelled_out_is_held_too():
+def test_call_whose_tag_is_spelled_out_is_held_too():
     source = shape(CLOSED).constraint.source
     spelled = [
         i for part in ("<tool", "_call>", UNKNOWN.removeprefix("<tool_call>")) for i in trained().encode(part).ids
@@ -117,7 +117,7 @@ def test_reasoning_may_hold_anything_and_calls_after_it_are_held():
     assert auto("hm <tool_call> and no end", OPEN)[1]
 
 
-def test_a_tool_that_is_not_strict_by_request_takes_any_object():
+def test_tool_that_is_not_strict_by_request_takes_any_object():
     for text, ends in ((BROKEN, True), (CALL.replace('"Bonn"}', '"Bonn"'), False), (UNKNOWN, False)):
         assert (auto(text, weather=False, ping=None) == (text, True)) == ends
 

@@ -22,7 +22,7 @@ __all__ = ["loaded"]  # a fixture
 SCORED = {"echo": True, "logprobs": 2, "max_tokens": 0}
 
 
-def test_a_scored_prompt_is_its_tokens_with_their_log_probabilities(engine):
+def test_scored_prompt_is_its_tokens_with_their_log_probabilities(engine):
     answer = complete(engine, prompt="a🙂b", **SCORED).json()
     (choice,) = answer["choices"]
     told = choice["logprobs"]
@@ -36,7 +36,7 @@ def test_a_scored_prompt_is_its_tokens_with_their_log_probabilities(engine):
     assert answer["usage"]["completion_tokens"] == 0
 
 
-def test_the_answer_follows_its_prompt(engine):
+def test_answer_follows_its_prompt(engine):
     (choice,) = complete(engine, **{**SCORED, "max_tokens": 3}).json()["choices"]
     assert choice["text"] == "abcGr\ufffd"  # only the first byte of ü
     assert choice["logprobs"]["tokens"][:4] == ["a", "b", "c", "G"]
@@ -70,7 +70,7 @@ def test_nothing_is_scored_without_being_asked(engine):
 
 
 @pytest.mark.parametrize("text", ["", "naïve 🙂🙂!", "end\n "])
-def test_the_texts_of_tokens_are_the_text(text):
+def test_texts_of_tokens_are_the_text(text):
     tokenizer = byte_tokenizer()
     for prompt in (f"<|im_start|>{text}", tokenizer.encode(f"<|im_start|>{text}").ids):
         texts = text_of_tokens(tokenizer, prompt)

@@ -23,7 +23,7 @@ def test_other_tokenizers_name_tokens_by_their_own_decoder():
     assert TokenNames(metaspace()).name(3) == "cat"
 
 
-def test_an_impossible_token_has_a_finite_number():
+def test_impossible_token_has_a_finite_number():
     chat = chat_logprobs(TokenNames(byte_level()), [IMPOSSIBLE])
     completion = completion_logprobs(TokenNames(byte_level()), [IMPOSSIBLE], 0)
     assert chat["content"][0]["logprob"] == completion["token_logprobs"][0] == -9999.0

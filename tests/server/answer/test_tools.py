@@ -83,14 +83,14 @@ def test_answer_splits_into_reasoning_content_and_calls(engine):
     assert len({call["id"] for call in message["tool_calls"]}) == 2
 
 
-def test_a_stream_adds_up_to_the_whole_answer(engine):
+def test_stream_adds_up_to_the_whole_answer(engine):
     (choice,) = chat(engine, tools=[TOOL, PING]).json()["choices"]
     message, reason = streamed(chat(engine, tools=[TOOL, PING], stream=True))
     assert without_ids(message) == without_ids(choice["message"])
     assert reason == "tool_calls"
 
 
-def test_a_call_without_text_has_no_content(engine):
+def test_call_without_text_has_no_content(engine):
     engine.script = CALL
     message = chat(engine, tools=[TOOL], **NOT_THINKING).json()["choices"][0]["message"]
     assert message["content"] is None
@@ -157,7 +157,7 @@ THOUGHT = "Hm.\n</think>\n\n"
         ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [PING]}}, THOUGHT + PONG, None, True),
     ],
 )
-def test_a_call_that_is_asked_for_must_come_after_reasoning(engine, choice, script, most, ends):
+def test_call_that_is_asked_for_must_come_after_reasoning(engine, choice, script, most, ends):
     assert held_to(engine, script, tools=[TOOL, PING], tool_choice=choice) == (most or script, ends)
 
 
@@ -202,13 +202,13 @@ def test_answers_are_held_to_a_response_format_after_reasoning(engine, response_
     assert held_to(engine, good, **body, **NOT_THINKING) == (good, True)
 
 
-def test_a_model_that_may_think_may_do_so_before_a_held_answer(engine):
+def test_model_that_may_think_may_do_so_before_a_held_answer(engine):
     engine.chat_template = templates.SILENT
     for script in ('{"x": 1}', '<think>Hm.</think>\n{"x": 1}'):
         assert held_to(engine, script, response_format=POINT_FORMAT) == (script, True)
 
 
-def test_an_answer_in_a_format_may_be_a_call_instead(engine):
+def test_answer_in_a_format_may_be_a_call_instead(engine):
     body = {"response_format": POINT_FORMAT, "tools": [TOOL], **NOT_THINKING}
     for script in ('{"x": 1}', CALL):
         assert held_to(engine, script, **body) == (script, True)
@@ -220,7 +220,7 @@ def test_plain_formats_hold_to_nothing(engine):
     assert engine.seen[-1].params.constraint is None
 
 
-def test_a_plain_schema_is_passed_on_as_one(engine):
+def test_plain_schema_is_passed_on_as_one(engine):
     engine.chat_template = templates.DEFAULT_SYSTEM
     chat(engine, response_format={"type": "json_object"})
     constraint = engine.seen[-1].params.constraint

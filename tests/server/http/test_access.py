@@ -46,7 +46,7 @@ def basic(user, key):
 
 
 @pytest.mark.parametrize("headers", [bearer(KEY), {"x-api-key": KEY.encode()}, basic("", KEY), basic("any", KEY)])
-def test_the_key_opens_every_path(call, headers):
+def test_key_opens_every_path(call, headers):
     assert call("GET", "/v1/models", headers=headers).status_code == 200
     assert call("POST", "/v1/chat/completions", json=HELLO, headers=headers).status_code == 200
 
@@ -84,19 +84,19 @@ def test_health_needs_no_key_and_without_a_setting_nothing_does(call, engine):
     assert request(engine, ServeConfig(), "GET", "/v1/models").status_code == 200
 
 
-def test_a_browser_is_asked_for_the_key_as_a_password(call):
+def test_browser_is_asked_for_the_key_as_a_password(call):
     answer = call("GET", "/", headers={"accept": "text/html,*/*;q=0.8"})
     assert (answer.status_code, answer.headers["www-authenticate"].split()[0]) == (401, "Basic")
 
 
-def test_the_key_may_be_in_a_file(engine, tmp_path):
+def test_key_may_be_in_a_file(engine, tmp_path):
     (tmp_path / "key").write_text(f"{KEY}\n")
     config = ServeConfig(api_key_file=tmp_path / "key")
     assert request(engine, config, "GET", "/v1/models", headers=bearer(KEY)).status_code == 200
     assert request(engine, config, "GET", "/v1/models").status_code == 401
 
 
-def test_a_preflight_needs_no_key_and_lets_the_key_through(call):
+def test_preflight_needs_no_key_and_lets_the_key_through(call):
     ask = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     answer = call("OPTIONS", "/v1/chat/completions", headers=ask)
     assert answer.status_code == 200
@@ -112,7 +112,7 @@ def test_another_origin_is_not_let_in(call):
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_a_page_may_read_every_error(call, engine):
+def test_page_may_read_every_error(call, engine):
     """Errors: a refused key, an unknown path, a bad body, and an unexpected exception."""
     opened = {"origin": PAGE, **bearer(KEY)}
     engine.fail = RuntimeError("unforeseen")
@@ -126,7 +126,7 @@ def test_a_page_may_read_every_error(call, engine):
     assert {answer.headers["access-control-allow-origin"] for answer in answers} == {PAGE}
 
 
-def test_a_stream_passes_as_it_is_made(engine):
+def test_stream_passes_as_it_is_made(engine):
     """The first event arrives while the engine still holds the rest back."""
     engine.hold_after = 3
     config = ServeConfig(api_key=KEY, cors=("*",))
@@ -204,6 +204,6 @@ def test_only_loopback_looks_at_the_host(engine, local):
 
 
 @pytest.mark.parametrize("host", ["chat.example:443", "http://chat.example", "[::1]", "a b"])
-def test_an_allowed_host_is_a_name_without_a_port(host):
+def test_allowed_host_is_a_name_without_a_port(host):
     with pytest.raises(ConfigError, match="allowed_hosts is"):
         ServeConfig(allowed_hosts=(host,))

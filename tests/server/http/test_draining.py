@@ -74,7 +74,7 @@ def draining(engine):
         yield start
 
 
-def test_a_running_request_ends_and_new_ones_are_refused(draining, engine):
+def test_running_request_ends_and_new_ones_are_refused(draining, engine):
     server = draining(FOREVER)
     with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=PATIENCE) as stream:
         assert engine.held.wait(PATIENCE)

@@ -52,7 +52,7 @@ def test_connections_send_at_once():
     assert not asyncio.run(delays())
 
 
-def test_an_address_of_ip_6_stands_in_brackets():
+def test_address_of_ip_6_stands_in_brackets():
     config = ServeConfig(host="::1", port=0)
     try:
         with listener(config) as sock:
@@ -71,7 +71,7 @@ def test_unix_socket_serves_owner_and_group_and_is_removed_afterwards(tmp_path):
     assert not config.uds.exists()
 
 
-def test_a_stale_unix_socket_is_replaced(tmp_path):
+def test_stale_unix_socket_is_replaced(tmp_path):
     path = tmp_path / "hw.sock"
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(path))
@@ -100,7 +100,7 @@ def test_unix_socket_of_a_later_server_is_kept(tmp_path):
     assert path.is_socket()
 
 
-def test_a_file_is_not_replaced_by_a_socket(tmp_path):
+def test_file_is_not_replaced_by_a_socket(tmp_path):
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(ConfigError, match=r"notes.*not a socket"), listener(ServeConfig(uds=tmp_path / "notes")):
         pass
@@ -108,7 +108,7 @@ def test_a_file_is_not_replaced_by_a_socket(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["nowhere/hw.sock", "x" * 120])
-def test_a_path_that_cannot_be_bound_is_named(tmp_path, path):
+def test_path_that_cannot_be_bound_is_named(tmp_path, path):
     with pytest.raises(ConfigError, match=path), listener(ServeConfig(uds=tmp_path / path)):
         pass
 

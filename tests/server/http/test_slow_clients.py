@@ -103,7 +103,7 @@ def test_half_requests_are_answered_408_and_closed(running, engine):
     assert engine.seen == []
 
 
-def test_the_second_head_of_a_connection_is_timed_from_its_first_byte(running):
+def test_second_head_of_a_connection_is_timed_from_its_first_byte(running):
     server = running(head_timeout=0.3, idle_timeout=FOREVER)
     client = connected(server, HEALTH)
     assert health_of(client) == b"HTTP/1.1 200 OK"
@@ -112,13 +112,13 @@ def test_the_second_head_of_a_connection_is_timed_from_its_first_byte(running):
     refusal(rest_of(client), 408, "request_timeout")
 
 
-def test_an_idle_connection_is_closed(running):
+def test_idle_connection_is_closed(running):
     client = connected(running(idle_timeout=0.3), HEALTH)
     assert health_of(client) == b"HTTP/1.1 200 OK"
     assert rest_of(client) == b""
 
 
-def test_an_answer_takes_as_long_as_it_takes(running, engine):
+def test_answer_takes_as_long_as_it_takes(running, engine):
     """Neither the timeouts of a request's parts nor that of an idle connection end a request that is computed."""
     engine.hold_after = 3
     server = running(head_timeout=0.1, body_timeout=0.1, idle_timeout=0.1, send_timeout=0.1)
@@ -149,7 +149,7 @@ def talkative(running, engine):
     return start
 
 
-def test_a_client_that_reads_nothing_loses_its_request(talkative, engine):
+def test_client_that_reads_nothing_loses_its_request(talkative, engine):
     engine.hold_after = 3900
     _, client = talkative(send_timeout=0.4)
     with client:
@@ -157,7 +157,7 @@ def test_a_client_that_reads_nothing_loses_its_request(talkative, engine):
     assert engine.cancelled == [0]
 
 
-def test_a_client_that_reads_slowly_gets_its_whole_answer(talkative, engine):
+def test_client_that_reads_slowly_gets_its_whole_answer(talkative, engine):
     _, client = talkative(send_timeout=0.4)
     received = b""
     with client:
@@ -190,7 +190,7 @@ def test_half_requests_hold_up_no_drain(running):
         client.close()
 
 
-def test_a_client_that_waits_makes_room_for_a_new_one(running, monkeypatch):
+def test_client_that_waits_makes_room_for_a_new_one(running, monkeypatch):
     monkeypatch.setattr(connection, "IDLE_SECONDS", 0.0)
     server = running(max_connections=4)
     first = connected(server, HALF_BODY)
@@ -217,7 +217,7 @@ def test_beyond_the_cap_a_new_client_is_refused_if_all_are_active(running, engin
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_a_young_client_is_not_given_up_for_a_new_one(running, monkeypatch):
+def test_young_client_is_not_given_up_for_a_new_one(running, monkeypatch):
     monkeypatch.setattr(connection, "IDLE_SECONDS", FOREVER)
     server = running(max_connections=2)
     with connected(server, HALF_HEAD), connected(server, HALF_BODY):
@@ -270,7 +270,7 @@ def test_malformed_http_is_answered_with_400_or_408(running, sent, caplog):
     assert "Traceback" not in caplog.text
 
 
-def test_a_broken_body_after_its_refusal_leaves_no_traceback(running, caplog):
+def test_broken_body_after_its_refusal_leaves_no_traceback(running, caplog):
     server = running()
     with connected(server, CHUNKED + b"Content-Type: text/plain\r\n\r\n1\r\n{\r\n") as client:
         assert client.recv(65536).startswith(b"HTTP/1.1 415")
@@ -279,7 +279,7 @@ def test_a_broken_body_after_its_refusal_leaves_no_traceback(running, caplog):
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_the_last_file_descriptors_are_not_for_connections(monkeypatch):
+def test_last_file_descriptors_are_not_for_connections(monkeypatch):
     with ListeningSocket() as listening, socket.socket() as client:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

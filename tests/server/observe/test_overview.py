@@ -38,7 +38,7 @@ def complete(client, **body):
     return client.post("/v1/completions", json={"prompt": "x" * 200, "max_tokens": 4, **body})
 
 
-def test_an_empty_cache_has_everything_but_contents(client):
+def test_empty_cache_has_everything_but_contents(client):
     seen = client.get("/cache").json()
     assert seen["tree"] == {
         "tick": 0, "total_nodes": 0, "shown_nodes": 0, "walked_nodes": 0, "nodes": [], "hottest": []
@@ -95,7 +95,7 @@ def test_cache_overview_contains_no_prompt_text(client, engine):
     assert json.dumps(tokens)[1:30] not in text
 
 
-def test_a_failed_and_a_cancelled_request_are_listed(client, engine):
+def test_failed_and_a_cancelled_request_are_listed(client, engine):
     engine.fail, engine.fail_after = RuntimeError("midway"), 1
     client.post("/v1/completions", json={"prompt": "abc", "stream": True})
     (entry,) = client.get("/cache").json()["requests"]
@@ -115,7 +115,7 @@ def test_cache_overview_counts_waiting_and_finished_healings(client, engine):
     assert (computed["healing"], computed["segment"], computed["prefill"]) == (640, 512, 0)
 
 
-def test_the_list_of_last_requests_is_bounded():
+def test_list_of_last_requests_is_bounded():
     ring = overview.Recent()
     for _ in range(3 * overview.MAX_RECENT_REQUESTS):
         ring.lost(RequestContext(), "chat", None)
@@ -156,7 +156,7 @@ def test_sampling_continues_after_a_failed_sample(engine, monkeypatch):
         assert all(len(row) == len(COLUMNS) for row in rows)
 
 
-def test_a_crowd_that_looks_costs_one_look(engine):
+def test_crowd_that_looks_costs_one_look(engine):
     looks = []
     view = engine.view
     engine.view = lambda: looks.append(1) or view()
@@ -170,7 +170,7 @@ def test_a_crowd_that_looks_costs_one_look(engine):
     assert all(tree is trees[0] for tree in trees)
 
 
-def test_a_tree_that_takes_long_to_look_at_is_looked_at_rarely(engine):
+def test_tree_that_takes_long_to_look_at_is_looked_at_rarely(engine):
     clock = iter([100.0, 100.0, 100.5, 120.0, 126.0, 126.0, 126.5])
     looks = []
     view = engine.view

@@ -114,7 +114,7 @@ def zoomed(driver):
     return driver.find_element("css selector", "#tree").get_attribute("data-zoomed")
 
 
-def test_an_empty_cache_is_shown_as_such(page):
+def test_empty_cache_is_shown_as_such(page):
     assert "Nothing is cached yet" in text(page, "#tree")
     assert "No request has ended yet" in text(page, "#no-requests")
     assert "No prompt has been answered yet" in text(page, "#misses")
@@ -202,7 +202,7 @@ def test_each_store_has_a_row_where_there_are_tiers(page, engine):
     assert errors(page) == []
 
 
-def test_the_tree_zooms_by_click_and_back(page, engine):
+def test_tree_zooms_by_click_and_back(page, engine):
     remember(engine, "a" * 128)
     remember(engine, "a" * 64 + "b" * 64)
     shared = node(page, 0, 64)
@@ -220,7 +220,7 @@ def test_the_tree_zooms_by_click_and_back(page, engine):
     assert errors(page) == []
 
 
-def test_the_tree_can_be_used_with_the_keyboard(page, engine):
+def test_tree_can_be_used_with_the_keyboard(page, engine):
     from selenium.webdriver import ActionChains, Keys
 
     remember(engine, "a" * 128)
@@ -278,7 +278,7 @@ def test_page_escapes_text_from_the_server(page):
 
 
 @pytest.mark.parametrize("width", [390, 820, 1280])
-def test_the_page_fits_its_window(page, url, engine, width, tmp_path):
+def test_page_fits_its_window(page, url, engine, width, tmp_path):
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     remember(engine, "a" * 128)
@@ -329,7 +329,7 @@ def test_every_control_and_picture_has_a_name(page, engine):
         assert element.accessible_name, element.get_attribute("outerHTML")[:200]
 
 
-def test_the_page_allows_itself_nothing_but_its_own_files(engine):
+def test_page_allows_itself_nothing_but_its_own_files(engine):
     client = TestClient(create_app(engine, ServeConfig()))
     answer = client.get("/")
     assert answer.headers["content-type"].startswith("text/html")

@@ -41,7 +41,7 @@ def pages(request):
 
 
 @pytest.mark.parametrize("name", ["my.trace", "my.trace.zst"])
-def test_a_recording_replays(engine, tmp_path, name):
+def test_recording_replays(engine, tmp_path, name):
     trace = record(engine, tmp_path / name, {"prompt": SHARED + "A"}, {"prompt": SHARED + "B" * 80})
     assert trace.block_tokens == 64
     first, second = trace.requests
@@ -132,7 +132,7 @@ def test_boundaries_of_a_chat_are_kept(engine, tmp_path):
     assert request.boundaries.system_end > 100
 
 
-def test_the_file_of_an_earlier_run_is_not_touched(engine, tmp_path):
+def test_file_of_an_earlier_run_is_not_touched(engine, tmp_path):
     path = tmp_path / "my.trace.zst"
     record(engine, path, {"prompt": SHARED})
     before = path.read_bytes()
@@ -186,7 +186,7 @@ def generation(**changes):
 
 
 @pytest.mark.parametrize(("keep_output", "known"), [(True, 102), (False, 100)])
-def test_an_answer_that_the_template_strips_is_counted_and_not_known(recorded, keep_output, known):
+def test_answer_that_the_template_strips_is_counted_and_not_known(recorded, keep_output, known):
     engine, heard = recorded
     events = []
     engine.submit(generation(keep_output=keep_output), events.append)
@@ -198,7 +198,7 @@ def test_an_answer_that_the_template_strips_is_counted_and_not_known(recorded, k
     assert (request.prompt_tokens, request.output_tokens, request.known_tokens) == (100, 2, known)
 
 
-def test_a_prompt_that_is_scored_is_recorded_when_its_answer_ends(recorded):
+def test_prompt_that_is_scored_is_recorded_when_its_answer_ends(recorded):
     engine, heard = recorded
     engine.submit(generation(), lambda event: None)
     for event in (PromptEvent(()), TokenEvent(1, ""), FinishedEvent("length", "", None, 1)):
@@ -245,7 +245,7 @@ def test_requests_beyond_the_recorders_queue_are_dropped_and_counted(tmp_path):
     assert recorder.dropped == 3
 
 
-def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path, monkeypatch):
+def test_full_disk_ends_the_recording_and_nothing_else(tmp_path, monkeypatch):
     class Full:
         def __enter__(self):
             return self
@@ -294,7 +294,7 @@ KILLED = """
 
 
 @pytest.mark.parametrize("name", ["my.trace", "my.trace.zst"])
-def test_a_killed_servers_recording_can_be_read(tmp_path, name):
+def test_killed_servers_recording_can_be_read(tmp_path, name):
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path / name)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"written\n"
@@ -303,7 +303,7 @@ def test_a_killed_servers_recording_can_be_read(tmp_path, name):
     assert [request.at for request in trace.requests] == [float(number) for number in range(20)]
 
 
-def test_a_line_that_was_torn_is_left_out_with_a_note(tmp_path, engine):
+def test_line_that_was_torn_is_left_out_with_a_note(tmp_path, engine):
     path = tmp_path / "my.trace"
     record(engine, path, {"prompt": SHARED}, {"prompt": SHARED})
     path.write_bytes(path.read_bytes()[:-5])

@@ -101,7 +101,7 @@ def test_two_apps_do_not_share_their_metrics(client, engine):
     assert samples(other)["headwater_prompt_tokens_total",] == 0
 
 
-def test_a_scrape_may_ask_for_open_metrics(client):
+def test_scrape_may_ask_for_open_metrics(client):
     answer = client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
@@ -118,7 +118,7 @@ def test_every_answer_has_an_id_and_a_client_may_choose_it(client, engine):
     assert complete(client).headers["x-request-id"].startswith("req-")
 
 
-def test_an_unauthorised_request_has_an_id_and_counts(engine):
+def test_unauthorised_request_has_an_id_and_counts(engine):
     client = TestClient(create_app(engine, ServeConfig(api_key="k" * 16)))
     answer = complete(client)
     assert answer.status_code == 401
@@ -144,7 +144,7 @@ def json_lines():
     logger.setLevel(level)
 
 
-def test_a_request_is_one_json_object_in_one_line(client, json_lines):
+def test_request_is_one_json_object_in_one_line(client, json_lines):
     answer = complete(client)
     (line,) = json_lines()
     assert line["request_id"] == answer.headers["x-request-id"]
@@ -154,7 +154,7 @@ def test_a_request_is_one_json_object_in_one_line(client, json_lines):
     assert line["ttft_seconds"] <= line["total_seconds"]
 
 
-def test_a_refusal_and_a_failure_are_lines_with_the_requests_id(client, engine, json_lines):
+def test_refusal_and_a_failure_are_lines_with_the_requests_id(client, engine, json_lines):
     refused = complete(client, temperature=9)
     engine.fail = RuntimeError("mid\nway")
     failed = complete(client)
@@ -210,7 +210,7 @@ def test_text_log_line_keeps_the_request_id_within_200_characters():
     assert line.endswith(" id=req-7")
 
 
-def test_a_line_that_is_cut_loses_whole_words():
+def test_line_that_is_cut_loses_whole_words():
     words = [f"counter{number}={number:,}" for number in range(1000, 1040)]
     kept = TextFormatter().formatMessage(
         logging.makeLogRecord({"name": "n", "message": " ".join(words), "asctime": "now"})
@@ -220,7 +220,7 @@ def test_a_line_that_is_cut_loses_whole_words():
     assert kept.endswith(words[-1])
 
 
-def test_the_longest_usual_line_has_200_characters_and_no_zeros(caplog):
+def test_longest_usual_line_has_200_characters_and_no_zeros(caplog):
     account = CacheAccount(131_072, 131_008, 131_008, 0, Reason.FULL)
     context = RequestContext(id="req-" + "0" * 32)
     finished = FinishedEvent("length", "", account, 16_384)
@@ -254,7 +254,7 @@ def test_refusal_log_line_names_the_refused_type(client, json_lines, fields, sai
 
 
 @pytest.mark.parametrize(("kind", "named"), [("image_url", " (image_url)"), (SECRET, "")])
-def test_a_refused_part_is_named_if_its_type_is_the_apis(client, json_lines, kind, named):
+def test_refused_part_is_named_if_its_type_is_the_apis(client, json_lines, kind, named):
     messages = [{"role": "user", "content": [{"type": kind, kind: {"url": SECRET}}]}]
     assert client.post("/v1/chat/completions", json={"messages": messages}).status_code == 400
     (line,) = json_lines()
@@ -278,7 +278,7 @@ def test_logging_is_configured_in_both_formats(log_format, capsys):
         assert line.endswith("headwater.test hello 7")
 
 
-def test_a_repeated_warning_is_one_line_a_second():
+def test_repeated_warning_is_one_line_a_second():
     now, lines = [0.0], []
     log = logging.Logger("repeating")
     handler = logging.Handler()

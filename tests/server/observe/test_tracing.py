@@ -60,12 +60,12 @@ def test_clients_trace_id_continues_in_the_span(spans):
     assert f"{root.parent.span_id:016x}" == PARENT
 
 
-def test_a_trace_that_makes_no_sense_is_not_gone_on_with(spans):
+def test_trace_that_makes_no_sense_is_not_gone_on_with(spans):
     *_, root = spans(({"prompt": "abc"}, {"traceparent": "00-nonsense"}))
     assert root.parent is None
 
 
-def test_a_failure_is_an_error_of_its_span(spans, engine):
+def test_failure_is_an_error_of_its_span(spans, engine):
     engine.fail = RuntimeError("about zanzibar")
     (root,) = spans(({"prompt": "abc"}, {}))
     assert not root.status.is_ok
@@ -97,7 +97,7 @@ def test_spans_go_to_the_endpoints_path_for_traces(given):
     assert tracing.otlp_exporter(given)._endpoint == "http://h:4318/v1/traces"
 
 
-def test_the_time_in_the_queue_is_a_child_of_its_own():
+def test_time_in_the_queue_is_a_child_of_its_own():
     exporter = export.InMemorySpanExporter()
     tracer = tracing.Tracing(exporter, "m")
     account = CacheAccount(200, 128, 128, 0, Reason.DIVERGED)

@@ -84,7 +84,7 @@ def test_next_turn_begins_with_the_prompt_up_to_the_boundary():
     assert later.prompt[: len(now.prompt)] != now.prompt
 
 
-def test_a_default_system_prompt_belongs_to_the_system_part():
+def test_default_system_prompt_belongs_to_the_system_part():
     prompt = prepare(templates.DEFAULT_SYSTEM, [user("  one?")])
     assert text_before(prompt, prompt.boundaries.system_end).endswith("useful.<|im_end|>\n<|im_start|>user\n")
 
@@ -104,7 +104,7 @@ def test_sorted_tools_before_the_last_message_are_not_the_next_turns():
     assert swapped == prompt
 
 
-def test_a_tools_result_is_not_the_last_query():
+def test_tools_result_is_not_the_last_query():
     messages = [SYSTEM, user("add 1 and 2"), assistant("Hm.\n</think>\n\nI call add."), tool("3")]
     prompt = prepare(templates.REASONING, messages, TOOLS)
     assert text_before(prompt, prompt.boundaries.query_start).endswith("<|im_start|>user\n")
@@ -126,13 +126,13 @@ def test_tool_result_rendered_as_user_is_not_the_last_query():
     assert prompt.boundaries.query_end == len(prompt.prompt) - 1  # nothing is stripped: the next turn keeps it all
 
 
-def test_an_assistants_greeting_before_the_first_user_belongs_to_the_system_part():
+def test_assistants_greeting_before_the_first_user_belongs_to_the_system_part():
     greeting = "<|im_start|>assistant\nWelcome.<|im_end|>\n"
     prompt = prepare(templates.DEFAULT_SYSTEM, [SYSTEM, assistant("Welcome."), user("one?")])
     assert text_before(prompt, prompt.boundaries.system_end).endswith(greeting + "<|im_start|>user\n")
 
 
-def test_a_conversation_without_a_user_has_no_query():
+def test_conversation_without_a_user_has_no_query():
     prompt = prepare(templates.DEFAULT_SYSTEM, [SYSTEM])
     assert prompt.boundaries.system_end is None
     assert prompt.boundaries.query_start is None
@@ -145,7 +145,7 @@ def test_probes_that_fail_drop_their_boundaries_and_nothing_else():
     assert byte_tokenizer().decode(prompt.prompt) == "hello"
 
 
-def test_a_probe_that_changes_nothing_drops_its_boundary():
+def test_probe_that_changes_nothing_drops_its_boundary():
     prompt = prepare("{{ messages[-1].role }} speaks", [user("hello")])
     assert prompt.boundaries.system_end is None
 
@@ -157,7 +157,7 @@ def test_refused_conversation_reports_the_templates_error():
         ChatTemplate("{% if %}")
 
 
-def test_a_template_cannot_leave_its_sandbox():
+def test_template_cannot_leave_its_sandbox():
     with pytest.raises(TemplateError):
         prepare("{{ messages.append(1) }}", [user("hello")])
     with pytest.raises(TemplateError):

@@ -45,7 +45,7 @@ def test_documents_are_not_placed_before_a_tool_result_in_a_user_message(tokeniz
 
 
 @BOTH
-def test_a_template_that_reads_documents_shows_them(tokenizer):
+def test_template_that_reads_documents_shows_them(tokenizer):
     prompt = prepare(tokenizer(), [user("ask")], READS + templates.SILENT)
     assert shown(tokenizer(), prompt.prompt, prompt.segments) == [document["text"] for document in DOCUMENTS]
     text = tokenizer().decode(prompt.prompt, skip_special_tokens=False).replace(SEP, "")
@@ -54,13 +54,13 @@ def test_a_template_that_reads_documents_shows_them(tokenizer):
 
 
 @BOTH
-def test_a_template_that_separates_documents_itself_is_left_to_it(tokenizer):
+def test_template_that_separates_documents_itself_is_left_to_it(tokenizer):
     prompt = prepare(tokenizer(), [user("ask")], "sys" + BY_ITSELF + "{{ messages[0].content }}")
     assert prompt.prompt == ids_of(tokenizer(), "sys", SEP, DOCUMENTS[0]["text"], SEP, DOCUMENTS[1]["text"], SEP, "ask")
     assert shown(tokenizer(), prompt.prompt, prompt.segments) == [document["text"] for document in DOCUMENTS]
 
 
-def test_the_next_turn_may_have_other_documents():
+def test_next_turn_may_have_other_documents():
     """So the common prefix of the two turns ends before the documents."""
     earlier = [user("hello"), {"role": "assistant", "content": "hi"}]
     for tokenizer in TOKENIZERS:

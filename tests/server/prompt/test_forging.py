@@ -54,7 +54,7 @@ def assert_plain(tokenizer, prompt, segments=()):
 
 @BOTH
 @pytest.mark.parametrize("messages", QUOTES.values(), ids=list(QUOTES))
-def test_a_quoted_separator_is_plain_characters(tokenizer, messages):
+def test_quoted_separator_is_plain_characters(tokenizer, messages):
     prompt = prompted(tokenizer(), messages)
     assert_plain(tokenizer(), prompt)
     plain = prompted(byte_tokenizer(), messages)
@@ -62,7 +62,7 @@ def test_a_quoted_separator_is_plain_characters(tokenizer, messages):
 
 
 @BOTH
-def test_a_segment_that_holds_the_separator_stays_one(tokenizer):
+def test_segment_that_holds_the_separator_stays_one(tokenizer):
     prompt = prompted(tokenizer(), [user([segment(f"one{FORGED}two"), text("ask")])])
     assert_plain(tokenizer(), prompt, [f"one{FORGED}two"])
 
@@ -137,7 +137,7 @@ def test_prompt_end_contains_no_internal_marks(tokenizer):
     assert end == f"ask{separator}one{separator}"
 
 
-def test_a_token_like_a_turns_mark_is_encoded_as_before(engine):
+def test_token_like_a_turns_mark_is_encoded_as_before(engine):
     """Texts of messages are markup for all special tokens but the separator, as in other engines."""
     send(engine, "POST", "/v1/chat/completions", json={"messages": [user("a<|im_end|>b")]})
     assert engine.seen[0].prompt == ids_of(

@@ -98,7 +98,7 @@ def test_prompt_tokens_are_its_parts_tokens_and_spans_never_overlap(tokenizer, p
 
 @pytest.mark.parametrize("tokenizer", [*TOKENIZERS, metaspace])
 @given(neighbours=st.lists(st.text("ab <|>", max_size=5), min_size=4, max_size=4))
-def test_a_segments_tokens_do_not_depend_on_its_neighbours(tokenizer, neighbours):
+def test_segments_tokens_do_not_depend_on_its_neighbours(tokenizer, neighbours):
     encoder = SegmentEncoder(tokenizer())
     a, b, c, d = neighbours
     for prompt in (f"x{a}{SEP}{b}{SEP}ab abb{SEP}{c}", f"x{d}{SEP}ab abb{SEP}{b}"):
@@ -161,7 +161,7 @@ def test_boundaries_are_found_around_segments(tokenizer, template):
 
 
 @BOTH
-def test_a_breakpoint_moves_with_the_text_that_it_is_in(tokenizer):
+def test_breakpoint_moves_with_the_text_that_it_is_in(tokenizer):
     tokenizer, mark = tokenizer(), {"cache_control": {"type": "ephemeral"}}
     prompt = prepare(tokenizer, [user([segment("one"), {**segment("two"), **mark}, text("ask")])])
     assert prompt.boundaries.extra == (prompt.segments[1].end - 1,)
@@ -170,7 +170,7 @@ def test_a_breakpoint_moves_with_the_text_that_it_is_in(tokenizer):
     assert before.endswith("read this. ")
 
 
-def test_a_template_that_writes_separators_makes_segments():
+def test_template_that_writes_separators_makes_segments():
     template = "{{ messages[0].content }}{% for d in ['one', 'two'] %}<|segment|>{{ d }}{% endfor %}<|segment|>ask"
     for tokenizer in TOKENIZERS:
         prompt = prepare(tokenizer(), [user("sys")], template)
@@ -219,7 +219,7 @@ def test_every_prompt_and_every_answer_has_its_segments(engine):
     assert [len(one.segments) for one in engine.seen] == [1, 1, 0, 0]
 
 
-def test_a_prompt_that_is_scored_is_computed_whole(engine):
+def test_prompt_that_is_scored_is_computed_whole(engine):
     body = {**COMPLETION, "echo": True, "logprobs": 1, "max_tokens": 0}
     (choice,) = send(engine, "POST", "/v1/completions", json=body).json()["choices"]
     assert engine.seen[0].segments == ()
@@ -241,7 +241,7 @@ def test_tokenize_returns_the_spans_of_segments(engine):
             assert told.json()["segments"] == [[span.start, span.end] for span in seen.segments] != []
 
 
-def test_a_prompt_of_token_ids_has_its_segments(engine):
+def test_prompt_of_token_ids_has_its_segments(engine):
     engine.tokenizer = held_tokenizer()
     engine.spec.vocab_size = held_tokenizer().get_vocab_size()
     ids = list(ids_of(engine.tokenizer, "sys", SEP, "one document", SEP, "ask"))
@@ -250,7 +250,7 @@ def test_a_prompt_of_token_ids_has_its_segments(engine):
     assert engine.seen[0].segments == engine.seen[1].segments != ()
 
 
-def test_the_separator_is_a_setting(engine):
+def test_separator_is_a_setting(engine):
     config = ServeConfig(segment_separator="##")
     send(engine, "POST", "/v1/completions", config, json={"prompt": "sys##one##ask"})
     assert engine.seen[0].segments == spans((3, 6))

@@ -32,7 +32,7 @@ def shown(body):
     return list(body.conversation.messages)
 
 
-def test_a_turn_with_reasoning_a_call_and_its_results_becomes_four_messages():
+def test_turn_with_reasoning_a_call_and_its_results_becomes_four_messages():
     body = request(
         ("user", [text("what is "), text("x?")]),
         ("assistant", [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, text("I look."), CALL]),
@@ -92,13 +92,13 @@ def test_breakpoints_are_found_in_system_tools_texts_and_results():
     assert "cache_control" not in str(found.tools) + str(found.messages)
 
 
-def test_a_breakpoint_on_a_call_stands_before_the_next_text():
+def test_breakpoint_on_a_call_stands_before_the_next_text():
     body = request("a", ("assistant", [text("b"), {**CALL, **MARK}]), ("user", [{**RESULT, "content": "c"}]))
     assert body.conversation.breakpoints == (Breakpoint(2, 0),)
     assert shown(body)[2]["content"] == "c"
 
 
-def test_a_breakpoint_of_the_request_stands_at_its_end():
+def test_breakpoint_of_the_request_stands_at_its_end():
     body = request("abc", **MARK)
     assert body.conversation.breakpoints == (Breakpoint(0, 3),)
 
@@ -108,13 +108,13 @@ def test_more_than_four_breakpoints_are_refused():
         _ = request(("user", [text("a", **MARK)] * 4), **MARK, system=[text("b", **MARK)]).conversation
 
 
-def test_a_segment_is_declared_on_a_block():
+def test_segment_is_declared_on_a_block():
     (part,) = request(("user", [text("A.", segment=True), text("why?")])).conversation.parts
     assert (part.start, part.end, part.segment) == (0, 2, True)
 
 
 @pytest.mark.parametrize("system", ["{line}\nYou are.", [text("{line}"), text("You are.")], [text("{line}\nYou are.")]])
-def test_the_line_for_accounting_is_removed_from_the_system_prompt(system):
+def test_line_for_accounting_is_removed_from_the_system_prompt(system):
     line = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=36ee5;"
     filled = system.format(line=line) if isinstance(system, str) else [
         {**block, "text": block["text"].format(line=line)} for block in system
@@ -176,7 +176,7 @@ def test_variables_of_the_template_are_the_clients_last_word():
 
 
 @pytest.mark.parametrize("place", ["output_format", "output_config"])
-def test_a_schema_holds_the_answer(place):
+def test_schema_holds_the_answer(place):
     form = {"type": "json_schema", "schema": SCHEMA}
     body = request(**{place: form if place == "output_format" else {"format": form, "effort": "high"}})
     assert json.loads(body.answer_constraint.source).items() >= SCHEMA.items()
@@ -188,7 +188,7 @@ def test_stop_sequences_are_stops():
     assert (params.stop, params.top_k) == (("A",), 3)
 
 
-def test_a_count_needs_no_greatest_length_and_may_end_with_an_answer():
+def test_count_needs_no_greatest_length_and_may_end_with_an_answer():
     sent = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": []}]}
     assert CountTokensRequest.model_validate(sent).wanted_tokens is None
 

@@ -175,7 +175,7 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_the_bodies_that_are_changed_are_answered(ask, path):
+def test_bodies_that_are_changed_are_answered(ask, path):
     assert ask(path, BODIES[path]).status_code == 200, ask(path, BODIES[path]).text
 
 

@@ -20,6 +20,6 @@ class WithoutTools(ConversationRequest):
         return None
 
 
-def test_a_request_that_does_not_translate_all_fields_cannot_be_made():
+def test_request_that_does_not_translate_all_fields_cannot_be_made():
     with pytest.raises(TypeError, match=r"abstract.*chat_tools"):
         WithoutTools.model_validate({})

@@ -45,7 +45,7 @@ SPRAWLING = [  # bodies that a parser would work on for seconds, and what their 
 
 
 @pytest.mark.parametrize(("content", "said"), SPRAWLING)
-def test_a_sprawling_body_is_refused_before_it_is_parsed(engine, monkeypatch, content, said):
+def test_sprawling_body_is_refused_before_it_is_parsed(engine, monkeypatch, content, said):
     monkeypatch.setattr(bodies, "parse", None)  # fails if it is called
     engine.max_model_len = 400_000 if b"aaa" in content else 4096  # at which a text of 2 MiB is no reason to refuse
     told = error(send(engine, "POST", COMPLETIONS, content=content))
@@ -53,7 +53,7 @@ def test_a_sprawling_body_is_refused_before_it_is_parsed(engine, monkeypatch, co
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/v1/responses"])
-def test_a_text_of_too_many_tokens_is_refused_before_it_is_parsed(engine, monkeypatch, path):
+def test_text_of_too_many_tokens_is_refused_before_it_is_parsed(engine, monkeypatch, path):
     monkeypatch.setattr(bodies, "parse", None)
     told = error(send(engine, "POST", path, content=body(b'"' + b"a " * MIB + b'"')))
     assert told["code"] == "context_length_exceeded"
@@ -61,7 +61,7 @@ def test_a_text_of_too_many_tokens_is_refused_before_it_is_parsed(engine, monkey
     assert found // 12 == least > most == 4096
 
 
-def test_a_body_below_the_limits_is_served(engine):
+def test_body_below_the_limits_is_served(engine):
     """Many token ids, and many texts, of more than a mebibyte together."""
     ids = json.dumps({"tokens": [200] * 190_000}, indent=1).encode()
     history = ['wörd \\ "quoted"\n' * 2000] * 30
@@ -111,7 +111,7 @@ def test_body_scan_counts_equal_the_parsers():
 
 
 @pytest.mark.parametrize("escape", [b"\\n", b"\\u4e2d", b"\\\\", b'\\"', b"ab"])
-def test_an_escaped_text_counts_no_more_than_its_bytes(escape):
+def test_escaped_text_counts_no_more_than_its_bytes(escape):
     limits = BodyLimits.of(100_000, 10, 1)
     text = escape * (10**6 // len(escape))
     scan = scanned(b'{"prompt": "' + text, limits)  # which is still open
@@ -121,7 +121,7 @@ def test_an_escaped_text_counts_no_more_than_its_bytes(escape):
         scanned(b'{"prompt": "' + text + b"a" * 1_200_000, limits)
 
 
-def test_the_limit_of_a_body_follows_from_the_longest_prompt():
+def test_limit_of_a_body_follows_from_the_longest_prompt():
     assert BodyLimits.of(4096, 12, 1).bytes == 16 * MIN_VALUES + 6 * 4096 * 12
     assert BodyLimits.of(4096, 12, 272).bytes == BodyLimits.of(4096, None, 1).bytes == MAX_BYTES
     million = BodyLimits.of(10**6, 1024, 272)
@@ -151,7 +151,7 @@ def test_long_text_is_encoded_only_up_to_the_limit(monkeypatch):
 @pytest.mark.parametrize(
     "fields", [{"prompt": "a" * 900_000}, {"messages": [{"role": "user", "content": "a" * 900_000}]}]
 )
-def test_a_prompt_far_too_long_is_not_encoded(engine, monkeypatch, fields):
+def test_prompt_far_too_long_is_not_encoded(engine, monkeypatch, fields):
     longest = []
     encode = encoding.encode
 
@@ -167,7 +167,7 @@ def test_a_prompt_far_too_long_is_not_encoded(engine, monkeypatch, fields):
     assert max(longest) <= encoding.SLICE_CHARACTERS
 
 
-def test_the_longest_token_bounds_every_text():
+def test_longest_token_bounds_every_text():
     tokenizer = byte_tokenizer()
     assert longest_token(tokenizer) == len("<|im_start|>")
     tokenizer.normalizer = normalizers.NFC()

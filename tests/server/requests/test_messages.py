@@ -79,7 +79,7 @@ def before(prompt, position):
     return byte_tokenizer().decode(prompt.prompt[: position + 1], skip_special_tokens=False)
 
 
-def test_a_developer_is_the_system_where_the_template_knows_no_other():
+def test_developer_is_the_system_where_the_template_knows_no_other():
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     assert "<|im_start|>system\nBe brief." in before(prepared(templates.REASONING, messages), 40)
     knows = templates.DEFAULT_SYSTEM + "{# developer #}"
@@ -107,7 +107,7 @@ def test_breakpoints_stand_where_their_parts_end(parts, ends):
     assert plain.boundaries.extra == ()
 
 
-def test_a_message_or_a_tool_may_carry_the_breakpoint():
+def test_message_or_a_tool_may_carry_the_breakpoint():
     messages = [{"role": "system", "content": "Rules.", **MARK}, {"role": "user", "content": "hi"}]
     (at,) = prepared(templates.REASONING, messages).boundaries.extra
     assert before(prepared(templates.REASONING, messages), at) == "<|im_start|>system\nRules."
@@ -122,7 +122,7 @@ def test_a_message_or_a_tool_may_carry_the_breakpoint():
     assert '"add"' not in before(marked, at)
 
 
-def test_a_trimming_template_moves_the_breakpoint_with_the_text():
+def test_trimming_template_moves_the_breakpoint_with_the_text():
     messages = [{"role": "user", "content": [text("Rules. \n", **MARK)]}]
     prompt = prepared(templates.DEFAULT_SYSTEM, messages)
     assert before(prompt, prompt.boundaries.extra[0]).endswith("user\nRules.")
@@ -147,7 +147,7 @@ def control(ttl):
     return {"cache_control": {"type": "ephemeral", "ttl": ttl}}
 
 
-def test_a_time_to_live_is_read_in_seconds():
+def test_time_to_live_is_read_in_seconds():
     messages = [{"role": "user", "content": [text("ab", **control("5m")), text("c", **control(None))]}]
     found = conversation(messages, [{"type": "function", "function": {"name": "f", **control("1h")}}])
     assert found.breakpoints == (Breakpoint(0, 2, 300.0), Breakpoint(0, 3))
@@ -169,7 +169,7 @@ def test_positions_with_a_time_to_live_are_boundaries_with_it():
     assert before(prompt, plain).endswith("More. ")
 
 
-def test_a_second_request_resumes_at_the_breakpoint(tmp_path):
+def test_second_request_resumes_at_the_breakpoint(tmp_path):
     prepare_process(2)
     numerics.use(Numerics())
     loaded = load_model(checkpoint(tmp_path, "qwen3_5"), "float32")

@@ -94,7 +94,7 @@ def mutated(body, place, *value):
         ("/api/chat", OLLAMA),
     ],
 )
-def test_a_body_with_one_wrong_value_is_never_a_servers_error(engine, path, body):
+def test_body_with_one_wrong_value_is_never_a_servers_error(engine, path, body):
     changes = [(place, *value) for place in places(body) for value in ((), *((v,) for v in VALUES))]
     random.Random(path).shuffle(changes)
     bodies = [body, *(mutated(body, *change) for change in changes[:MUTATIONS])]

@@ -166,7 +166,7 @@ def test_byte_order_mark_before_a_body_is_ignored(engine):
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
-def test_a_body_that_does_not_say_it_is_json_is_refused(engine, kind):
+def test_body_that_does_not_say_it_is_json_is_refused(engine, kind):
     refused = send(engine, "POST", COMPLETIONS, content=completion(), headers={"content-type": kind})
     assert "application/json" in error(refused, 415)["message"]
 
@@ -247,7 +247,7 @@ def test_engine_errors_map_to_their_status_and_retry_after(engine, failure, stat
     assert headers.items() <= response.headers.items()
 
 
-def test_a_server_error_tells_the_requests_id_and_logs_it(engine, caplog):
+def test_server_error_tells_the_requests_id_and_logs_it(engine, caplog):
     engine.fail = ZeroDivisionError("secret")
     response = send(engine, "POST", COMPLETIONS, json={"prompt": "abc"}, headers={"x-request-id": "mine-1"})
     told = error(response, 500)["message"]

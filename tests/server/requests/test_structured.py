@@ -117,7 +117,7 @@ def test_refusals_name_their_field(engine, path, body, param, words):
     assert not engine.seen
 
 
-def test_a_response_format_is_one_of_the_constraints(engine):
+def test_response_format_is_one_of_the_constraints(engine):
     body = {**PROMPT[CHAT], "response_format": {"type": "json_object"}, "guided_regex": "a"}
     told = error(send(engine, "POST", CHAT, json=body))
     assert (told["param"], "guided_regex" in told["message"]) == ("response_format", True)

@@ -49,7 +49,7 @@ def events_of(response):
     return found
 
 
-def test_an_answer_is_a_message(engine):
+def test_answer_is_a_message(engine):
     body = ask(engine, system="Be brief.").json()
     assert (body["type"], body["role"], body["model"]) == ("message", "assistant", "fake")
     assert body["id"].startswith("msg_")
@@ -60,7 +60,7 @@ def test_an_answer_is_a_message(engine):
     assert (body["headwater"]["reason"], body["headwater"]["warnings"]) == ("too_short", [])
 
 
-def test_a_stream_has_its_events_in_their_order(engine):
+def test_stream_has_its_events_in_their_order(engine):
     found = events_of(ask(engine, stream=True))
     types = [event["type"] for event in found if event["type"] != "content_block_delta"]
     assert types == [
@@ -129,7 +129,7 @@ def without_ids(message):
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_a_stream_adds_up_to_the_whole_message(size):
+def test_stream_adds_up_to_the_whole_message(size):
     whole, found = reply(THINK, f"Hm.\n</think>\n\nI look.\n\n{CALLS}", size)
     assert [block["type"] for block in whole["content"]] == ["thinking", "text", "tool_use", "tool_use"]
     assert whole["content"][0] == {"type": "thinking", "thinking": "Hm.", "signature": SIGNATURE}
@@ -157,7 +157,7 @@ def test_arguments_that_are_not_a_json_object_are_marked_invalid(text):
     assert arguments(text) == {INVALID: text}
 
 
-def test_an_answer_without_text_has_no_blocks():
+def test_answer_without_text_has_no_blocks():
     whole, found = reply({}, "", 1)
     assert whole["content"] == []
     assert [event["type"] for event in found] == ["message_start", "ping", "message_delta", "message_stop"]
@@ -175,25 +175,25 @@ def test_stop_sequences_end_an_answer_and_are_reported(engine):
     assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "from")
 
 
-def test_the_greatest_length_is_a_reason_to_stop(engine):
+def test_greatest_length_is_a_reason_to_stop(engine):
     assert ask(engine, max_tokens=4).json()["stop_reason"] == "max_tokens"
 
 
-def test_an_answer_beyond_the_models_length_ends_there(engine):
+def test_answer_beyond_the_models_length_ends_there(engine):
     engine.script, engine.max_model_len = "x" * 200, 150
     body = ask(engine, max_tokens=32_000).json()
     assert body["stop_reason"] == "model_context_window_exceeded"
     assert body["usage"]["input_tokens"] + body["usage"]["output_tokens"] == 150
 
 
-def test_a_call_of_one_tool_only_ends_with_tool_use(engine):
+def test_call_of_one_tool_only_ends_with_tool_use(engine):
     engine.chat_template, engine.script = templates.HERMES, CALLS
     body = ask(engine, tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True}).json()
     assert [block["type"] for block in body["content"]] == ["tool_use"]
     assert (body["stop_reason"], body["stop_sequence"]) == ("tool_use", None)
 
 
-def test_a_tool_that_must_be_called_constrains_the_answer(engine):
+def test_tool_that_must_be_called_constrains_the_answer(engine):
     engine.chat_template, engine.script = templates.HERMES, CALLS
     ask(engine, tools=[TOOL, PING], tool_choice={"type": "tool", "name": "weather"})
     source = engine.seen[0].params.constraint.source
@@ -216,7 +216,7 @@ def test_without_a_cache_nothing_is_read_or_created():
     assert usage == {"input_tokens": 200, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
 
-def test_a_breakpoint_is_a_boundary_of_the_prompt(engine):
+def test_breakpoint_is_a_boundary_of_the_prompt(engine):
     system = [{"type": "text", "text": "Be brief. ", **MARK}, {"type": "text", "text": "Now."}]
     ask(engine, system=system, tools=[TOOL, {**PING, **MARK}])
     text = byte_tokenizer().decode(engine.seen[0].prompt, skip_special_tokens=False)
@@ -242,7 +242,7 @@ def test_repeated_prompt_reads_the_cache_that_the_first_created(tmp_path):
 # -- counting
 
 
-def test_a_count_is_the_length_of_the_prompt(engine):
+def test_count_is_the_length_of_the_prompt(engine):
     shaped = {"system": "Be brief.", "tools": [TOOL], "messages": HELLO, "thinking": {"type": "adaptive"}}
     counted = send(engine, "POST", COUNT, json=shaped).json()
     ask(engine, **shaped)

@@ -38,7 +38,7 @@ def error_of(response, status=400):
         ({"temperature": 3}, "temperature", ["3", "2"]),
     ],
 )
-def test_an_invalid_request_is_refused_in_anthropics_form(engine, path, fields, param, words):
+def test_invalid_request_is_refused_in_anthropics_form(engine, path, fields, param, words):
     refused = error_of(send(engine, "POST", path, json={"messages": HELLO, "max_tokens": 9, **fields}))
     assert (refused["type"], refused["param"]) == ("invalid_request_error", param)
     assert all(word in refused["message"] for word in words), refused["message"]
@@ -78,7 +78,7 @@ def test_errors_of_http_have_anthropics_types(engine, method, path, kwargs, stat
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_full_queue_is_an_overload(engine, stream):
+def test_full_queue_is_an_overload(engine, stream):
     engine.fail = QueueFull(100, 100, 3)
     response = ask(engine, stream=stream)
     refused = error_of(response, 503)
@@ -86,7 +86,7 @@ def test_a_full_queue_is_an_overload(engine, stream):
     assert response.headers["retry-after"] == "3"
 
 
-def test_a_failure_in_a_stream_is_its_last_event(engine):
+def test_failure_in_a_stream_is_its_last_event(engine):
     engine.fail, engine.fail_after = EngineStopped("the engine has stopped"), 1
     last = events_of(ask(engine, stream=True))[-1]
     assert last["type"] == "error"
@@ -94,7 +94,7 @@ def test_a_failure_in_a_stream_is_its_last_event(engine):
 
 
 @pytest.mark.parametrize("headers", [{"x-api-key": "key"}, {"authorization": "Bearer key"}])
-def test_a_key_comes_in_either_header(engine, headers):
+def test_key_comes_in_either_header(engine, headers):
     config = ServeConfig(api_key="key")
     sent = {"messages": HELLO, "max_tokens": 3}
     assert send(engine, "POST", MESSAGES, config, json=sent, headers=headers).status_code == 200

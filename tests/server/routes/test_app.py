@@ -99,7 +99,7 @@ def test_health_and_models(call, engine):
     assert (model["id"], model["max_model_len"]) == ("fake", 4096)
 
 
-def test_a_completion_has_openais_form_and_the_caches_account(call, engine):
+def test_completion_has_openais_form_and_the_caches_account(call, engine):
     answer = complete(call, model="any name").json()
     assert answer["object"] == "text_completion"
     assert answer["id"].startswith("cmpl-")
@@ -113,7 +113,7 @@ def test_a_completion_has_openais_form_and_the_caches_account(call, engine):
     assert set(answer["headwater"]) == ACCOUNT_KEYS
 
 
-def test_a_resend_reports_cached_tokens(call):
+def test_resend_reports_cached_tokens(call):
     first = complete(call, prompt="x" * 200).json()
     second = complete(call, prompt="x" * 200).json()
     assert first["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
@@ -171,12 +171,12 @@ def test_absent_or_null_sampling_fields_use_the_models_defaults(call, engine):
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.6, 0, 0.95, 0.0)
 
 
-def test_a_stop_string_ends_the_text_before_it(call):
+def test_stop_string_ends_the_text_before_it(call):
     (choice,) = complete(call, stop="🙂").json()["choices"]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("Grüße ", "stop", "🙂")
 
 
-def test_a_chat_answers_with_a_message(call, engine):
+def test_chat_answers_with_a_message(call, engine):
     answer = chat(call).json()
     assert answer["object"] == "chat.completion"
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": engine.script}
@@ -214,7 +214,7 @@ def test_streamed_completion_equals_the_whole_answer(call, engine):
     assert all("usage" not in part for part in parts)
 
 
-def test_a_streams_characters_are_whole(call, engine):
+def test_streams_characters_are_whole(call, engine):
     texts = [part["choices"][0]["text"] for part in chunks(complete(call, stream=True))]
     assert "🙂" in texts
     assert not any("\ufffd" in text for text in texts)
@@ -339,7 +339,7 @@ def test_error_of_a_refusing_template_reaches_the_client(engine, template, words
     assert words in error(post(engine, "/v1/chat/completions", {"messages": HELLO * 2}))["message"]
 
 
-def test_a_template_may_name_special_tokens(engine):
+def test_template_may_name_special_tokens(engine):
     engine.chat_template = "{{ messages[0].content }}{{ eos_token }}"
     post(engine, "/v1/chat/completions", {"messages": HELLO})
     assert byte_tokenizer().decode(engine.seen[0].prompt, skip_special_tokens=False) == "hello<|im_end|>"
@@ -357,7 +357,7 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character(call, engine):
     assert "caf\ufffd!" in byte_tokenizer().decode(engine.seen[0].prompt)
 
 
-def test_a_long_bad_value_is_not_repeated_whole(call):
+def test_long_bad_value_is_not_repeated_whole(call):
     assert len(error(complete(call, temperature="x" * 100_000))["message"]) < 300
 
 
@@ -365,14 +365,14 @@ def test_unknown_fields_are_ignored(call):
     assert complete(call, user="u", store=True, future={"a": 1}).status_code == 200
 
 
-def test_an_engine_that_fails_is_a_server_error_without_its_insides(call, engine):
+def test_engine_that_fails_is_a_server_error_without_its_insides(call, engine):
     engine.fail = RuntimeError("secret path")
     told = error(complete(call), 500)
     assert told["type"] == "server_error"
     assert "secret" not in told["message"]
 
 
-def test_an_engine_that_fails_midway_ends_the_stream_with_its_error(call, engine):
+def test_engine_that_fails_midway_ends_the_stream_with_its_error(call, engine):
     engine.fail, engine.fail_after = EngineStopped("the engine has stopped"), 2
     *parts, last = chunks(complete(call, stream=True))
     assert "".join(part["choices"][0]["text"] for part in parts) == engine.script[:2]
@@ -387,7 +387,7 @@ def test_stream_failing_before_its_first_token_returns_the_errors_status(call, e
     assert reply.headers["retry-after"] == "7"
 
 
-def test_a_stopped_engine_is_unavailable(call, engine):
+def test_stopped_engine_is_unavailable(call, engine):
     engine.stop()
     assert error(complete(call), 503)["code"] == "engine_stopped"
     assert call("/health").status_code == 503

@@ -57,12 +57,12 @@ def text(answer) -> str:
     return answer["choices"][0]["message"]["content"]
 
 
-def test_a_request_that_wants_no_drafts_has_none(plain):
+def test_request_that_wants_no_drafts_has_none(plain):
     assert drafts(plain) == (0, 0)
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
-def test_a_predicted_answer_is_accepted_and_counted(engine, plain, in_parts):
+def test_predicted_answer_is_accepted_and_counted(engine, plain, in_parts):
     said = text(plain)
     parts = [{"type": "text", "text": part} for part in (said[:20], said[20:])]
     answer = ask(engine, prediction={"type": "content", "content": parts if in_parts else said})
@@ -70,7 +70,7 @@ def test_a_predicted_answer_is_accepted_and_counted(engine, plain, in_parts):
     assert drafts(answer)[0] > 10
 
 
-def test_a_prediction_that_is_wrong_changes_nothing(engine, plain):
+def test_prediction_that_is_wrong_changes_nothing(engine, plain):
     answer = ask(engine, prediction={"type": "content", "content": text(plain)[:20] + "something else " * 500})
     assert text(answer) == text(plain)
     assert drafts(answer)[1] > 0

@@ -38,7 +38,7 @@ def test_n_answers_to_each_prompt_are_numbered_prompt_by_prompt(engine):
     assert len(answer["headwater"]) == 6
 
 
-def test_a_prompt_counts_once_however_many_answers_it_has(engine):
+def test_prompt_counts_once_however_many_answers_it_has(engine):
     size = len(engine.script.encode())
     answer = complete(engine, prompt=["a" * 200, "b" * 300], n=2).json()
     assert answer["usage"]["prompt_tokens"] == 500
@@ -59,7 +59,7 @@ def test_n_answers_of_a_chat(engine):
     assert [g.params.seed for g in engine.seen] == [None, None]
 
 
-def test_an_echo_begins_with_the_prompt(engine):
+def test_echo_begins_with_the_prompt(engine):
     choices = complete(engine, prompt=["ab", "c"], echo=True, n=2).json()["choices"]
     assert [choice["text"] for choice in choices] == [f"ab{engine.script}"] * 2 + [f"c{engine.script}"] * 2
     (choice,) = complete(engine, prompt=[1, 2], echo=True).json()["choices"]
@@ -99,7 +99,7 @@ def test_greedy_default_model_samples_only_if_temperature_is_given(engine):
         (30, 9.0, 9, "request_timeout"),
     ],
 )
-def test_a_requests_timeout_is_its_deadline_within_the_servers(engine, asked, limit, deadline, by):
+def test_requests_timeout_is_its_deadline_within_the_servers(engine, asked, limit, deadline, by):
     complete(engine, ServeConfig(request_timeout=limit), timeout=asked)
     assert (engine.seen[0].deadline, engine.seen[0].deadline_of) == (deadline, by)
 

@@ -62,7 +62,7 @@ def prompt_of(engine, number=-1):
     return byte_tokenizer().decode(engine.seen[number].prompt, skip_special_tokens=False)
 
 
-def test_a_chat_is_answered_with_a_message_its_counts_and_its_times(engine):
+def test_chat_is_answered_with_a_message_its_counts_and_its_times(engine):
     body = ask(engine).json()
     assert body["message"] == {"role": "assistant", "content": engine.script}
     assert (body["model"], body["done"], body["done_reason"]) == ("fake", True, "stop")
@@ -73,14 +73,14 @@ def test_a_chat_is_answered_with_a_message_its_counts_and_its_times(engine):
     assert set(body["headwater"]) == ACCOUNT_KEYS
 
 
-def test_the_times_are_whole_nanoseconds_and_add_up(engine):
+def test_times_are_whole_nanoseconds_and_add_up(engine):
     body = ask(engine).json()
     assert all(isinstance(body[name], int) for name in DURATIONS)
     total, *parts = (body[name] for name in DURATIONS)
     assert 0 < sum(parts) <= total + len(parts)  # each is rounded
 
 
-def test_a_prompt_is_answered_with_a_response(engine):
+def test_prompt_is_answered_with_a_response(engine):
     body = generate(engine, system="Be brief.").json()
     assert body["response"] == engine.script
     assert set(body) == {"model", "created_at", "response"} | ENDS
@@ -134,7 +134,7 @@ def without_ids(message):
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_a_stream_adds_up_to_the_whole_message(size):
+def test_stream_adds_up_to_the_whole_message(size):
     whole, found = reply(f"Hm.\n</think>\n\nI look.\n\n{CALLS}", size)
     message = whole["message"]
     assert (message["thinking"], message["content"].strip()) == ("Hm.", "I look.")
@@ -145,7 +145,7 @@ def test_a_stream_adds_up_to_the_whole_message(size):
     assert without_ids(assembled(found)) == without_ids(message)
 
 
-def test_a_call_is_streamed_when_all_its_arguments_are_there():
+def test_call_is_streamed_when_all_its_arguments_are_there():
     _, found = reply(f"</think>\n\n{CALLS}", 1)
     calls = [one["message"]["tool_calls"] for one in found if "tool_calls" in one["message"]]
     assert [len(some) for some in calls] == [1, 1]
@@ -174,7 +174,7 @@ def test_think_is_the_templates_switch_of_reasoning(engine, think, thinks):
     assert prompt_of(engine).endswith("<think>\n") is thinks
 
 
-def test_a_level_of_thinking_is_a_variable_of_the_template(engine):
+def test_level_of_thinking_is_a_variable_of_the_template(engine):
     engine.chat_template = "{{ reasoning_effort }}|" + templates.SILENT
     ask(engine, think="low")
     assert prompt_of(engine).startswith("low|")
@@ -272,7 +272,7 @@ def test_unsupported_fields_with_neutral_values_are_accepted(engine):
 
 
 @pytest.mark.parametrize("asked", [ask, generate, lambda engine, **fields: generate(engine, raw=True, **fields)])
-def test_a_format_constrains_the_answer(engine, asked):
+def test_format_constrains_the_answer(engine, asked):
     asked(engine, format="json")
     asked(engine, format=WEATHER)
     asked(engine)
@@ -317,7 +317,7 @@ def test_log_probabilities_are_those_of_chat_completions(engine):
     assert "logprobs" not in ask(engine).json()
 
 
-def test_a_raw_prompt_has_no_template_and_its_answer_no_markup(engine):
+def test_raw_prompt_has_no_template_and_its_answer_no_markup(engine):
     engine.chat_template, engine.script = templates.HERMES, f"Hm.\n</think>\n{CALLS}"
     body = generate(engine, raw=True, prompt="def f(", options=OPTIONS | {"num_predict": -1}).json()
     assert prompt_of(engine) == "def f("
@@ -345,7 +345,7 @@ def test_without_a_prompt_the_model_is_loaded(engine, path, fields, answer):
     assert engine.seen == []
 
 
-def test_a_second_turn_reads_the_first_one_from_the_cache(tmp_path):
+def test_second_turn_reads_the_first_one_from_the_cache(tmp_path):
     prepare_process(2)
     numerics.use(Numerics())
     loaded = load_model(checkpoint(tmp_path, "qwen3_5"), "float32")

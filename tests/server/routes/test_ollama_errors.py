@@ -26,12 +26,12 @@ def test_errors_of_http_have_ollamas_form(engine, method, path, kwargs, status):
     error_of(send(engine, method, path, **kwargs), status)
 
 
-def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(engine):
+def test_prompt_that_is_too_long_is_refused_with_its_numbers(engine):
     engine.max_model_len = 64
     assert "64" in error_of(ask(engine, messages=[{"role": "user", "content": "word " * 100}]))
 
 
-def test_an_error_that_does_not_name_its_field_begins_with_it(engine):
+def test_error_that_does_not_name_its_field_begins_with_it(engine):
     engine.fail = ConstraintError("no such type", "format")
     assert error_of(ask(engine)) == "format: no such type"
 
@@ -44,7 +44,7 @@ def test_full_queue_returns_503_with_retry_after(engine, stream):
     assert response.headers["retry-after"] == "3"
 
 
-def test_a_failure_in_a_stream_is_its_last_line(engine):
+def test_failure_in_a_stream_is_its_last_line(engine):
     engine.fail, engine.fail_after = EngineStopped("the engine has stopped"), 1
     assert objects(ask(engine, stream=True))[-1] == {"error": "the engine has stopped"}
 
@@ -85,7 +85,7 @@ def test_another_models_name_is_answered_and_logged_once(engine, caplog):
     assert [record.getMessage().count("llama") for record in caplog.records] == [1]
 
 
-def test_a_page_of_another_name_is_refused_in_ollamas_form(engine):
+def test_page_of_another_name_is_refused_in_ollamas_form(engine):
     assert "allowed-hosts" in error_of(hosted(engine, "evil.example:11434", path="/api/tags"), 403)
     assert hosted(engine, "localhost:11434", path="/api/tags").status_code == 200
 

@@ -12,7 +12,7 @@ from tests.server.client import send, send_all
 from tests.server.templates import HERMES
 
 
-def test_the_model_is_listed_and_described(engine):
+def test_model_is_listed_and_described(engine):
     engine.chat_template = HERMES
     engine.generation_defaults = {"temperature": 0.6, "repetition_penalty": 1.1, "do_sample": True}
     shown = ("POST", "/api/show", {"json": {"model": "fake"}})
@@ -52,11 +52,11 @@ def test_capabilities_are_derived_from_marks_in_the_template(engine, template, c
     assert send(engine, "POST", "/api/show", json={"model": "fake"}).json()["capabilities"] == capabilities
 
 
-def test_a_number_of_weights_is_short():
+def test_number_of_weights_is_short():
     assert [short(n) for n in (512, 26_200, 1_200_000, 4_020_000_000)] == ["512", "26.2K", "1.2M", "4.0B"]
 
 
-def test_the_version_is_one_of_ollamas_that_clients_compare(engine):
+def test_version_is_one_of_ollamas_that_clients_compare(engine):
     found = send(engine, "GET", "/api/version").json()
     assert tuple(map(int, found["version"].split("."))) > (0, 6, 4)
     assert found["headwater"] == send(engine, "GET", "/version").json()["version"]

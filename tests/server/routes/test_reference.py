@@ -8,7 +8,7 @@ from headwater.server.routes.reference import type_of
 from tests.server.client import send_all
 
 
-def test_the_page_names_every_path_and_every_field(engine):
+def test_page_names_every_path_and_every_field(engine):
     page, described = send_all(engine, [("GET", "/docs", {}), ("GET", "/openapi.json", {})])
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
@@ -19,7 +19,7 @@ def test_the_page_names_every_path_and_every_field(engine):
         assert f"<td>{field}</td>" in page.text
 
 
-def test_the_page_works_without_a_network(engine):
+def test_page_works_without_a_network(engine):
     (page,) = send_all(engine, [("GET", "/docs", {})])
     linked = re.findall(r'(?:href|src)="([^"]+)"', page.text)
     assert linked

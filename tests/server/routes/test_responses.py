@@ -33,7 +33,7 @@ def prompt_of(engine, i=0):
     return byte_tokenizer().decode(engine.seen[i].prompt, skip_special_tokens=False)
 
 
-def test_the_official_client_reads_a_response(client, engine):  # noqa: F811
+def test_official_client_reads_a_response(client, engine):  # noqa: F811
     answer = client.responses.create(
         model="m", input="hello", instructions="Be brief.", max_output_tokens=50, metadata={"a": "b"}, temperature=0.5
     )
@@ -49,13 +49,13 @@ def test_the_official_client_reads_a_response(client, engine):  # noqa: F811
     assert "system\nBe brief.<|im_end|>" in prompt_of(engine)
 
 
-def test_a_response_that_reached_its_limit_is_incomplete(client, engine):  # noqa: F811
+def test_response_that_reached_its_limit_is_incomplete(client, engine):  # noqa: F811
     answer = client.responses.create(model="m", input="hello", max_output_tokens=4)
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert answer.output[0].status == "incomplete"
 
 
-def test_the_official_client_streams_a_response(client, engine):  # noqa: F811
+def test_official_client_streams_a_response(client, engine):  # noqa: F811
     with client.responses.stream(model="m", input="hello") as stream:
         events = list(stream)
         final = stream.get_final_response()
@@ -82,7 +82,7 @@ def test_failing_response_stream_raises_its_error_in_openai_client(client, engin
         list(client.responses.create(model="m", input="hello", stream=True))
 
 
-def test_a_turn_with_a_call_and_its_output_reaches_the_template(client, engine):  # noqa: F811
+def test_turn_with_a_call_and_its_output_reaches_the_template(client, engine):  # noqa: F811
     client.responses.create(
         model="m",
         tools=[TOOL],
@@ -110,12 +110,12 @@ def test_reasoning_without_a_list_of_parts_is_left_out(client, engine):  # noqa:
     assert "hi" in prompt_of(engine)
 
 
-def test_a_developers_item_is_a_system_message():
+def test_developers_item_is_a_system_message():
     items = [{"role": role, "content": "x"} for role in ("developer", "system", "user")]
     assert [message["role"] for message in messages_of(items)] == ["system", "system", "user"]
 
 
-def test_an_assistants_items_that_follow_each_other_are_one_message():
+def test_assistants_items_that_follow_each_other_are_one_message():
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Wait."}]}
     calls = [{"type": "function_call", "call_id": c, "name": "f", "arguments": "{}"} for c in "ab"]
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
@@ -222,7 +222,7 @@ def test_namespaced_tool_other_than_a_function_may_have_any_name(engine):
     assert send(engine, "POST", "/v1/responses", json={"input": "hello", "tools": tools}).status_code == 200
 
 
-def test_a_choice_may_name_a_tool_of_a_namespace():
+def test_choice_may_name_a_tool_of_a_namespace():
     body = ResponsesRequest(input="x", tools=CODEX_TOOLS, tool_choice={"type": "function", **READ})
     assert list(body.tool_use.tools) == ["mcp__files__read"]
 
@@ -237,7 +237,7 @@ def test_hosted_tools_are_left_out_with_a_warning_in_the_metadata(client, engine
     assert plain.metadata == {}
 
 
-def test_a_warning_about_many_tools_fits_into_a_metadata_value(engine):
+def test_warning_about_many_tools_fits_into_a_metadata_value(engine):
     tools = [{"type": f"type-{i:03}-{'x' * 90}"} for i in range(100)]
     answer = send(engine, "POST", "/v1/responses", json={"input": "hello", "tools": tools}).json()
     assert len(answer["metadata"]["headwater_warning"]) <= 512
@@ -268,7 +268,7 @@ def test_reasoning_text_and_calls_become_items_in_their_order():
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_a_whole_message_gives_the_items_that_its_deltas_give(size):
+def test_whole_message_gives_the_items_that_its_deltas_give(size):
     text = "Hm.\n</think>\n\n" + "\n".join(WRITTEN["hermes"]([("ping", {})]) for _ in range(2))
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     end = FinishedEvent("stop", "", CacheAccount(9, 0, 0, 0, Reason.COLD), 8)
@@ -353,12 +353,12 @@ LONG = {"role": "user", "content": "a" * 5000}
         ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "text.format"),
     ],
 )  # fmt: skip
-def test_a_refusal_names_the_place_in_the_clients_body(engine, fields, param):
+def test_refusal_names_the_place_in_the_clients_body(engine, fields, param):
     told = error(send(engine, "POST", "/v1/responses", json={"input": "hello", **fields}))
     assert told["param"] == param, told
 
 
-def test_an_answer_may_have_no_text_after_its_reasoning(engine):
+def test_answer_may_have_no_text_after_its_reasoning(engine):
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
     empty = {"role": "assistant", "content": None}
     assert send(engine, "POST", "/v1/responses", json={"input": [SAYS, thought, empty, SAYS]}).status_code == 200

@@ -52,7 +52,7 @@ def client(url):
         yield client
 
 
-def test_the_official_client_chats(client, engine):
+def test_official_client_chats(client, engine):
     answer = client.chat.completions.create(
         model="whatever", messages=HELLO, max_tokens=50, extra_body={"cache_salt": "me", "top_k": 3}
     )
@@ -62,7 +62,7 @@ def test_the_official_client_chats(client, engine):
     assert (engine.seen[0].namespace, engine.seen[0].params.top_k) == ("me", 3)
 
 
-def test_the_official_client_streams(client, engine):
+def test_official_client_streams(client, engine):
     stream = client.chat.completions.create(
         model="m", messages=HELLO, stream=True, stream_options={"include_usage": True}, logprobs=True, top_logprobs=1
     )
@@ -74,12 +74,12 @@ def test_the_official_client_streams(client, engine):
     assert parts[0].choices[0].logprobs.content[0].token == "G"
 
 
-def test_the_official_client_completes_and_lists_models(client, engine):
+def test_official_client_completes_and_lists_models(client, engine):
     assert client.completions.create(model="m", prompt=[1, 2], max_tokens=50).choices[0].text == engine.script
     assert [model.id for model in client.models.list()] == ["fake"]
 
 
-def test_the_official_client_understands_errors(client):
+def test_official_client_understands_errors(client):
     with pytest.raises(openai.BadRequestError, match=r"4,500.*4,096") as caught:
         client.completions.create(model="m", prompt="x" * 4500)
     assert caught.value.code == "context_length_exceeded"
@@ -92,7 +92,7 @@ def test_openai_client_raises_the_error_that_ends_a_stream(client, engine):
 
 
 @pytest.mark.parametrize("hold_after", [0, 3])
-def test_a_client_that_leaves_a_stream_cancels_its_request(url, engine, hold_after):
+def test_client_that_leaves_a_stream_cancels_its_request(url, engine, hold_after):
     engine.hold_after = hold_after
     body = json.dumps({"messages": HELLO, "stream": True}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
@@ -103,7 +103,7 @@ def test_a_client_that_leaves_a_stream_cancels_its_request(url, engine, hold_aft
     assert engine.cancelled == [0]
 
 
-def test_a_client_that_leaves_before_its_answer_cancels_its_request(url, engine):
+def test_client_that_leaves_before_its_answer_cancels_its_request(url, engine):
     engine.hold_after = 2
     address = httpx.URL(url)
     payload = b'{"prompt": ["abc", "abd"]}'
@@ -121,7 +121,7 @@ def client_answers(url):
     return httpx.get(f"{url}/health").status_code == 200
 
 
-def test_a_request_that_ended_is_not_cancelled(client, engine, url):
+def test_request_that_ended_is_not_cancelled(client, engine, url):
     client.completions.create(model="m", prompt="abc")
     list(client.completions.create(model="m", prompt="abc", stream=True))
     assert client_answers(url)

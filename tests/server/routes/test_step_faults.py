@@ -92,7 +92,7 @@ def test_fault_in_a_step_returns_500_and_server_keeps_serving(engine, monkeypatc
     assert_lives_on(engine, expected)
 
 
-def test_a_stream_whose_step_fails_ends_with_an_error_event(engine, monkeypatch):
+def test_stream_whose_step_fails_ends_with_an_error_event(engine, monkeypatch):
     expected = [said(reply) for reply in post_all(engine, BODIES)]
     runner = engine.runner
     monkeypatch.setattr(runner, "run", breaking(runner.run, lambda call: call == 4))
@@ -116,7 +116,7 @@ def test_a_stream_whose_step_fails_ends_with_an_error_event(engine, monkeypatch)
     assert_lives_on(engine, expected)
 
 
-def test_a_request_with_several_answers_of_which_one_fails_leaves_nothing_behind(engine, monkeypatch):
+def test_request_with_several_answers_of_which_one_fails_leaves_nothing_behind(engine, monkeypatch):
     expected = [said(reply) for reply in post_all(engine, BODIES)]
     cache = engine.scheduler.cache
     monkeypatch.setattr(cache, "commit", breaking(cache.commit, lambda call: call == 2))

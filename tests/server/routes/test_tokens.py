@@ -13,14 +13,14 @@ def tokenize(engine, **body):
     return send(engine, "POST", "/tokenize", json=body).json()
 
 
-def test_a_text_comes_back_from_its_tokens(engine):
+def test_text_comes_back_from_its_tokens(engine):
     answer = tokenize(engine, prompt="naïve 🙂")
     assert answer["count"] == len(answer["tokens"]) == len("naïve 🙂".encode())
     assert answer["max_model_len"] == 4096
     assert send(engine, "POST", "/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": "naïve 🙂"}
 
 
-def test_a_conversation_has_the_tokens_that_its_chat_completion_has(engine):
+def test_conversation_has_the_tokens_that_its_chat_completion_has(engine):
     tools = [{"type": "function", "function": {"name": "look_up"}}]
     answer = tokenize(engine, messages=HELLO, tools=tools, chat_template_kwargs={"enable_thinking": False})
     body = {"messages": HELLO, "tools": tools, "chat_template_kwargs": {"enable_thinking": False}}
@@ -40,7 +40,7 @@ def test_tokens_can_be_named(engine):
     assert tokenize(engine, prompt="ab", return_token_strs=True)["token_strs"] == ["a", "b"]
 
 
-def test_the_tokenizer_is_described_as_clients_of_vllm_expect(engine):
+def test_tokenizer_is_described_as_clients_of_vllm_expect(engine):
     told = send(engine, "GET", "/tokenizer_info").json()
     assert (told["eos_token"], told["bos_token"], told["chat_template"]) == ("<|im_end|>", None, engine.chat_template)
     assert (told["model_max_length"], told["vocab_size"]) == (4096, 258)
@@ -64,7 +64,7 @@ def test_names_of_models_fill_neither_log_nor_memory(engine, caplog, monkeypatch
     assert sum("named" in record.getMessage() for record in caplog.records) == 4  # the last one says it is the last
 
 
-def test_a_model_is_found_by_its_name_even_with_slashes(engine):
+def test_model_is_found_by_its_name_even_with_slashes(engine):
     engine.model_name = "org/model"
     assert send(engine, "GET", "/v1/models/org/model").json()["id"] == "org/model"
     assert "'org/model'" in error(send(engine, "GET", "/v1/models/gpt"), 404)["message"]

@@ -36,7 +36,7 @@ def test_stored_segments_have_the_tokens_that_prompts_have(engine, tokenizer, pa
     assert engine.seen[0].prompt[span.start : span.end] == stored
 
 
-def test_a_text_that_holds_the_separator_is_one_segment(engine):
+def test_text_that_holds_the_separator_is_one_segment(engine):
     engine.tokenizer = TOKENIZERS[1]()
     told = send(engine, "POST", PATH, json={"texts": [f"{DOCUMENT}{SEP}{DOCUMENT}"]}).json()
     ((_, stored),) = engine.segments
@@ -68,7 +68,7 @@ def test_warming_without_segment_storage_returns_501(engine):
     assert "stores no segments" in error(answer, 501)["message"]
 
 
-def test_the_key_is_needed(engine):
+def test_key_is_needed(engine):
     config = ServeConfig(api_key="klüch-7")
     assert error(send(engine, "POST", PATH, config, json={"texts": [DOCUMENT]}), 401)["code"] == "invalid_api_key"
     assert engine.segments == {}

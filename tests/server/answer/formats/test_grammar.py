@@ -121,7 +121,7 @@ def test_names_and_keys_with_any_sign_are_written_as_they_are(name):
     assert taken(source, text) == (text, True)
 
 
-def test_a_schema_of_schemas_keeps_its_references():
+def test_schema_of_schemas_keeps_its_references():
     point = {
         "type": "object",
         "properties": {"x": {"type": "number"}},

@@ -59,7 +59,7 @@ def test_malformed_list_item_after_a_call_becomes_content(name, inside, parts):
         (f"<|tool_call|>[{BONN}]<|tool_call|>[{PING}]", [CALLED, PINGED]),
     ],
 )
-def test_a_list_that_nothing_closes_ends_with_its_bracket(text, parts):
+def test_list_that_nothing_closes_ends_with_its_bracket(text, parts):
     assert shape(parse([text], "granite")) == parts
     assert shape(parse(text, "granite")) == parts
 

@@ -142,5 +142,5 @@ def test_formats_are_detected_from_the_template_or_named():
         ("respond with <|tool_call|> followed by a JSON list of tools used", "granite"),
     ],
 )
-def test_the_marks_of_families_templates_tell_their_format(template, name):
+def test_marks_of_families_templates_tell_their_format(template, name):
     assert tool_format("auto", template) is TOOLS[name]

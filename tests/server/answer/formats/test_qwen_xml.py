@@ -124,5 +124,5 @@ def test_schema_with_malformed_required_requires_nothing():
         ("[" * 100_000, {"array"}, '"' + "[" * 100_000 + '"'),
     ],
 )
-def test_a_value_is_of_an_allowed_type_or_a_string(text, types, json):
+def test_value_is_of_an_allowed_type_or_a_string(text, types, json):
     assert encoded(text, frozenset(types)) == json
