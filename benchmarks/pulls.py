@@ -1,11 +1,11 @@
-"""Cost of a pull between two workers: seconds of a processor a gigabyte, and bandwidth, by the way that parts come.
+"""Cost of a pull between two workers: processor seconds per gigabyte, and bandwidth, by transport of parts.
 
     python -m benchmarks.pulls [--megabytes 400] [--repeats 5] [--out FILE]
 
-One worker's parts are sealed, sent, received and checked, by the code of workers, two at a time: over loopback, plain
-and with CURVE, and through shared memory with CURVE for the questions. Both ends are in this process. A part has the
-bytes of 1,024 tokens of Qwen3.5-0.8B. The three run in turns. Processor time is that of all threads of both ends;
-bandwidth depends on what else the machine does.
+One worker's parts are sealed, sent, received and checked, by the code of workers, two at a time: over TCP on loopback
+and over IPC, plain and with CURVE, and through shared memory with CURVE for the questions. Both ends are in this
+process. A part has the bytes of 1,024 tokens of Qwen3.5-0.8B. The transports take turns. Processor time is that of all
+threads of both ends; bandwidth depends on the machine's other load.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from benchmarks.measure import console, machine
 from headwater.cli.common import prepare_outputs
@@ -53,10 +54,12 @@ class SyntheticParts:
         yield self._sealer.seal(prefix.places[part].name, Part(RUN, 0, PAGES, PROMPT, [self._page] * PAGES))
 
 
-def pulled(parts: SyntheticParts, way: str) -> tuple[float, float]:
+def pulled(parts: SyntheticParts, transport: str) -> tuple[float, float]:
     """Pull all parts; return seconds on the clock, and of a processor."""
-    server, client = (PLAIN, PLAIN) if way == "plain" else own_security()
-    sender = PartServer(parts, INCARNATION, "tcp://127.0.0.1:*", server)
+    server, client = (PLAIN, PLAIN) if transport.endswith("plain") else own_security()
+    folder = TemporaryDirectory()  # of mode 0700
+    address = f"ipc://{folder.name}/parts" if transport.startswith("IPC") else "tcp://127.0.0.1:*"
+    sender = PartServer(parts, INCARNATION, address, server)
     memory, sealer = PeerMemory(b"receiver", client), Sealer(KEY)
     peer = Peer(INCARNATION, sender.contact)
     server.accept([sender.contact.key])
@@ -71,13 +74,14 @@ def pulled(parts: SyntheticParts, way: str) -> tuple[float, float]:
     with ThreadPoolExecutor(READERS) as readers:
         memory.ask([INCARNATION], "", PROMPT, 64 * PAGES)
         for channel in memory._channels.values():
-            channel.shares = way == SHARED
+            channel.shares = transport == SHARED
         begun, used = time.perf_counter(), time.process_time()
         list(readers.map(read, [place.name for place in parts.places]))
         seconds = time.perf_counter() - begun, time.process_time() - used
-    assert bool(memory.bytes_by_way[0]) is (way == SHARED), "parts came another way"
+    assert bool(memory.bytes_by_way[0]) is (transport == SHARED), "parts came by another transport"
     memory.close()
     sender.close()
+    folder.cleanup()
     return seconds
 
 
@@ -91,12 +95,12 @@ def main() -> None:
     refuse_dirty_tree(given.out)
     parts = SyntheticParts(max(1, given.megabytes * 10**6 // (PAGE_BYTES * PAGES)))
     gigabytes = len(parts.places) * PAGE_BYTES * PAGES / 1e9
-    ways = ("plain", "CURVE", *([SHARED] if this_host() else []))
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    transports = ("TCP, plain", "TCP, CURVE", "IPC, plain", "IPC, CURVE", *([SHARED] if this_host() else []))
+    found: dict[str, list[tuple[float, float]]] = {transport: [] for transport in transports}
     for _ in range(given.repeats):
         for name, runs in found.items():
             runs.append(pulled(parts, name))
-    shown = Table(f"{gigabytes:.2f} GB in {len(parts.places)} parts", ("way",), ("processor, s/GB", "GB/s"))
+    shown = Table(f"{gigabytes:.2f} GB in {len(parts.places)} parts", ("transport",), ("processor, s/GB", "GB/s"))
     for name, runs in found.items():
         processor = [used / gigabytes for _, used in runs]
         bandwidth = [gigabytes / seconds for seconds, _ in runs]

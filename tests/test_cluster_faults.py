@@ -1,6 +1,6 @@
 """A cluster whose workers are on hosts of their own, as network namespaces: hosts that die, links that are cut.
 
-Longer checks, `make test-cluster`: two raylets beside the head, each behind a link that can be cut.
+Longer checks, `make test-cluster`: two raylets and the head, each behind a link that can be cut.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class Answers:
 
     undisturbed: list[bool]  # of each: tokens and log probabilities are those of a quiet cluster
     counted: dict[str, int]  # what the router counted of them
-    resumed: int  # workers that went on with an answer
+    resumed: int  # workers that continued an answer
     pause: float  # the longest in an answer, seconds
 
     @property

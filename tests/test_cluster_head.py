@@ -26,7 +26,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
-from headwater.cluster.ray_cluster import RECONNECTING
+from headwater.cluster.ray_cluster import RECONNECT_VARIABLE
 from tests.redis_server import redis_server
 from tests.test_cluster_faults import BRIDGE, HEAD, LOCK, NETWORK, PORT, RAY, Host, command_of, ip, network
 from tests.test_cluster_serve import PATIENCE, STORY, Running, until, up
@@ -73,12 +73,12 @@ class Hosts:
 
 @contextmanager
 def hosts(folder: Path, *, with_redis: bool) -> Iterator[Hosts]:
-    """Yield a cluster; Ray's head keeps its tables in Redis, or in its memory alone."""
+    """Yield a cluster; Ray's head keeps its tables in Redis, or only in its memory."""
     secrets = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 64}
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         files = stack.enter_context(TemporaryDirectory(prefix="hw", ignore_cleanup_errors=True))  # of a short name
         # with Redis the head comes back, however long a busy machine takes to start it
-        patience = {RECONNECTING: str(2 * PATIENCE)} if with_redis else {}
+        patience = {RECONNECT_VARIABLE: str(2 * PATIENCE)} if with_redis else {}
         for name, value in {**secrets, **patience, "RAY_TMPDIR": files}.items():
             patch.setenv(name, value)
         patch.setattr("tests.test_cluster_serve.HEADWATER", (sys.executable, "-c", HEADWATER))
@@ -167,7 +167,7 @@ def test_one_process_at_a_time_has_hosts() -> None:
 
 @pytest.mark.parametrize("seconds", [5, 30])
 def test_requests_continue_after_rays_head_restarts_from_redis(tmp_path: Path, seconds: float) -> None:
-    """It was away for so many seconds. After that commands arrive, and a worker that is killed is replaced."""
+    """After the absence commands arrive, and a worker that is killed is replaced."""
     with hosts(tmp_path, with_redis=True) as cluster:
         running = cluster.running
         with asking(running) as clients:
@@ -190,7 +190,7 @@ def test_requests_continue_after_rays_head_restarts_from_redis(tmp_path: Path, s
 
 
 def test_loss_of_redis_ends_requests_and_refuses_new_ones(tmp_path: Path) -> None:
-    """Answers go on, then connections and requests are refused, and the process ends with an error that says why."""
+    """Answers continue, then connections and requests are refused, and the process ends with an error that says why."""
     with hosts(tmp_path, with_redis=False) as cluster, asking(cluster.running) as clients:
         running = cluster.running
         cluster.head.kill()

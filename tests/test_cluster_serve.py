@@ -493,7 +493,7 @@ def test_settings_are_checked_before_anything_starts() -> None:
 
 @pytest.mark.full
 def test_a_cluster_with_workers_that_prefill(tmp_path: Path) -> None:
-    """Answers are decoded meanwhile, and the same prompt has the same answer where nobody prefills for another."""
+    """Answers are decoded meanwhile, and the same prompt has the same answer without prefill apart."""
     long = {**STORY, "prompt": "the tide comes in " * 500, "max_tokens": 20}
 
     def asked(one: Running) -> dict:
@@ -532,7 +532,7 @@ ASKED = {
 
 
 def chat(url: str, number: int, **more: object) -> tuple[list[str | None], list[object]]:
-    """Return which worker prefilled a chat for another one, of each answer, and what was said, without ids."""
+    """Return for each answer the worker that prefilled it for another one, and its text without ids."""
     asked = [
         {"role": "system", "content": f"{number} " + "the tide comes in " * 400},
         {"role": "user", "content": "Who is there?"},
@@ -551,7 +551,7 @@ def chat(url: str, number: int, **more: object) -> tuple[list[str | None], list[
 
 @pytest.mark.full
 def test_prompts_prefilled_apart_have_equal_answers(tmp_path: Path) -> None:
-    """Each chat is asked for beside answers, and again in a cluster whose workers have no roles.
+    """Each chat is requested during other answers, and again in a cluster whose workers have no roles.
 
     Measured speeds decide whether one is prefilled apart: if it is not, another one is asked for.
     """

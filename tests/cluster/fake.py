@@ -152,7 +152,7 @@ class FakeWorker:
         mtp_bytes: int = 0,
     ) -> None:
         self.engine = engine
-        self.known: list[set[Peer]] = []  # workers of its pool, as it was told
+        self.known: list[set[Peer]] = []  # workers of its pool, as last sent
         self.peer = Peer(uuid.uuid4().bytes, parts)
         health = {"deterministic": "yes"}
         info = WorkerInfo(fingerprint, 1, "formula", 100_000, 4, 0, "", "", health, parts, role, mtp_bytes=mtp_bytes)

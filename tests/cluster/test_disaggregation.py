@@ -1,4 +1,4 @@
-"""Prefill apart from decode: one worker samples the first token, another one goes on, and no bit changes."""
+"""Prefill apart from decode: one worker samples the first token, another one continues, and no bit changes."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_answer_continues_after_its_decode_worker_is_lost() -> None:
     "then", ["handed over", "cancelled", "prefill worker lost", "decode worker lost", "first is last"]
 )
 def test_the_worker_that_decodes_reads_meanwhile(then) -> None:
-    """It is told so once, goes on with the answer, and is told if it is not to."""
+    """The order is sent once; the worker continues the answer, and a cancellation is sent if it must not."""
     parts = Contact("tcp://127.0.0.1:1", b"")
     with disaggregated(p_pace=0.3, p_parts=parts, d=decode_worker(), e=decode_worker()) as (router, p, decoding):
         if then == "first is last":

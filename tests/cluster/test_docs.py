@@ -30,7 +30,7 @@ def printed_reader() -> Any:
 
 
 def test_printed_reader_follows_server_through_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishers, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(publishers, "HEARTBEAT_SECONDS", 0.05)
     toy = logged(TIGHT)
     with publishing(toy) as publisher:
         serve(toy, publisher, 1)

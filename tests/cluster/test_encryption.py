@@ -89,7 +89,7 @@ def up(server: Server, client: Client) -> Iterator[Up]:
 
 @pytest.fixture
 def secured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Up]:
-    monkeypatch.setattr(publishers, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(publishers, "HEARTBEAT_SECONDS", 0.05)
     with up(new_server(), CLIENT) as one:
         yield one
 

@@ -70,7 +70,7 @@ def follow(b: Worker, a: Worker, first: Answer) -> int:
 
 
 def asking(b: Worker, first: Answer, number: int, *peers: Worker) -> Callable[[], Answer]:
-    """Ask on a thread; what is returned waits for the answer."""
+    """Ask on a thread; return a function that waits for the answer."""
     answers: list[Answer] = []
     thread = threading.Thread(target=lambda: answers.append(b.ask(first.prompt, *peers, follows=number)))
     thread.start()
@@ -245,7 +245,7 @@ def test_a_follow_without_progress_is_given_up(make, monkeypatch) -> None:  # no
 
 
 def test_requests_of_one_prompt_share_a_read(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
-    """It goes on until the last of them is cancelled."""
+    """It continues until the last of them is cancelled."""
     with followed(make) as (a, b, gate, first):
         before = free(b)
         numbers = [follow(b, a, first) for _ in range(3)]
@@ -339,7 +339,7 @@ def test_a_prefill_that_cannot_be_followed_ends_no_worker(make, caplog) -> None:
 
 
 def test_unfinished_parts_are_offered_to_no_other_request(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
-    """Another request pulls what is there, waits for no more, and what is followed comes all the same."""
+    """Another request pulls the present parts and does not wait; the followed ones still arrive."""
     with followed(make) as (a, b, gate, first):
         number = follow(b, a, first)
         gate.let(3)

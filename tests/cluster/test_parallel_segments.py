@@ -163,7 +163,7 @@ def test_segments_of_every_kind_of_layer_travel(load, family) -> None:  # noqa: 
     assert answer.comparable == plain.comparable
 
 
-# -- what is pulled, and what stays
+# -- pulled and kept segments
 
 
 @pytest.mark.full
@@ -183,7 +183,7 @@ def test_stored_segments_are_pulled_by_the_worker_that_combines(model) -> None:
 
 
 def test_turn_is_routed_to_the_composed_prefix_of_the_previous_turn(model, monkeypatch) -> None:
-    """The router knows how deep it is; another worker has the segments alone."""
+    """The router knows how deep it is; another worker has only the segments."""
     monkeypatch.setattr(test_routed_answers, "EVENTS", replace(test_routed_answers.EVENTS, healing="off"))
     first = composed("turns")
     with workers_of(model, "a", "b") as (router, _):

@@ -223,7 +223,7 @@ def test_a_snapshot_with_a_part_missing_is_refused() -> None:
 
 
 def test_a_composed_prefix_is_found_where_it_is_deeper() -> None:
-    """Nobody else can pull what it has beyond the exact prefix."""
+    """No other worker can pull its tokens beyond the exact prefix."""
     picture = Picture()
     picture.next, picture.block_size, picture.groups = 1, PAGE, {KV: "full_attention", STATES: "mamba"}
     picture.held[KV].update({11, 12, 22, 23})

@@ -1,4 +1,4 @@
-"""Preparations of a router alone: orders to workers, and the work of its thread."""
+"""Preparations of a router without workers: orders to workers, and the work of its thread."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def caught_up(follower: Follower, toy: Toy) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishers, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(publishers, "HEARTBEAT_SECONDS", 0.05)
 
 
 @pytest.mark.usefixtures("quick")
@@ -147,7 +147,7 @@ def test_a_restarted_publisher_is_followed() -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_full_queue_delays_no_step_and_all_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = logged(TIGHT)
-    monkeypatch.setattr(publishers, "QUEUED", 2)
+    monkeypatch.setattr(publishers, "MAX_QUEUED_STEPS", 2)
     with publishing(toy) as publisher, Follower(*publisher.addresses, "kv-events") as follower:
         caught_up(follower, toy)
         free = threading.Event()

@@ -41,7 +41,7 @@ from tests.exactness.test_tiers import server
 ANYWHERE = "tcp://127.0.0.1:*"
 KEY = bytes(range(32))
 OWN = Fingerprint.of({"probe": "one"})
-AMPLE = 400  # pages beside states
+AMPLE = 400  # pages in addition to states
 PROMPT = 1300  # tokens: one whole run of KV, and a ragged one
 END = (PROMPT - 1) // 64 * 64
 

@@ -19,8 +19,8 @@ from tests.cluster.fake import PATIENCE
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "WATCHED", 0.02)
-    monkeypatch.setenv(ray_cluster.RECONNECTING, f"{ray_cluster.BEFORE + 0.3}")
+    monkeypatch.setattr(ray_cluster, "WATCH_SECONDS", 0.02)
+    monkeypatch.setenv(ray_cluster.RECONNECT_VARIABLE, f"{ray_cluster.ORDERLY_END_SECONDS + 0.3}")
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ EVENTS = ServeConfig(
     kv_events=True,
     kv_events_endpoint=ANYWHERE,
     kv_events_replay_endpoint=ANYWHERE,
-    tier_timeout=60,  # what is pulled is not late on a busy machine
+    tier_timeout=60,  # pulls are not late on a busy machine
 )
 PROMPT = words(150, "routed")
 KINDS = {
@@ -240,7 +240,7 @@ def test_lost_events_make_no_wrong_prediction_after_a_resync(model, monkeypatch)
         else:
             receive(follower)
 
-    monkeypatch.setattr(publisher, "HEARTBEAT", 0.02)
+    monkeypatch.setattr(publisher, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(Follower, "_receive", losing)
     with cluster(model, 30, a="one", b="one", c="one") as (router, workers):
         followers = {name: router._links[name]._follower for name in workers}

@@ -30,7 +30,7 @@ MEDIUM = "STORAGE"
 
 
 def queued(worker: RealWorker, tokens: int) -> None:
-    """Let a worker report so many tokens in its queue, and a millisecond for each token that it computes."""
+    """Let a worker report `tokens` tokens in its queue, and a millisecond for each token that it computes."""
     tiers = worker.engine.scheduler.tiers
     tiers.prefill_seconds = lambda tokens: 1e-3 * tokens
     tiers.prefilled = lambda tokens, seconds: None

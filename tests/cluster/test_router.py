@@ -126,7 +126,7 @@ def test_without_a_seed_the_router_draws_one() -> None:
 
 @pytest.mark.parametrize("after", [0, 1, 2, 30, 59])
 def test_answer_continues_on_another_worker_after_a_loss(after: int) -> None:
-    """After `after` tokens; the last of them is said again by the other worker, and compared."""
+    """After `after` tokens; the other worker sends the last of them again, and it is compared."""
     a, b = (FakeWorker(FormulaEngine(SLOW)) for _ in "ab")
     with cluster(a=a, b=b) as router:
         received = submit(router, asking(range(9), 60))

@@ -235,7 +235,7 @@ def watched(store: OwnStore, layout: CacheLayout = LAYOUT) -> tuple[StoreWatch, 
 
 
 def test_parts_of_an_earlier_server_in_the_folder_are_published(tmp_path: Path) -> None:
-    """Not what another fingerprint stored, nor what has a namespace, which stands in no part."""
+    """Without parts of another fingerprint, or of a namespace, which no part names."""
     one, store = key(9), DiskStore(tmp_path, None)
     branch = key(7, 1, one[: 4 * UNIT])
     for of in (one, one[: 6 * UNIT], branch):

@@ -106,7 +106,7 @@ def test_nothing_of_a_prompt_is_computed_again(make, same_bits_as_without_a_cach
     ],
 )
 def test_tails_of_every_family(load, same_bits_as_without_a_cache, family, dtype) -> None:  # noqa: F811
-    """Each kind of memory comes whole, among them the keys of a window, KV alone, and states alone."""
+    """Each kind of memory comes whole, among them the keys of a window, only KV, and only states."""
     make = Make(*load(family, dtype, 2))  # noqa: F811
     with two(make) as (a, b):
         rest = whole(prefilled(a), handed_over(a, b))
@@ -310,7 +310,7 @@ def test_a_tail_that_is_given_up_gives_its_pages_back(make, monkeypatch, how: st
 
 
 def test_a_preempted_request_computes_its_prompt(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
-    """The tail was given back: it goes on as after any preemption."""
+    """The tail was given back: the answer continues as after any preemption."""
     with two(make) as (a, b):
         first = prefilled(a)
         engine, run = b.rig.engine, b.rig.engine.loop.execute

@@ -1,8 +1,8 @@
 """Workers with another instruction set or number of threads are not mixed; with another instruction set bits change.
 
-Each worker is a process of its own. The control takes the check of pools away: all say that they are of one
-fingerprint, so a prefix is pulled and an answer goes on at a worker that computes other bits. Two and three threads
-gave the bits of one, so they are no control.
+Each worker is a process of its own. The control removes the check of pools: all workers report one fingerprint, so
+that a prefix is pulled and an answer continues on a worker that computes other bits. Two and three threads gave the
+bits of one, so that they cannot be a control.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def test_unlike_workers_are_not_mixed(processor: str | None, threads: int) -> No
 
 @pytest.mark.parametrize("processor", LESSER)
 def test_without_pools_another_instruction_set_changes_bits(processor: str) -> None:
-    """Control: after a pull an answer has other bits, and one that goes on at the other worker is found out."""
+    """Control: after a pull an answer has other bits, and one that continues on the other worker is detected."""
     with unlike(processor, 1, pooled=False) as cluster:
         own, pulled = cluster.at("own"), cluster.at("other")
         assert pulled.finished.account.loaded_from == "peer"

@@ -129,7 +129,7 @@ class FakeHost:
 
 
 class FakeRay:
-    """Ray, as far as workers need it: actors are objects of this process."""
+    """Ray as workers use it: actors are objects of this process."""
 
     def __init__(self) -> None:
         self.actors: list[FakeHost] = []
@@ -265,7 +265,7 @@ def test_worker_that_does_not_start_ends_the_upgrade_and_others_serve(cluster: C
         until(lambda: cluster.serving() == ["headwater", "headwater"])
     assert set(whole(asked, (0,))) == {0}
     assert upgrade.error.startswith("worker w2 could not start: CheckpointError: there is no model; the upgrade was")
-    again = ["headwater"] * drain_first  # in the place of the one that was drained
+    again = ["headwater"] * drain_first  # instead of the drained one
     assert [one.placement for one in cluster.ray.actors] == ["headwater", "headwater", "no_model", *again]
     cluster.upgrade(placement="none")
     assert cluster.serving() == ["none", "none"]

@@ -255,7 +255,7 @@ def test_several_threads_may_use_it(make: Make) -> None:
 
 
 def test_clock_set_back_changes_no_part_order(make: Make) -> None:
-    """Parts are used in what is the future then: the store keeps to its limit, whole sets and what saves most."""
+    """Parts were used in the future of that clock: the store keeps to its limit, whole sets and what saves most."""
     store = make(LIMIT)
     dear = put(store, session(key_of("dear", 8), (8,), seconds=1e6))
     for back in (0.0, 1e8, 5e8):
@@ -272,7 +272,7 @@ def test_clock_set_back_changes_no_part_order(make: Make) -> None:
 
 
 def test_one_of_two_writers_of_a_name_wins_whole(make: Make) -> None:
-    """Readers beside them see nothing, or all that one of them wrote."""
+    """Concurrent readers see nothing, or all that one of them wrote."""
     one, other = make(), make()
     stores, wrong = (one, one) if one.kind == "memory" else (one, other), []
     for number in range(20):

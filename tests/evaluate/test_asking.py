@@ -98,7 +98,7 @@ def test_refusal_is_an_outcome_only_of_its_item():
     assert [one.answer.outcome for one in column] == ["ok", "refused", "error", "ok"]
     assert "9,000" in column[1].answer.detail
     assert Summary.of(column, 0).failed == 2
-    assert Summary.of(column, 0).exact.mean == 0.25  # of Ada, Bo, Ada, Bo the first alone is right
+    assert Summary.of(column, 0).exact.mean == 0.25  # of Ada, Bo, Ada, Bo only the first is right
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_slices_have_kinds_in_their_order_and_numbers_ascending():
                  item(group=3)]  # fmt: skip
         slices = sliced(asked(fake.url, items)["served"], 0)
     assert list(slices["kind"]) == ["single", "absent", "tool"]
-    assert list(slices["documents"]) == [2, 4, 16]  # at most so many
+    assert list(slices["documents"]) == [2, 4, 16]  # upper limits
     assert slices["kind"]["tool"].f1 is None
     assert slices["kind"]["single"].well_formed is None
     assert slices["all"][""].items == 4

@@ -22,7 +22,7 @@ def of(**parts):
         (of(a=0.5), of(a=0.25), 0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75)),  # the rest is a bucket
         (of(a=0.5, b=0.3), of(a=0.5, c=0.3), 0.0),  # b and c are in the bucket: nothing tells them apart
         (of(a=0.9, b=0.1), {"a": 0.0, "b": -9999.0}, 0.9 * math.log(0.9) + 0.1 * (math.log(0.1) + 9999)),
-        (of(a=0.5, b=0.1), of(c=0.5, d=0.1), 0.0),  # nothing in common: a bucket alone
+        (of(a=0.5, b=0.1), of(c=0.5, d=0.1), 0.0),  # nothing in common: only a bucket
     ],
 )
 def test_divergence_covers_commonly_reported_tokens_and_a_bucket(p, q, nats):

@@ -63,7 +63,7 @@ def test_all_ways_of_segments_ask_the_same_prompt() -> None:
     [
         ("abc abcdef", ["abc", "abcdef"], [(0, 3), (4, 10)]),
         ("abcdef abc", ["abc", "abcdef"], [(0, 6), (7, 10)]),
-        ("x abcdef", ["abc", "abcdef"], [(2, 8)]),  # the shorter one stands in the longer one alone
+        ("x abcdef", ["abc", "abcdef"], [(2, 8)]),  # the shorter one occurs only in the longer one
         ("abc abc", ["abc", "abc"], [(0, 3), (4, 7)]),
         ("abc", ["abc", "abc", "", "z"], [(0, 3)]),
     ],

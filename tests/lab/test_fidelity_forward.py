@@ -35,7 +35,7 @@ def prompt(lead: int, *segments: int, last: int = 20, seed: int = 0) -> Prompt:
 
 @pytest.mark.parametrize("name", [*SMALLEST.values(), *WINDOWS])
 def test_first_layer_equals_the_whole_prompts_except_with_naive_addition(name: str, checkpoint: Checkpoint) -> None:
-    """HYPIC, section 4.2: what it takes depends on tokens alone, so composing is exact there."""
+    """HYPIC, section 4.2: its input depends only on tokens, so composing is exact there."""
     model = load_model(checkpoint(name), "float32").model
     found = compared(model, [prompt(30, 110, 90, 100, last=1)], list(Fidelity), 400)
     first = set(range(len(model.spec.blocks[0].parts)))
@@ -67,7 +67,7 @@ def test_a_prompt_none_of_whose_segments_is_reused_is_the_whole_one(name: str, c
 
 @pytest.mark.parametrize(("last", "differs"), [(10, True), (40, True), (200, False)])
 def test_all_tokens_in_a_window_after_the_prompt_are_compared(last: int, differs: bool, checkpoint: Checkpoint) -> None:
-    """The second layer's keys and values are those of one pass once what was reused has left the window."""
+    """The second layer's keys and values are those of one pass once the reused tokens have left the window."""
     model = load_model(checkpoint("qwen3_windows_only"), "float32").model
     one, bench = prompt(70, 100, last=last), Workbench(model, 400)
     recipe = Recipe(Widths(8, 8))
@@ -106,7 +106,7 @@ def test_a_model_without_attention_keeps_nothing_and_is_the_same_otherwise(check
 
 
 def test_without_attention_windows_are_skipped_too(checkpoint: Checkpoint) -> None:
-    """Then nothing is left that looks back: the last token alone says what comes next."""
+    """Then no layer looks back: only the last token decides the next one."""
     model, one = load_model(checkpoint("qwen3_window"), "float32").model, prompt(40, 100)
     other = Prompt((*prompt(40, 100, seed=1).tokens[:-1], one.tokens[-1]), ())
     for computing, same in ((model, False), (without_attention(model), True)):

@@ -66,7 +66,7 @@ def test_points_far_off_hardly_count() -> None:
 
 
 def test_parameters_that_points_do_not_determine_are_kept() -> None:
-    """Long prefills alone are all bound by compute: nothing is said of the memory."""
+    """Only long prefills are all bound by compute, and show nothing of the memory."""
     long = [one for one in points(TRUE, 0, decode=False) if one.prompt_tokens - one.cached_tokens > 8 * STEP]
     assert len(long) > 5
     found = fit(QWEN, DEVICES["h100"], observe([replace(one, cached_tokens=0) for one in _cut(long)], STEP))

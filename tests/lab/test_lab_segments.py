@@ -1,4 +1,4 @@
-"""Prompts made of segments in the lab: three ways of reuse, counted by hand, and what is stored and goes."""
+"""Prompts made of segments in the lab: three methods of reuse, counted by hand, storage and eviction."""
 
 from __future__ import annotations
 

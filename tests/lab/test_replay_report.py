@@ -348,7 +348,7 @@ def test_a_browser_sorts_the_rows_chooses_lines_and_tells_figures(browser, tmp_p
     all_of("#memory input[value='0']")[0].click()
     assert not [path for path in all_of("#memory path.line.of-0") if path.is_displayed()]
 
-    plot = all_of("#held .plot")[0]  # scrolling hides what is told, so it comes first
+    plot = all_of("#held .plot")[0]  # scrolling hides the tooltip, so it comes first
     shown = "arguments[0].scrollIntoView({block: 'center'}); const done = arguments[1];"
     browser.execute_async_script(shown + "requestAnimationFrame(() => requestAnimationFrame(() => done()))", plot)
     plot.send_keys(Keys.ARROW_RIGHT)

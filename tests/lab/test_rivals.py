@@ -98,7 +98,7 @@ def test_costs_are_seconds() -> None:
 
 
 def test_widespread_prefix_does_not_exclude_a_worker_without_it() -> None:
-    """An idle worker without a system prompt of 40 blocks, beside others with a short queue."""
+    """An idle worker without a system prompt of 40 blocks, next to others with a short queue."""
     what = prompt(*range(60))
     for n, widespread in ((3, 0), (4, 40 * BLOCK), (6, 40 * BLOCK)):  # of seven others
         having = [worker(str(i), reusable=40 * BLOCK, cached=40 * BLOCK, queued_tokens=500) for i in range(n)]
@@ -375,7 +375,7 @@ def test_a_worker_that_has_left_is_forgotten(rule: Choice) -> None:
 
 @pytest.mark.parametrize(("most", "home"), [(5, "a"), (10, "b")])
 def test_aibrix_matches_the_least_loaded_only_where_one_has_far_too_many(most: int, home: str) -> None:
-    """Means decide: of 5, 0 and 1 it is 2; 5 is below 2 * 3. Of 10, 0 and 1 it is 3.7; 10 is above 2 * 4.7."""
+    """Means decide: of 5, 0 and 1 it is 2, and 5 is below 2 * 3; of 10, 0 and 1 it is 3.7, and 10 is above 2 * 4.7."""
     rule = Aibrix(stddev_factor=9.0)
     assert chosen(rule, prompt(1, 2), worker("a"), worker("b", running=1), worker("c", running=1)) == "a"
     assert chosen(rule, prompt(1, 2), worker("a", running=most), worker("b"), worker("c", running=1)) == home

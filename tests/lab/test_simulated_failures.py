@@ -1,4 +1,4 @@
-"""Workers that fail in simulated clusters: their requests go on elsewhere, and each is counted once."""
+"""Workers that fail in simulated clusters: their requests continue on others, and each is counted once."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_seed_gives_one_result() -> None:
 
 
 def one_request(failures: list[tuple[float, int]], cluster: Cluster) -> tuple[Simulation, Tally, Outcome]:
-    """Simulate the longest answer alone, and these workers' failures at these times."""
+    """Simulate only the longest answer, and these workers' failures at these times."""
     request = max(traffic().requests, key=lambda one: one.output_tokens)
     trace = Trace("one", [replace(request, session="0")])
     arrivals = at_times(trace.requests, [1.0])

@@ -77,7 +77,7 @@ def test_a_link_that_is_slower_than_the_prefill_is_never_idle(apart: None) -> No
     one = simulated([asked("a")], [0.0], Cluster(2, "least_cost", network=slow, prefill=1))
     tally = one.run()
     state = one.pulls[0]._sizes.bytes(True, 0) / slow.bandwidth
-    ends = 1.024 + 3 * slow.latency + 2.0 * END / RUN_TOKENS + state  # a run, a run, and what is left
+    ends = 1.024 + 3 * slow.latency + 2.0 * END / RUN_TOKENS + state  # a run, a run, and the rest
     assert tally.token_seconds == [pytest.approx((ends - 3.0 + REST + 0.02) / 2)]
     assert one.routing.followed == 1
 

@@ -245,7 +245,7 @@ def test_prompts_prefilled_apart_are_answered_once() -> None:
 
 @pytest.mark.parametrize("home", ["w0", "w1", None])
 def test_handed_over_answers_are_prefilled_by_one_worker(home: str | None) -> None:
-    """The one that a rule says; without one, the one that decoded it: nobody is disturbed where it runs alone."""
+    """The worker by the rule; without one, the decoder, where no other request is delayed."""
 
     def rule(answer: Prompt, candidates: list[Candidate], decoded: str) -> int:
         assert decoded == "w1"

@@ -124,7 +124,7 @@ def test_shared_prefix_is_newer_than_its_continuations() -> None:
     requests = [asked("a", 1, 2, 3, 4), asked("b", 1, 2, 5, 6), asked("a", 1, 2, 3, 4, 7, 8)]
     model = distances(Trace("made", ()), LAYOUT, requests, checkpoints=1)
     # b finds 1 page, used by a: 2 pages, a checkpoint, a slot. Then a finds that page as b used it (with b's page and
-    # checkpoint), and one more as it used it itself (with its own page and checkpoint beside).
+    # checkpoint), and one more as it used it itself (with its own page and checkpoint).
     assert list(zip(model.pages, model.tokens, strict=True)) == [(22, 2), (22, 4), (33, 6)]
 
 

@@ -1,4 +1,4 @@
-"""A small OpenAI-like server on a loopback socket: it says words, counts words as tokens, and does as it is told."""
+"""Small OpenAI-like server on a loopback socket: it answers in words, which count as tokens, or errs as requested."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Script:
     events: list[Json] = field(default_factory=list)
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    body: Json = field(default_factory=dict)  # of any other status, or in place of events
+    body: Json = field(default_factory=dict)  # of any other status, or instead of events
     gap: float = 0.0  # seconds before each event
     hold_after: int | None = None  # events after which nothing more comes until the server stops
     done: bool = True  # ends with [DONE]

@@ -1,4 +1,4 @@
-"""Streams of servers that do not keep to OpenAI's form: what is odd in them is as good as not there."""
+"""Streams of servers that do not keep to OpenAI's form: unknown fields and events are ignored."""
 
 from __future__ import annotations
 

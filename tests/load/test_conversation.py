@@ -1,4 +1,4 @@
-"""A conversation sends what was said, keeps what was answered, and survives what goes wrong."""
+"""A conversation sends its history, keeps answers, and survives errors."""
 
 from __future__ import annotations
 

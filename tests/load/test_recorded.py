@@ -1,4 +1,4 @@
-"""Recorded traffic: every form of a line, and what is refused with its file and line."""
+"""Recorded traffic: every form of a line, and errors with file and line."""
 
 from __future__ import annotations
 

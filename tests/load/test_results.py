@@ -43,13 +43,13 @@ def test_a_summary_adds_up():
     assert summary.outcomes == {"ok": 3, "refused": 1, "error": 1, "skipped": 1}
     assert summary.errors == {"full up": 1, "boom": 1}
     assert summary.reasons == {"full": 1, "cold": 1}
-    assert summary.wall == 5.0  # what was skipped was never sent
+    assert summary.wall == 5.0  # skipped requests were never sent
     assert summary.good == 1  # the second waited 2 s to be sent, the third was slow between its tokens
     assert summary.requests_per_s == pytest.approx(3 / 5)
     assert summary.goodput_per_s == pytest.approx(1 / 5)
     assert summary.output_tokens_per_s == pytest.approx(6 / 5)
     assert (summary.prompt_tokens, summary.cached_tokens, summary.output_tokens) == (250, 64, 6)
-    assert summary.hit_rate == pytest.approx(64 / 200)  # of the prompts whose cached tokens are told
+    assert summary.hit_rate == pytest.approx(64 / 200)  # of the prompts with reported cached tokens
     assert (summary.ttft.max, summary.ttft_from_due.max) == (0.5, 2.5)
     assert (summary.itl.count, summary.itl.max) == (3, 0.9)
 

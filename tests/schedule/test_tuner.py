@@ -145,7 +145,7 @@ def test_the_guard_is_in_points_of_the_token_hit_rate() -> None:
 
 
 def finish(lab: Lab, requests: Iterator[Request]) -> None:
-    """Let the replays end, however long that takes, and serve one more request: it adopts what is there."""
+    """Wait for the replays, and serve one more request, which adopts the result."""
     if lab.tuner._running is not None:
         for future in lab.tuner._running._futures:
             future.exception(timeout=300)

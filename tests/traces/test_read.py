@@ -1,4 +1,4 @@
-"""Traces are found by name below a data folder, and read as far as is wanted."""
+"""Traces are found by name below a data folder, and read up to a limit."""
 
 from __future__ import annotations
 

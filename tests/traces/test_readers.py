@@ -279,7 +279,7 @@ def answer(text, tokens=3):
 )
 @pytest.mark.parametrize("place", [None, "body", "request"])
 def test_a_logged_request_is_known_with_its_answer_wherever_they_are(written, tmp_path, log, place):
-    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))  # whose ids do not depend on what was read before
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))  # whose ids do not depend on earlier files
     asked = {"model": "m", "messages": [SYSTEM, USER], "cache_salt": "mine"}
     line = {**(asked if place is None else {place: asked}), "response": log, "timestamp": 1500}
     (request,) = read_trace(written(line), tokenizer=tmp_path).requests
@@ -348,7 +348,7 @@ def test_questions_of_a_document_share_it_and_nothing_else(written):
 
 
 def test_book_continues_and_restarts_where_the_context_ends(written, monkeypatch):
-    monkeypatch.setattr(documents, "CONTEXT", 12)
+    monkeypatch.setattr(documents, "CONTEXT_TOKENS", 12)
     chapter = {**CHAPTER, "text": "a b c d"}
     other = {**chapter, "id": "author_other/one"}
     trace = read_trace(written(chapter, chapter, chapter, other))

@@ -1,4 +1,4 @@
-"""Files come packed or not, line by line or as an array; what is wrong with them is told with its place."""
+"""Files come packed or not, line by line or as an array; errors name their place."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_empty_lines_are_none_and_count(packed):
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 def test_an_array_is_read_element_by_element(tmp_path, monkeypatch, indent, chunk):
-    monkeypatch.setattr(source, "CHUNK", chunk)
+    monkeypatch.setattr(source, "CHUNK_BYTES", chunk)
     path = tmp_path / "some.json"
     path.write_text(json.dumps(RECORDS, ensure_ascii=False, indent=indent))
     assert list(Source(path).records()) == RECORDS

@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import ConfigError
-from headwater.traces.arrivals import RATE, THINK, Closed, Open, Poisson, Recorded, in_order, natural
+from headwater.traces.arrivals import (
+    DEFAULT_RATE,
+    DEFAULT_THINK_SECONDS,
+    Closed,
+    Open,
+    Poisson,
+    Recorded,
+    in_order,
+    natural,
+)
 from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Request, Trace
 from tests.support import examples
@@ -121,11 +130,11 @@ def test_given_think_times_go_before_recorded_ones():
 
 def test_sessions_without_times_are_interleaved():
     of = sessions(60, 4)
-    assert natural(of) == Poisson(RATE)
+    assert natural(of) == Poisson(DEFAULT_RATE)
     order = [one.session for _, one in in_order(make_arrivals(of))]
     assert order != [one.session for one in of.requests]
     assert len(set(order[:40])) > 12
-    assert THINK > 0
+    assert DEFAULT_THINK_SECONDS > 0
 
 
 # -- closed --------------------------------------------------------------------

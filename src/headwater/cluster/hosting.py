@@ -24,7 +24,7 @@ from headwater.server.observe.logs import configure_logging
 if TYPE_CHECKING:
     from headwater.engine.engine import Engine
 
-CHECKED = 0.05  # seconds between looks at whether a draining worker is idle
+IDLE_POLL_SECONDS = 0.05  # between checks whether a draining worker is idle
 
 
 def pulls(config: ServeConfig) -> bool:
@@ -157,7 +157,7 @@ class Host:
         """End it, after its requests have ended or `seconds` have passed."""
         end = time.monotonic() + seconds
         while self._worker.open_requests and time.monotonic() < end:
-            time.sleep(CHECKED)
+            time.sleep(IDLE_POLL_SECONDS)
         self._engine.stop(lambda: max(0.0, end - time.monotonic()))
         self._worker.close()
         if self._pulling is not None:

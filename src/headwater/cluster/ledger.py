@@ -17,8 +17,8 @@ from headwater.cluster.digests import TOKEN_BYTES, Digests
 from headwater.cluster.messages import KINDS, KV, MEDIUM, SEGMENTS, STATES, AllBlocksCleared, BlockRemoved, BlockStored
 from headwater.plan import CacheLayout
 
-FREE = 255  # in the column of groups
-LONGEST = 4096  # blocks of one event in a snapshot
+FREE_GROUP = 255  # in the column of groups
+MAX_EVENT_BLOCKS = 4096  # in a snapshot
 
 
 class Tokens:
@@ -75,7 +75,7 @@ class Ledger:
         pages = self.layout.n_pages
         self._digest, self._parent = (array("Q", bytes(8 * pages)) for _ in "12")
         self._end = array("i", bytes(4 * pages))  # of a segment: its tokens
-        self._group = bytearray([FREE]) * pages
+        self._group = bytearray([FREE_GROUP]) * pages
         self._tokens.clear()
 
     @property
@@ -110,7 +110,7 @@ class Ledger:
     def _remove(self, change: Removed, removed: dict[int, list[int]]) -> None:
         for page in change.pages:
             removed.setdefault(self._group[page], []).append(self._digest[page])
-            self._group[page] = FREE
+            self._group[page] = FREE_GROUP
             self._tokens.forget(page)
 
     def _store_kv(self, change: KvStored) -> BlockStored:
@@ -172,8 +172,8 @@ class Ledger:
     def contents(self) -> Iterator[BlockStored]:
         """Yield everything that is held, parents before children, in as few events as there are branches."""
         for chain in self._chains():
-            for at in range(0, len(chain), LONGEST):
-                yield self._kv(chain[at : at + LONGEST])
+            for at in range(0, len(chain), MAX_EVENT_BLOCKS):
+                yield self._kv(chain[at : at + MAX_EVENT_BLOCKS])
         yield from map(self._state, self._pages_of(STATES))
         yield from map(self._segment, self._pages_of(SEGMENTS))
 

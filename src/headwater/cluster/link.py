@@ -28,7 +28,7 @@ from headwater.cluster.wire import (
 )
 from headwater.engine.meter import Backlog, EngineStats
 
-FOLLOWED = 0.2  # seconds between looks at whether a follower is to end
+FOLLOW_SECONDS = 0.2  # between checks whether a follower must end
 NO_BACKLOG = Backlog(0, 0, 0, None, 0.0)
 
 log = logging.getLogger("headwater.cluster")
@@ -122,7 +122,7 @@ class Link:
     def _run(self, follower: Follower) -> None:
         with follower:
             while not self._following.is_set():
-                follower.follow(FOLLOWED)
+                follower.follow(FOLLOW_SECONDS)
 
     def find(self, prompt: Prompt) -> Found:
         """Return the leading tokens of a prompt in this worker's picture."""

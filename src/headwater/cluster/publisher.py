@@ -24,8 +24,8 @@ from headwater.cluster.store_ledger import StoreLedger
 from headwater.cluster.stream import EventStream
 from headwater.tiers.changes import StoreLog
 
-HEARTBEAT = 1.0  # seconds without a message
-QUEUED = 10_000  # steps whose changes wait for the thread
+HEARTBEAT_SECONDS = 1.0  # without a message
+MAX_QUEUED_STEPS = 10_000  # whose changes wait for the thread
 STOP_SECONDS = 2.0  # for the thread to send queued messages
 
 log = logging.getLogger("headwater.events")
@@ -81,10 +81,10 @@ class Publisher:
             if not self._queue:
                 self._behind = False
                 self._put(self._cache.contents(), True)
-        elif changes and len(self._queue) < QUEUED:
+        elif changes and len(self._queue) < MAX_QUEUED_STEPS:
             self._put(changes, False)
         elif changes:
-            log.warning("%d steps wait to be published: readers will get the whole content again", QUEUED)
+            log.warning("%d steps wait to be published: readers will get the whole content again", MAX_QUEUED_STEPS)
             self._put([], True)
             self._behind = True
 
@@ -99,15 +99,15 @@ class Publisher:
             poller = zmq.Poller()
             poller.register(self._sockets.replay, zmq.POLLIN)
             poller.register(self._waker, zmq.POLLIN)
-            due = time.monotonic() + HEARTBEAT
+            due = time.monotonic() + HEARTBEAT_SECONDS
             while not self._closing or self._queue:
                 poller.poll(int(max(0.0, due - time.monotonic()) * 1000) + 1)
                 self._waker.clear()
                 if self._send_queued() | self._send_stored():
-                    due = time.monotonic() + HEARTBEAT
+                    due = time.monotonic() + HEARTBEAT_SECONDS
                 if time.monotonic() >= due:
                     self._send(self._stream.heartbeat())
-                    due = time.monotonic() + HEARTBEAT
+                    due = time.monotonic() + HEARTBEAT_SECONDS
                 self._answer()
         except Exception:
             log.exception("events are not published any more")

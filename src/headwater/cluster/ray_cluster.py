@@ -23,10 +23,10 @@ from headwater.errors import ConfigError
 
 NAMESPACE, MAILBOX = "headwater", "headwater-cluster"  # Ray's names
 STORE_BYTES = 100 * 10**6
-CONNECTING = 3.0  # seconds for Ray to accept a connection
-RECONNECTING = "RAY_gcs_rpc_server_reconnect_timeout_s"  # after which Ray ends processes that do not reach its head
-BEFORE = 20.0  # seconds before that in which a cluster ends in order
-WATCHED = 2.0  # seconds between looks at Ray's head
+CONNECT_SECONDS = 3.0  # for Ray to accept a connection
+RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"  # until processes without Ray's head end
+ORDERLY_END_SECONDS = 20.0  # before that, for an orderly end of the cluster
+WATCH_SECONDS = 2.0  # between checks of Ray's head
 
 log = logging.getLogger("headwater.cluster")
 
@@ -57,7 +57,7 @@ def hosts() -> list[int]:
 def _check_open(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), CONNECTING).close()
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
     except (OSError, ValueError) as error:
         raise ConfigError(f"no Ray cluster at {address}: {error}") from error
 
@@ -67,9 +67,9 @@ def wait_for_loss(address: str, ended: threading.Event) -> bool:
 
     Ray ends all of its processes a short time later.
     """
-    patience = float(os.environ.get(RECONNECTING, 60)) - BEFORE
+    patience = float(os.environ.get(RECONNECT_VARIABLE, 60)) - ORDERLY_END_SECONDS
     reached = time.monotonic()
-    while not ended.wait(WATCHED):
+    while not ended.wait(WATCH_SECONDS):
         try:
             _check_open(address)
             reached = time.monotonic()

@@ -47,8 +47,8 @@ from headwater.request import Generation
 from headwater.schedule.sequence import key_of
 from headwater.spec import ModelSpec
 
-PING_SECONDS = 0.2  # seconds between heartbeats
-HEARTBEAT_TIMEOUT_SECONDS = 0.8  # seconds of a worker's silence
+PING_SECONDS = 0.2  # between heartbeats
+HEARTBEAT_TIMEOUT_SECONDS = 0.8  # of a worker's silence
 
 log = logging.getLogger("headwater.cluster")
 

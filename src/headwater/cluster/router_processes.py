@@ -22,9 +22,9 @@ from headwater.cluster.encryption import RouterKeys
 from headwater.cluster.sockets import Contact
 from headwater.config import ServeConfig
 
-POLL_SECONDS = 0.05  # seconds between looks at the routers
-MIN_RESTART_SECONDS = 1.0  # seconds from a router's start to the next one in its place, at least
-END_SECONDS = 5.0  # seconds for a router to end after what it may take to drain
+POLL_SECONDS = 0.05  # between checks of the routers
+MIN_RESTART_SECONDS = 1.0  # from a router's start to that of its successor
+END_SECONDS = 5.0  # for a router to end after its time to drain
 
 log = logging.getLogger("headwater.cluster")
 

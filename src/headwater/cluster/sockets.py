@@ -12,14 +12,14 @@ from typing import Protocol
 
 import zmq
 
-from headwater.cluster.stream import KEPT_MESSAGES
+from headwater.cluster.stream import MAX_REPLAY_MESSAGES
 
-LIVE_QUEUE = 10_000  # messages that wait for one subscriber; further ones are dropped for it
-ANSWERS_QUEUE = KEPT_MESSAGES + 1_000  # messages that wait for one reader of a replay or a snapshot
-MAX_ACTIONS = 64  # between two looks at workers and heartbeats, which a burst of requests must not delay
+MAX_LIVE_MESSAGES = 10_000  # that wait for one subscriber; further ones are dropped for it
+MAX_ANSWER_MESSAGES = MAX_REPLAY_MESSAGES + 1_000  # that wait for one reader of a replay or a snapshot
+MAX_ACTIONS = 64  # between two polls of workers, so that a burst of requests delays no heartbeat
 ACTIONS_SECONDS = 0.05  # likewise
 
-LOCAL = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:", "ipc://")
+LOCAL_PREFIXES = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:", "ipc://")
 
 Connect = Callable[[zmq.Socket[bytes], str], None]  # connects a socket to an address
 
@@ -68,7 +68,7 @@ class Plain:
         """Do nothing: every client is accepted."""
 
     def exposed(self, addresses: Iterable[str]) -> list[str]:
-        return [address for address in addresses if not address.startswith(LOCAL)]
+        return [address for address in addresses if not address.startswith(LOCAL_PREFIXES)]
 
     def to(self, key: bytes) -> Connect:
         return connect_plain
@@ -184,7 +184,7 @@ class Sockets:
 
     def __init__(self, live: str, replay: str, server: Server = PLAIN) -> None:
         """Bind to addresses such as tcp://127.0.0.1:5557; port * is any free one. Raises zmq.ZMQError."""
-        self.live, self.replay = opened(zmq.PUB, LIVE_QUEUE), opened(zmq.ROUTER, ANSWERS_QUEUE)
+        self.live, self.replay = opened(zmq.PUB, MAX_LIVE_MESSAGES), opened(zmq.ROUTER, MAX_ANSWER_MESSAGES)
         try:
             server.bind(self.live, live)
             server.bind(self.replay, replay)

@@ -17,7 +17,7 @@ from headwater.tiers.changes import AllForgotten, BlocksStored, Change, PartsRem
 from headwater.tiers.names import RUN, SEGMENT, STATE
 
 GROUPS = {RUN: KV, STATE: STATES, SEGMENT: SEGMENTS}  # by the first letter of a part's name
-LONGEST = 4096  # blocks of one event that removes them
+MAX_EVENT_BLOCKS = 4096  # in one removal
 
 
 def units_of(run: str) -> int:
@@ -101,8 +101,8 @@ class StoreLedger:
             if blocks is not None:
                 removed[blocks.group] += self._freed(blocks)
         for group, digests in removed.items():
-            for at in range(0, len(digests), LONGEST):
-                yield BlockRemoved(digests[at : at + LONGEST], self.medium, group)
+            for at in range(0, len(digests), MAX_EVENT_BLOCKS):
+                yield BlockRemoved(digests[at : at + MAX_EVENT_BLOCKS], self.medium, group)
 
     def _freed(self, blocks: Blocks) -> list[int]:
         """Return the blocks of a part that was removed, without those that other runs have."""

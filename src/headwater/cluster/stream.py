@@ -13,8 +13,8 @@ from headwater.cluster.messages import KV, MEDIUM, BlockRemoved, BlockStored, Ev
 from headwater.cluster.store_ledger import StoreLedger
 from headwater.tiers.changes import Change as StoreChange
 
-KEPT_MESSAGES, KEPT_BYTES = 10_000, 64 * 2**20  # for replay
-SNAPSHOT_BLOCKS = 16_384  # of one message
+MAX_REPLAY_MESSAGES, MAX_REPLAY_BYTES = 10_000, 64 * 2**20  # for replay
+MAX_SNAPSHOT_BLOCKS = 16_384  # in one message
 
 
 class EventStream:
@@ -66,7 +66,7 @@ class EventStream:
         self.next += 1
         self._kept.append(message)
         self._kept_bytes += len(message.payload)
-        while len(self._kept) > KEPT_MESSAGES or (self._kept_bytes > KEPT_BYTES and len(self._kept) > 1):
+        while len(self._kept) > MAX_REPLAY_MESSAGES or (self._kept_bytes > MAX_REPLAY_BYTES and len(self._kept) > 1):
             self._kept_bytes -= len(self._kept.popleft().payload)
         return message
 
@@ -88,7 +88,7 @@ class EventStream:
         for stored in chain(self._ledger.contents(), self._stored()):
             events.append(stored)
             blocks += len(stored.block_hashes)
-            if blocks >= SNAPSHOT_BLOCKS:
+            if blocks >= MAX_SNAPSHOT_BLOCKS:
                 yield Message(self.next, self._encoded(events))
                 events, blocks = [], 0
         if events:

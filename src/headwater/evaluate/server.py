@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headwater.errors import HeadwaterError
 from headwater.load.answer import Json, list_of, object_of, text_of
-from headwater.load.endpoint import CHAT, COMPLETIONS, CONNECT, Client, ServerError, about, first_model
+from headwater.load.endpoint import CHAT, COMPLETIONS, CONNECT_SECONDS, Client, ServerError, about, first_model
 
 STOP_SECONDS = 15.0  # before a server that was started is killed
 LOG_LINES = 5  # last lines of the log that are quoted if it did not start
@@ -76,7 +76,7 @@ class Server:
 
     def __init__(self, url: str, api_key: str | None, model: str | None, timeout: float) -> None:
         """Connect, and read which models it serves. Raises ServerError, and ValueError for a malformed URL."""
-        self.about = about(url, api_key, min(timeout, CONNECT))
+        self.about = about(url, api_key, min(timeout, CONNECT_SECONDS))
         self.model = model or first_model(self.about)
         self._client = Client(url, api_key, timeout)
         self.url = self._client.url

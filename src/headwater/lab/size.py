@@ -26,7 +26,7 @@ TARGET_TOKENS = 32_000_000  # of prompts in all samples of a size
 MIN_GROUPS = 12  # in a sample
 SESSIONS_OF_GROUP = 8, 4, 2, 1  # of each sample; a prefix of more sessions makes no group
 MEMORY_FACTOR = 1.5  # a sample's memory has at least that many times a request's pages
-CHECKED = 2  # concurrent full replays that check estimates
+CONCURRENT_CHECKS = 2  # full replays that check estimates
 PROBED_REQUESTS = 2_000  # to count a request's checkpoints
 
 Order = Sequence[tuple[float, Request]]
@@ -139,7 +139,7 @@ class Sizing:
         processes = min(len(counts), self.sampling.jobs or os.cpu_count() or 1)
         sampled = [count for count in counts.values() if count > 1]
         part = sum(self.sampling.samples / count for count in sampled)
-        whole = len(counts) - len(sampled) + min(CHECKED, len(sampled)) - (counts[pilot] == 1)
+        whole = len(counts) - len(sampled) + min(CONCURRENT_CHECKS, len(sampled)) - (counts[pilot] == 1)
         most = len(counts) - 1 + part
         return Forecast(counts, one_replay * (whole + part) / processes, one_replay * most / processes)
 
@@ -217,8 +217,8 @@ class Sizing:
         """Replay in full the sizes with the largest corrections, until the replays confirm the estimates."""
         full: dict[int, float] = {}
         doubted = sorted(estimates, key=lambda memory: -abs(estimates[memory].correction))
-        for at in range(0, len(doubted), CHECKED):
-            now = self.replayed(doubted[at : at + CHECKED])
+        for at in range(0, len(doubted), CONCURRENT_CHECKS):
+            now = self.replayed(doubted[at : at + CONCURRENT_CHECKS])
             full |= now
             if all(abs(now[memory] - estimates[memory].hit_rate) <= MAX_ERROR for memory in now):
                 break
@@ -279,7 +279,7 @@ class Sizing:
 # -- advice --------------------------------------------------------------------
 
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the hits with endless memory
-DOUBLED = 0.9  # the level whose size is doubled
+DOUBLED_LEVEL = 0.9  # the level whose size is doubled
 STEPS = 400  # at which the curve is read, evenly spaced by ratio
 
 
@@ -322,7 +322,7 @@ def advice(steps: Sequence[Step], ideal: float) -> list[str]:
     if not reached or max(reached.values()) < LEVELS[-1]:
         largest = steps[-1].memory
         lines.append(f"{spelled(largest)}, the most that was tried, reach {_share(steps, largest, ideal)} of it.")
-    bought = next((size for size, level in reached.items() if level >= DOUBLED), None)
+    bought = next((size for size, level in reached.items() if level >= DOUBLED_LEVEL), None)
     if bought is not None:
         gain = hit_rate(steps, 2 * bought) - hit_rate(steps, bought)
         lines.append(f"Twice as much as {spelled(bought)} would add {100 * gain:.1f} points of hit rate.")

@@ -18,7 +18,7 @@ from headwater.load.session import Message, Turn
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ABOUT_SERVER = ("/health", "/v1/models", "/version")
-CONNECT = 10.0  # seconds to connect in
+CONNECT_SECONDS = 10.0
 
 
 class ServerError(HeadwaterError):
@@ -34,14 +34,14 @@ class Client:
 
     def __init__(self, url: str, api_key: str | None, timeout: float | None) -> None:
         """Raises ValueError for a malformed URL. `timeout` is in seconds; None is no limit."""
-        limits = httpx.Timeout(timeout, connect=CONNECT)
+        limits = httpx.Timeout(timeout, connect=CONNECT_SECONDS)
         self.url = base_url(url)
         self.http = httpx.Client(base_url=self.url, headers=headers(api_key), timeout=limits, trust_env=False)
         self.close = self.http.close
 
     def get(self, path: str) -> Any:
         """Return a page's JSON. Raises ServerError."""
-        return self._json("GET", path, timeout=CONNECT)
+        return self._json("GET", path, timeout=CONNECT_SECONDS)
 
     def post(self, path: str, body: Json) -> Any:
         """Return a response's JSON. Raises ServerError."""

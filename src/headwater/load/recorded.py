@@ -31,7 +31,7 @@ from headwater.traces.reader import calls_of
 from headwater.traces.source import open_bytes
 
 Json = dict[str, Any]
-BLOCK = 512  # tokens of a hashed block
+BLOCK_TOKENS = 512  # of a hashed block
 NOT_SENT = (
     "model", "stream", "stream_options", "messages", "prompt", "prompt_token_ids", "max_tokens",
     "max_completion_tokens", "t", "time", "timestamp", "custom_id", "n",
@@ -133,7 +133,7 @@ def _time(line: Json) -> float | None:
 def _tokens_of_blocks(ids: list[int], length: int, vocab: int) -> tuple[int, ...]:
     tokens: list[int] = []
     for block in ids:
-        tokens += random.Random(block).choices(range(vocab), k=min(BLOCK, length - len(tokens)))
+        tokens += random.Random(block).choices(range(vocab), k=min(BLOCK_TOKENS, length - len(tokens)))
     return tuple(tokens)
 
 

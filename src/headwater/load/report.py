@@ -20,7 +20,7 @@ from headwater.table import Table
 
 DIGITS = 6  # of seconds in a report
 MAX_ERRORS = 5  # messages of a table
-SECONDS = 100  # most columns of a plot over time
+MAX_PLOT_COLUMNS = 100  # over time
 
 
 class LiveProgress:
@@ -236,7 +236,7 @@ def _over_time(moments: list[Point], merge: Callable[[list[float], float], float
     """Merge the values of each column of time. NaN interrupts the line."""
     if not moments:
         return []
-    width = max(1.0, max(at for at, _ in moments) / SECONDS)
+    width = max(1.0, max(at for at, _ in moments) / MAX_PLOT_COLUMNS)
     columns: dict[int, list[float]] = {}
     for at, value in moments:
         columns.setdefault(int(at / width), []).append(value)

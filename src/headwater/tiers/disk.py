@@ -24,8 +24,8 @@ from headwater.tiers.part import HEADER, Buffer, Header
 from headwater.tiers.store import StoreError, StoreFull, Usage
 
 UNFINISHED_SUFFIX = ".tmp-"
-UNFINISHED_SECONDS = 3600.0  # after which the process that wrote a file is taken to have ended
-FREED_SHARE = 0.05  # of the limit that an eviction frees at least, so that the next one is far
+UNFINISHED_SECONDS = 3600.0  # after which the writer of a file is assumed to have ended
+FREED_SHARE = 0.05  # of the limit; an eviction frees at least as much, so that evictions are rare
 MAX_PIECES_PER_CALL = 512  # of `writev` and `readv`
 
 log = logging.getLogger("headwater.tiers")

@@ -25,9 +25,9 @@ from headwater.tiers.store import StoreError, StoreFull, Usage, spread
 PIECE_BYTES = 1 << 20
 PIECES_IN_FLIGHT = 16
 UNFINISHED_SECONDS = 600  # after which pieces without a manifest expire
-CONNECT, READ = 1.0, 5.0  # seconds
-EVICTION_LOCK_SECONDS = 30  # after which a server that evicts is thought to have ended
-FREED_SHARE = 0.05  # of the limit that an eviction frees at least
+CONNECT_SECONDS, READ_SECONDS = 1.0, 5.0
+EVICTION_LOCK_SECONDS = 30  # after which an evicting server is assumed to have ended
+FREED_SHARE = 0.05  # of the limit; an eviction frees at least as much
 NAMES_PER_CALL = 1000
 MANIFEST = re.compile(rb"([0-9a-f]{24}) (\d{1,15}) (\d{1,15})")  # upload, number of pieces, size
 ENTRY = re.compile(rb"(\d{1,15}) (\S{1,32}) ([0-9a-f]*)")  # size, seconds, digest of the run that it continues
@@ -95,7 +95,12 @@ class RedisStore:
             if password_file is not None:
                 more["password"] = password_file.read_text(encoding="utf-8").strip()
             self._client: Any = redis.Redis.from_url(
-                url, socket_connect_timeout=CONNECT, socket_timeout=READ, retry=None, retry_on_error=[], **more
+                url,
+                socket_connect_timeout=CONNECT_SECONDS,
+                socket_timeout=READ_SECONDS,
+                retry=None,
+                retry_on_error=[],
+                **more,
             )
         except (OSError, ValueError) as error:
             raise StoreError(f"{self.shown} cannot be used: {error}") from error

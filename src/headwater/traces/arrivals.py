@@ -18,8 +18,9 @@ from typing import Protocol
 from headwater.errors import ConfigError
 from headwater.traces.request import Request, Trace
 
-RATE, THINK = 1.0, 5.0  # sessions a second, and seconds on average, if nothing is recorded (Marconi, section 5.1)
-LEAST_CV, MOST_CV = 1e-6, 100.0  # below, times are constant; above, nearly all are 0
+# sessions a second, and mean think time, if nothing is recorded (Marconi, section 5.1)
+DEFAULT_RATE, DEFAULT_THINK_SECONDS = 1.0, 5.0
+MIN_CV, MAX_CV = 1e-6, 100.0  # below, times are constant; above, nearly all are 0
 NO_LATER_START = -math.inf
 # endless ascending times in seconds, of a rate, a coefficient of variation and a random generator
 Process = Callable[[float, float, random.Random], Iterator[float]]
@@ -143,10 +144,10 @@ class Poisson:
     """Sessions that begin independently, `rate` a second on average, in the trace's order.
 
     Think times between an answer and the next request are exponential, `think` seconds on average; None: as recorded,
-    or THINK on average if nothing is recorded.
+    or DEFAULT_THINK_SECONDS on average if nothing is recorded.
     """
 
-    rate: float = RATE
+    rate: float = DEFAULT_RATE
     think: float | None = None
 
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
@@ -181,15 +182,15 @@ class Open:
     """
 
     rate: float | None = None
-    sessions: float = RATE
+    sessions: float = DEFAULT_RATE
     think: float | None = None
     cv: float = 1.0
 
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
         positive(sessions=self.sessions, **({} if self.rate is None else {"rate": self.rate}))
         _checked(think=self.think)
-        if not (isinstance(self.cv, int | float) and 0 <= self.cv <= MOST_CV):
-            raise ConfigError(f"cv is {self.cv!r}, must be a number from 0 to {MOST_CV:g}")
+        if not (isinstance(self.cv, int | float) and 0 <= self.cv <= MAX_CV):
+            raise ConfigError(f"cv is {self.cv!r}, must be a number from 0 to {MAX_CV:g}")
         starts = poisson(self.sessions, 1.0, random.Random(f"starts {seed}"))
         scripts = [
             _script(requests, next(starts), self.think, seed, self.cv) for requests in sessions_of(trace.requests)
@@ -237,7 +238,7 @@ def _script(session: list[Request], start: float, think: float | None, seed: int
     rng = random.Random(f"{seed} {session[0].session}")
 
     def draw(mean: float) -> float:
-        if not mean or cv < LEAST_CV:
+        if not mean or cv < MIN_CV:
             return mean
         return rng.expovariate(1 / mean) if cv == 1 else rng.gammavariate(1 / cv**2, cv**2 * mean)
 
@@ -253,7 +254,7 @@ def _script(session: list[Request], start: float, think: float | None, seed: int
             earliest[-1] = start + request.at - first
             pauses.append(0.0)
         else:
-            pauses.append(draw(THINK))
+            pauses.append(draw(DEFAULT_THINK_SECONDS))
     return Script(session, earliest, pauses)
 
 

@@ -11,8 +11,8 @@ from headwater.traces.generated.conversation import SECOND, Conversation, TokenI
 from headwater.traces.request import Request, Trace
 from headwater.traces.tokens import Tokens
 
-ANSWER = 256  # tokens
-QUERY = 1_024  # tokens after the earlier prefix
+ANSWER_TOKENS = 256
+QUERY_TOKENS = 1_024  # after the earlier prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ForkedChains:
             made += talk.requests()
         for session, begin in (("fork", grown[0].until(self.fork)), *((one.session, one) for one in grown)):
             again = begin.until(len(begin.text), session)
-            again.ask(SECOND * next(clock), words.new(QUERY), words.new(ANSWER))
+            again.ask(SECOND * next(clock), words.new(QUERY_TOKENS), words.new(ANSWER_TOKENS))
             made += again.requests()
         return Trace(name, tuple(made))
 
@@ -74,19 +74,19 @@ class Compacted:
             made += [*talk.requests(), *after.requests()]
         for talk in whole:
             back = talk.until(self.tokens)
-            back.ask(SECOND * next(clock), words.new(QUERY), words.new(ANSWER))
+            back.ask(SECOND * next(clock), words.new(QUERY_TOKENS), words.new(ANSWER_TOKENS))
             made += back.requests()
         return Trace(name, tuple(made))
 
 
 def _grow(talk: Conversation, turns: int, turn: int, words: Words, clock: count[int]) -> None:
     for _ in range(turns):
-        talk.ask(SECOND * next(clock), words.new(turn - ANSWER), words.new(ANSWER))
+        talk.ask(SECOND * next(clock), words.new(turn - ANSWER_TOKENS), words.new(ANSWER_TOKENS))
 
 
 def _check(turn: int, **lengths: int) -> None:
-    if turn <= ANSWER:
-        raise ConfigError(f"turn is {turn:,} tokens, must be more than the answer's {ANSWER:,}")
+    if turn <= ANSWER_TOKENS:
+        raise ConfigError(f"turn is {turn:,} tokens, must be more than the answer's {ANSWER_TOKENS:,}")
     for name, tokens in lengths.items():
         if tokens < turn or tokens % turn:
             raise ConfigError(f"{name} is {tokens:,}, must be a multiple of turn, {turn:,}")

@@ -13,7 +13,7 @@ from headwater.traces.segments import Piece, document_text
 from headwater.traces.source import Source
 from headwater.traces.tokens import Remembered, Tokens
 
-CONTEXT = 131_072  # tokens
+CONTEXT_TOKENS = 131_072
 
 
 class Passages(Reader):
@@ -73,7 +73,7 @@ class Stories(Reader):
 class Books(Reader):
     """Books, a chapter a line in reading order: `id` (book/chapter) and `text`.
 
-    A book is a session: each request has all chapters so far. After CONTEXT tokens the next chapter begins a new text.
+    A book is a session: each request has all chapters so far. After CONTEXT_TOKENS the next chapter begins a new text.
     """
 
     @staticmethod
@@ -84,7 +84,7 @@ class Books(Reader):
         name, part, read, ends = "", 0, array("i"), list[int]()
         for record in source.records():
             book, chapter = record["id"].rpartition("/")[0], self._tokens.of(record["text"] + "\n\n")
-            if ends and (book != name or len(read) + len(chapter) > CONTEXT):
+            if ends and (book != name or len(read) + len(chapter) > CONTEXT_TOKENS):
                 yield from _requests(name, part, read, ends)
                 part, read, ends = part + 1, array("i"), []
             if book != name:
@@ -94,7 +94,7 @@ class Books(Reader):
         yield from _requests(name, part, read, ends)
 
     def notes(self) -> tuple[str, ...]:
-        return (f"a book is read chapter by chapter; a new text begins after {CONTEXT:,} tokens",)
+        return (f"a book is read chapter by chapter; a new text begins after {CONTEXT_TOKENS:,} tokens",)
 
 
 class PromptVersions(Reader):

@@ -33,7 +33,7 @@ from headwater.traces.arrivals import (
 from headwater.traces.request import Request, Trace
 from headwater.traces.source import MALFORMED, Source, find
 
-WINDOW = 600.0  # seconds that a row of ServeGen's `trace` stands for
+WINDOW_SECONDS = 600.0  # of a row of ServeGen's `trace`
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class _Client:
         for begin, rate, _, distribution, shape, _ in self._windows:
             gap = GAPS[distribution](shape, self._rng)
             at = begin + gap() * self._rng.random() / rate  # a window begins in the middle of a gap
-            while at < begin + WINDOW:
+            while at < begin + WINDOW_SECONDS:
                 inputs, outputs = self._lengths[max(0, bisect_right(self._begins, at) - 1)]
                 yield Point(at, inputs.draw(self._rng), outputs.draw(self._rng))
                 at += gap() / rate

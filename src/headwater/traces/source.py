@@ -18,7 +18,7 @@ from headwater.errors import TraceError
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # RFC 1952, section 2.3.1; RFC 8878, section 3.1.1
 # raised by reading a malformed record
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
-CHUNK = 1 << 20  # bytes read at once
+CHUNK_BYTES = 1 << 20  # of a read
 ENDINGS = {".jsonl", ".json", ".csv", ".trace"}  # of traces in a folder, .zst or .gz aside
 ARRAY_OF_OBJECTS = re.compile(rb"\s*\[\s*\{")
 BETWEEN = re.compile(r"[\s,]*")
@@ -78,7 +78,7 @@ def open_bytes(path: Path) -> BinaryIO:
         unpacked = zstandard.ZstdDecompressor(max_window_size=2**31).stream_reader(
             file, read_across_frames=True, closefd=True
         )
-        return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, unpacked), CHUNK))
+        return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, unpacked), CHUNK_BYTES))
     if magic[:2] == GZIP:
         return cast(BinaryIO, gzip.open(file))
     return file
@@ -134,7 +134,7 @@ class Source:
         """Yield the elements of an array; memory holds one of them, or a chunk of the file if that is longer."""
         decoder = json.JSONDecoder()
         with open_bytes(self.path) as file:
-            chunks = codecs.iterdecode(self._readable(iter(lambda: file.read(CHUNK), b"")), "utf-8", "replace")
+            chunks = codecs.iterdecode(self._readable(iter(lambda: file.read(CHUNK_BYTES), b"")), "utf-8", "replace")
             text, at, number = "", 0, 0
             while True:
                 try:
