@@ -51,7 +51,7 @@ def test_a_time_to_live_reaches_the_policy_whatever_the_legs(tokens_per_step):
         policy = world.cache.policy
         assert isinstance(policy, Headwater)
         kept = policy.candidates
-        until = {node.end * world.layout.unit_tokens: kept.until[row] for row, node in enumerate(kept.nodes)}
+        until = {node.end * world.layout.unit_tokens: kept.until[row] for row, node in enumerate(kept.keys)}
         assert {at: seconds for at, seconds in until.items() if seconds > 0} == {640: 300.0, 1280: 3600.0}
 
 
