@@ -44,7 +44,7 @@ class Evictor:
         self.speculative = 0  # of them
         self.kv_pages = 0
         self.reuse: Counter[int] = Counter()  # evicted checkpoints by the number of requests that resumed there
-        self.reserving = False  # whether room may be made: `reserve` alone permits it, while it runs
+        self.reserving = False  # whether room may be made: only `reserve` permits it, while it runs
 
     # ---- whether there is room
 
@@ -121,7 +121,7 @@ class Evictor:
         return self.make_room(Room.KV, kv, now, keep) and self.make_room(Room.STATE, states, now, keep)
 
     def _make_elastic(self, kv: int, states: int, now: int, keep: Nodes) -> bool:
-        """Take what is free in the other region, then evict in the own region, then in the other one.
+        """Take free pages of the other region, then evict in the own region, then in the other one.
 
         A segment has pages in both regions: after each eviction free pages are counted again.
         """
@@ -144,7 +144,7 @@ class Evictor:
         return True
 
     def evict(self, room: Room, pages: int, now: int, keep: Nodes = NONE) -> bool:
-        """Evict one checkpoint, or up to `pages` of one leaf's tail; if no prefix may go, a segment."""
+        """Evict one checkpoint, or up to `pages` of one leaf's tail; if no prefix can be evicted, a segment."""
         if not self.reserving:
             raise RuntimeError("eviction for room outside of reserve")
         victim = self._policy.victim(room, now)
@@ -161,7 +161,7 @@ class Evictor:
         return True
 
     def give_up_surplus(self, node: Node, now: int) -> None:
-        """Evict what the policy's cap excludes, after the commit of a path to `node`. `commit` alone calls this."""
+        """Evict what the policy's cap excludes, after the commit of a path to `node`. Only `commit` calls this."""
         while (victim := self._policy.surplus(node, now)) is not None:
             self._give_up(*victim)
 

@@ -47,23 +47,23 @@ def check_users(toy: Toy, oracle: Clairvoyant, requests: list[Tokens], now: int)
     assert all(len(ends) == 1 for ends in served.values())
 
 
-def test_the_one_that_is_used_last_goes() -> None:
+def test_checkpoint_with_the_last_next_use_is_evicted() -> None:
     assert play([A, B, C, B, A], "clairvoyant", 8) == [0, 0, 0, 8, 0]
     assert play([A, B, C, A, B], "clairvoyant", 8) == [0, 0, 0, 8, 0]
 
 
-def test_what_is_never_used_again_goes_first_whatever_it_would_save() -> None:
+def test_checkpoint_without_next_use_is_evicted_before_any_other() -> None:
     long = (*words(9, 20), 0)
     assert play([A, long, C, A], "clairvoyant", 10) == [0, 0, 0, 8]
 
 
-def test_what_saves_more_a_page_may_be_used_later() -> None:
+def test_checkpoint_that_saves_more_a_page_outlives_an_earlier_use() -> None:
     long = (*words(9, 24), 0)  # 24 tokens on 7 pages, A is 8 on 3: worth 3.4 and 2.7
     assert play([long, A, C, A, long], "clairvoyant", 11) == [0, 0, 0, 8, 0]  # 2.7 / 1 against 3.4 / 2
     assert play([long, A, C, C, C, C, A, long], "clairvoyant", 11) == [0, 0, 0, 8, 8, 8, 0, 24]  # 2.7 / 4, 3.4 / 5
 
 
-def test_a_checkpoint_below_which_its_next_user_finds_another_is_of_no_use() -> None:
+def test_checkpoint_above_the_one_of_its_next_user_is_unused() -> None:
     session = words(9, 24)
     turns = [(*session[:8], 0), (*session[:16], 0), (*session[:16], 0)]
     # When B comes, the request after it passes both checkpoints of the session and resumes at the second one.
@@ -71,7 +71,7 @@ def test_a_checkpoint_below_which_its_next_user_finds_another_is_of_no_use() -> 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_it_is_above_lru_on_sessions_that_share_a_beginning(seed: int) -> None:
+def test_clairvoyant_is_above_lru_on_sessions_that_share_a_beginning(seed: int) -> None:
     rng = random.Random(seed)
     systems = [words(number, 8) for number in (1, 2)]
     sessions = [systems[number % 2] + words(10 + number, 40) for number in range(12)]
@@ -86,7 +86,7 @@ def test_it_is_above_lru_on_sessions_that_share_a_beginning(seed: int) -> None:
     assert best > sum(play(requests, "gdsf", 40, check=False))
 
 
-def test_without_a_future_the_oldest_use_goes_first() -> None:
+def test_clairvoyant_without_a_future_evicts_the_oldest_use() -> None:
     toy = Toy(replace(SMALL, n_pages=10), "clairvoyant")
     for tokens in (A, B, C, A, D):
         toy.serve(tokens)

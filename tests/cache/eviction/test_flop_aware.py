@@ -127,7 +127,7 @@ def test_a_leaf_loses_all_and_another_node_its_checkpoint() -> None:
     assert tree.victim() == (lower, Kind.NODE)
 
 
-def test_a_pinned_leaf_loses_its_checkpoint_alone_and_a_held_one_nothing() -> None:
+def test_pinned_leaf_loses_only_its_checkpoint_and_held_leaf_nothing() -> None:
     tree = Tree("flop_aware(0.0)")
     (leaf,) = tree.add(b"aaa")
     tree.index.pin(leaf)
@@ -146,7 +146,7 @@ def test_a_node_with_several_children_keeps_its_checkpoint_while_others_have_one
     assert tree.victim(Room.STATE) == (upper, Kind.CHECKPOINT)
 
 
-def test_alpha_0_goes_by_time_and_a_large_one_by_efficiency() -> None:
+def test_alpha_0_evicts_by_time_and_large_alpha_by_efficiency() -> None:
     victims = []
     for alpha in (0.0, 10.0):
         tree = Tree(f"flop_aware({alpha})")
@@ -185,7 +185,7 @@ def test_ranges_are_of_the_candidates_or_of_all_nodes() -> None:
         assert tree.victim()[0] is nodes[first], over
 
 
-def test_what_has_no_checkpoint_saves_nothing() -> None:
+def test_node_without_checkpoint_saves_nothing() -> None:
     tree = Tree("flop_aware(10.0)")
     tree.add(b"aaaa")
     bare = tree.bare(b"bbbbbbbbbbbb")
@@ -193,14 +193,14 @@ def test_what_has_no_checkpoint_saves_nothing() -> None:
     assert tree.victim() == (bare, Kind.TAIL)
 
 
-def test_where_every_page_will_do_kv_is_what_saves() -> None:
+def test_kv_saves_flops_if_every_page_is_resumable() -> None:
     tree = Tree("flop_aware(10.0)", replace(LINEAR, resumable="every_page", flops=PrefillFlops(1.0, 1.0)))
     short, long = (tree.bare(key) for key in (b"aa", b"bbbbbb"))
     assert tree.values(short, long) == [(2 + 4) / 2, (6 + 36) / 6]
     assert tree.victim() == (short, Kind.TAIL)
 
 
-def test_in_a_split_pool_kv_goes_by_its_own_time() -> None:
+def test_kv_of_a_split_pool_is_evicted_by_its_own_time() -> None:
     tree = Tree("flop_aware(10.0)", replace(LINEAR, state_fraction=0.5))
     long, short = tree.add(b"aaaaaaaaaaaa")[0], tree.add(b"bb")[0]
     assert tree.victim(Room.STATE) == (short, Kind.CHECKPOINT)

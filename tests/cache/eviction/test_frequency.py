@@ -23,7 +23,7 @@ def kept(toy: Toy, first: int, count: int = 8) -> bool:
     return toy.match((*words(first, count), 0)).checkpoint_tokens == count
 
 
-def test_lfu_keeps_what_was_hit_more_often_however_long_ago() -> None:
+def test_lfu_keeps_checkpoints_with_more_hits_at_any_age() -> None:
     toy = Toy(SPLIT, "lfu")
     for first in (1, 2, 3):
         toy.serve(words(first, 8))
@@ -32,7 +32,7 @@ def test_lfu_keeps_what_was_hit_more_often_however_long_ago() -> None:
     assert [kept(toy, first) for first in (1, 2, 3, 4)] == [True, False, True, True]
 
 
-def test_lfu_forgets_the_count_of_what_went() -> None:
+def test_lfu_forgets_the_count_of_an_evicted_checkpoint() -> None:
     toy = Toy(SPLIT, "lfu")
     for first in (1, 2, 3):
         toy.serve(words(first, 8))
@@ -42,7 +42,7 @@ def test_lfu_forgets_the_count_of_what_went() -> None:
     assert [kept(toy, first) for first in (1, 2, 3, 4)] == [True, True, True, False]
 
 
-def test_gdsf_keeps_what_saves_more_for_its_size() -> None:
+def test_gdsf_keeps_checkpoints_that_save_more_for_their_size() -> None:
     toy = Toy(replace(ONE, n_pages=9, flops=PrefillFlops(1.0, 1.0)), "gdsf")
     toy.serve(words(1, 12))  # 12 + 144 FLOPs on 4 pages
     toy.serve(words(2, 8))  # 8 + 64 on 3, and used later
@@ -51,7 +51,7 @@ def test_gdsf_keeps_what_saves_more_for_its_size() -> None:
     assert not kept(toy, 2)
 
 
-def test_gdsf_lets_age_what_was_frequent() -> None:
+def test_gdsf_ages_checkpoints_that_were_frequent() -> None:
     toy = Toy(ONE, "gdsf")
     toy.serve(words(1, 8))
     for _ in range(3):
@@ -64,7 +64,7 @@ def test_gdsf_lets_age_what_was_frequent() -> None:
     assert not kept(toy, 1)
 
 
-def test_gdsf_values_a_checkpoint_by_what_the_one_above_it_leaves() -> None:
+def test_gdsf_values_a_checkpoint_over_the_one_above() -> None:
     toy = Toy(replace(SPLIT, state_fraction=4 / 60), "gdsf")
     toy.serve(words(1, 8))
     toy.serve(words(2, 24), checkpoints=(20, 24))  # the one at 24 saves 4 tokens over the one at 20
@@ -74,7 +74,7 @@ def test_gdsf_values_a_checkpoint_by_what_the_one_above_it_leaves() -> None:
     assert kept(toy, 1)
 
 
-def test_gdsf_does_not_age_by_what_went_before_its_turn() -> None:
+def test_gdsf_does_not_age_by_evictions_out_of_turn() -> None:
     """A speculative checkpoint goes first, whatever its H: L is the H of those that were the lowest."""
     toy = Toy(replace(SPLIT, n_pages=100, state_fraction=0.03), "gdsf")
     toy.serve(words(1, 8))
@@ -87,7 +87,7 @@ def test_gdsf_does_not_age_by_what_went_before_its_turn() -> None:
     assert policy._age == 8 / 3
 
 
-def test_gdsf_counts_kv_of_a_leaf_that_another_branch_shares_or_no_longer_does() -> None:
+def test_gdsf_counts_shared_kv_of_a_leaf_as_it_changes() -> None:
     toy = Toy(replace(SPLIT, n_pages=100, state_fraction=0.1), "gdsf")
     toy.serve((*words(1, 80), *words(2, 8)))
     policy = toy.cache.policy

@@ -37,7 +37,7 @@ def resumes(toy: Toy, first: int, count: int) -> int:
     return toy.match((*words(first, count), 0)).checkpoint_tokens
 
 
-def test_a_checkpoint_with_a_deeper_one_below_goes_before_an_older_one_without() -> None:
+def test_superseded_checkpoint_is_evicted_before_an_older_deepest_one() -> None:
     toy = split(3)
     toy.serve(words(1, 8))
     toy.serve(words(2, 8))
@@ -55,7 +55,7 @@ def test_a_branch_point_outlives_its_branches() -> None:
     assert toy.cache.stats().evicted_checkpoints == 2
 
 
-def test_what_was_hit_stays_longer() -> None:
+def test_checkpoint_with_a_hit_stays_longer() -> None:
     toy = split(3)
     for first in (1, 2):
         toy.serve(words(first, 8))
@@ -65,7 +65,7 @@ def test_what_was_hit_stays_longer() -> None:
     assert (resumes(toy, 1, 8), resumes(toy, 2, 8)) == (8, 0)
 
 
-def test_of_two_as_old_the_one_that_saves_less_a_page_goes() -> None:
+def test_checkpoint_that_saves_less_a_page_is_evicted_at_equal_age() -> None:
     toy = split(2)
     toy.serve(words(1, 8))
     toy.serve(words(2, 40))  # 40 tokens on 11 pages, and 8 on 3
@@ -73,7 +73,7 @@ def test_of_two_as_old_the_one_that_saves_less_a_page_goes() -> None:
     assert (resumes(toy, 1, 8), resumes(toy, 2, 40)) == (0, 40)
 
 
-def test_when_the_deeper_one_goes_the_one_above_counts_again() -> None:
+def test_checkpoint_above_an_evicted_deepest_one_counts_again() -> None:
     toy = split(2)
     toy.serve(words(1, 8))
     toy.serve(words(1, 16))
@@ -93,7 +93,7 @@ def round_robin(policy: str, states: int, requests: int, documents: int = 8) -> 
     ]
 
 
-def test_documents_in_turns_are_kept_once_it_is_known_how_late_they_are_used() -> None:
+def test_documents_in_turns_are_kept_once_late_reuse_is_learned() -> None:
     """LRU evicts each document just before it is used: 0 hits. Half of them fit."""
     assert sum(round_robin("lru", 4, 400)) == 0
     late = round_robin("headwater", 4, 400)[200:]
@@ -116,7 +116,7 @@ def many(monkeypatch: pytest.MonkeyPatch, ranked: int) -> Toy:
     return toy
 
 
-def test_ranked_checkpoints_go_in_the_order_of_their_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranked_checkpoints_are_evicted_in_order_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = many(monkeypatch, 4)
     policy, kept = toy.cache.policy, kept_of(toy)
     deque(kept.rank_all(toy.cache._now))
@@ -132,7 +132,7 @@ def test_ranked_checkpoints_go_in_the_order_of_their_scores(monkeypatch: pytest.
     assert found == expected
 
 
-def test_what_changed_since_it_was_ranked_goes_by_its_new_score(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_checkpoint_is_evicted_by_its_new_score(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = many(monkeypatch, 4)
     kept, now = kept_of(toy), toy.cache._now
     deque(kept.rank_all(now))
@@ -181,7 +181,7 @@ def test_a_checkpoint_is_worth_more_once_the_one_above_is_gone() -> None:
     assert kept.worth[kept.row_of[lower]] == Worth(toy.layout).of(lower) > before
 
 
-def test_a_checkpoint_that_a_request_goes_on_from_without_holding_it_is_worth_its_own_page() -> None:
+def test_worth_of_a_checkpoint_resumed_without_hold_counts_its_own_page() -> None:
     toy = split(4)
     tokens, request = words(1, 16), 77
     for start, end in ((0, 8), (8, 16)):
@@ -193,7 +193,7 @@ def test_a_checkpoint_that_a_request_goes_on_from_without_holding_it_is_worth_it
     assert_worths_are_those_of_now(toy.cache)
 
 
-def test_the_kv_of_a_leaf_is_its_own_from_where_the_last_other_branch_went() -> None:
+def test_kv_of_a_leaf_is_its_own_after_the_other_branch_left() -> None:
     toy = split(4)
     toy.serve((*words(1, 80), *words(2, 8)))
     leaf = toy.cache._index.find("", key_of((*words(1, 80), *words(2, 8))), 22)[0][-1]
@@ -208,7 +208,7 @@ def test_the_kv_of_a_leaf_is_its_own_from_where_the_last_other_branch_went() -> 
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_worths_are_those_of_now_whatever_came_and_went(seed: int) -> None:
+def test_worths_are_current_after_any_changes(seed: int) -> None:
     rng, open_requests = Random(seed), list[int]()
     toy = Toy(replace(SMALL, n_pages=60, state_fraction=rng.choice((0.1, 0.3))), "headwater")
     for _ in range(200):
@@ -284,7 +284,7 @@ def test_after_the_prefill_of_an_answer_time_counts_from_that_use_on() -> None:
     assert counted[of_answers, :7].sum() == 12  # at ages below 12
 
 
-def test_the_rates_are_renewed_when_a_sixteenth_was_taken_or_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_renewed_when_a_fraction_was_saved_or_used(monkeypatch: pytest.MonkeyPatch) -> None:
     renewed = list[int]()
     monkeypatch.setattr(Candidates, "watch_all", lambda kept, now: iter([renewed.append(len(kept)) or 0]))
     toy = Toy(replace(SMALL, n_pages=1000, state_fraction=0.5), "headwater")

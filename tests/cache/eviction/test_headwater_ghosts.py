@@ -25,7 +25,7 @@ def taught(toy: Toy) -> tuple[float, list[int]]:
     return float(policy.rates.reuses.sum()), [kept.uses[kept.row_of[node]] for node in by_depth]
 
 
-def test_what_was_evicted_goes_on_to_teach_and_has_its_uses_again() -> None:
+def test_evicted_checkpoint_still_teaches_and_has_its_uses_again() -> None:
     toy = split(1)
     toy.serve(words(1, 8))
     toy.serve((*words(1, 8), 0), checkpoints=())
@@ -38,7 +38,7 @@ def test_what_was_evicted_goes_on_to_teach_and_has_its_uses_again() -> None:
     assert taught(toy) == (3, [4])
 
 
-def test_an_evicted_checkpoint_that_is_not_taken_anew_is_used_each_time() -> None:
+def test_ghost_that_is_not_saved_again_is_used_each_time() -> None:
     toy = split(1)
     toy.serve(words(1, 8))
     toy.serve(words(2, 8))
@@ -126,7 +126,7 @@ def test_a_request_that_resumes_uses_a_deeper_ghost_too() -> None:
     assert ghosts(toy) == [(0, 2)]
 
 
-def test_where_the_memory_resumes_deeper_no_evicted_one_is_used() -> None:
+def test_ghost_above_the_resumed_checkpoint_is_not_used() -> None:
     toy = split(2)
     toy.serve((*words(1, 8), *words(2, 24)), checkpoints=(8, 32))
     drop(toy, 8)
@@ -146,7 +146,7 @@ def test_another_namespace_uses_nothing() -> None:
     assert taught(toy) == (1, [0])
 
 
-def test_what_is_replaced_or_of_an_ended_conversation_is_not_remembered() -> None:
+def test_replaced_or_ended_checkpoints_leave_no_ghost() -> None:
     toy = split(3)
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)

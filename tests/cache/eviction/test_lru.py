@@ -16,7 +16,7 @@ def checkpoints(toy: Toy) -> set[int]:
     return {word for word in range(1, 9) if toy.match((*words(word, 8), 0)).checkpoint_tokens == 8}
 
 
-def test_the_checkpoint_that_was_used_longest_ago_goes() -> None:
+def test_least_recently_used_checkpoint_is_evicted() -> None:
     toy = Toy(SPLIT)
     for first in (1, 2, 3):
         toy.serve(words(first, 8))
@@ -56,7 +56,7 @@ def test_a_speculative_checkpoint_that_was_hit_is_as_good_as_any() -> None:
     assert checkpoints(toy) == {3, 4}
 
 
-def test_dead_kv_goes_first_by_default() -> None:
+def test_dead_kv_is_evicted_first_by_default() -> None:
     toy = Toy(replace(LAYOUT, n_pages=12, checkpoint_pages=1))
     toy.serve(A)
     toy.serve(B, checkpoints=())
@@ -65,7 +65,7 @@ def test_dead_kv_goes_first_by_default() -> None:
     assert toy.match((*B, 0)).kv_tokens == 4
 
 
-def test_without_that_option_the_oldest_goes_a_leaf_losing_its_checkpoint_first() -> None:
+def test_oldest_leaf_without_prefer_dead_loses_its_checkpoint_first() -> None:
     toy = Toy(replace(LAYOUT, n_pages=12, checkpoint_pages=1), "lru(prefer_dead=False)")
     toy.serve(A)
     toy.serve(B, checkpoints=())
@@ -84,7 +84,7 @@ def test_a_leaf_is_trimmed_by_as_many_pages_as_are_needed() -> None:
     assert toy.match(words(1, 61)).kv_tokens == 60 - 2 * PAGE
 
 
-def test_in_a_split_pool_kv_goes_leaf_to_root_by_its_own_time() -> None:
+def test_kv_of_a_split_pool_is_evicted_leaf_to_root() -> None:
     toy = Toy(replace(LAYOUT, n_pages=20, checkpoint_pages=1, state_fraction=0.5))
     toy.serve(A)
     toy.serve(A + B)

@@ -24,7 +24,7 @@ def served(spelling: str) -> Toy:
     return toy
 
 
-def test_where_nothing_is_tuned_alpha_is_0() -> None:
+def test_alpha_without_tuning_is_0() -> None:
     assert made("marconi").alpha == 0.0
     toys = [served(spelling) for spelling in ("marconi", "flop_aware(0.0)")]
     assert toys[0].cache.stats() == toys[1].cache.stats()
@@ -37,7 +37,7 @@ def test_alpha_may_be_set_while_it_runs() -> None:
     assert policy.weight == 0.7
 
 
-def test_what_is_replayed_has_the_same_options() -> None:
+def test_replayed_policy_has_the_same_options() -> None:
     policy = made("marconi(multiplier=7, recency='linear', memory='prefix')")
     assert policy.multiplier == 7
     assert policy.static(0.3) == "flop_aware(0.3, recency='linear', memory='prefix')"

@@ -40,7 +40,7 @@ def test_lru_path_takes_leaves_whole_and_keeps_checkpoints_above() -> None:
     assert toy.cache.stats().evicted_kv_pages == 2
 
 
-def test_lru_path_remembers_the_edges_of_what_went() -> None:
+def test_lru_path_remembers_evicted_edges() -> None:
     toy = Toy(replace(SMALL, n_pages=8), "lru_path")
     toy.serve((*A, 0))
     toy.serve((*B, 0))
@@ -66,7 +66,7 @@ def test_path_cap_keeps_branch_points_and_does_not_count_them() -> None:
     assert ends(toy) == [8, 16, 32, 40]
 
 
-def test_path_cap_leaves_alone_what_a_running_request_needs() -> None:
+def test_path_cap_keeps_checkpoints_of_running_requests() -> None:
     toy = Toy(SMALL, "path_cap(0)")
     toy.serve(A)
     draft = toy.draft((*A, 0), 8)
@@ -99,7 +99,7 @@ def test_last_n_counts_a_session_once_and_requests_on_one_document_apart() -> No
     assert [toy.match((*words(first, 8), 0)).checkpoint_tokens for first in (9, 1, 2)] == [0, 8, 8]
 
 
-def test_last_n_keeps_what_a_later_entry_shares() -> None:
+def test_last_n_keeps_nodes_that_a_later_entry_shares() -> None:
     toy = Toy(SMALL, "last_n(1)")
     toy.serve((*A, *B), checkpoints=(8, 16))
     toy.serve((*A, *C))
@@ -121,6 +121,6 @@ def test_last_n_waits_for_a_running_request() -> None:
 
 
 @pytest.mark.parametrize("spelling", ["path_cap", "path_cap(-1)", "last_n", "last_n(0)"])
-def test_how_many_has_to_be_said(spelling: str) -> None:
+def test_cap_without_a_number_is_refused(spelling: str) -> None:
     with pytest.raises(ConfigError):
         make_eviction(spelling, SMALL)

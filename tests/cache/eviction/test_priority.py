@@ -33,7 +33,7 @@ def cached(toy: Toy, first: int, namespace: str = "") -> bool:
 
 
 @pytest.mark.parametrize(("priority", "gone"), [(1, 2), (0, 1), (-1, 1)])
-def test_high_priority_outlives_what_is_newer(priority: int, gone: int) -> None:
+def test_high_priority_outlives_newer_checkpoints(priority: int, gone: int) -> None:
     toy = toy_of(3)
     toy.serve(words(1, 8), priority=priority)
     for first in (2, 3, 4):
@@ -41,14 +41,14 @@ def test_high_priority_outlives_what_is_newer(priority: int, gone: int) -> None:
     assert [cached(toy, first) for first in (1, 2, 3, 4)] == [first != gone for first in (1, 2, 3, 4)]
 
 
-def test_low_priority_goes_before_what_is_older() -> None:
+def test_low_priority_is_evicted_before_older_checkpoints() -> None:
     toy = toy_of(3)
     for first in (1, 2, 3, 4):
         toy.serve(words(first, 8), priority=-1 if first == 2 else 0)
     assert [cached(toy, first) for first in (1, 2, 3, 4)] == [True, False, True, True]
 
 
-def test_it_is_a_weight_and_no_promise() -> None:
+def test_high_priority_is_a_weight_not_a_promise() -> None:
     """At four times the age of the others high priority is worth as much as they are."""
     toy = toy_of(3)
     toy.serve(words(1, 8), priority=1)
@@ -58,9 +58,7 @@ def test_it_is_a_weight_and_no_promise() -> None:
 
 
 @pytest.mark.parametrize(("first", "second", "expected"), [(1, -1, 1), (1, 0, 1), (-1, 0, 0), (-1, -1, -1), (0, 1, 1)])
-def test_of_requests_that_share_a_checkpoint_the_highest_priority_counts(
-    first: int, second: int, expected: int
-) -> None:
+def test_shared_checkpoint_has_the_highest_priority_of_its_requests(first: int, second: int, expected: int) -> None:
     toy = toy_of(9)
     toy.serve(words(9, 8), priority=1)  # so that priorities are known
     toy.serve(words(1, 8), priority=first)
@@ -74,7 +72,7 @@ def words_key(first: int) -> bytes:
     return words(first, 1)[0].to_bytes(4, "little")
 
 
-def test_a_checkpoint_taken_again_begins_with_the_priority_of_its_request() -> None:
+def test_checkpoint_saved_again_has_the_priority_of_its_request() -> None:
     toy = toy_of(1)
     toy.serve(words(1, 8), priority=1)
     toy.serve(words(2, 8))

@@ -85,7 +85,7 @@ def test_an_ended_conversation_is_not_retained() -> None:
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_in_a_large_table_another_goes_in_the_place_of_what_is_retained(leaves: bool) -> None:
+def test_large_table_evicts_another_instead_of_a_retained_checkpoint(leaves: bool) -> None:
     """More than 128 checkpoints: the lowest are ranked beforehand, and KV goes from the leaves."""
     toy = Toy(replace(SMALL, n_pages=2000, state_fraction=0.15), "headwater(retained=1)")
     policy = toy.cache.policy
@@ -102,14 +102,14 @@ def test_in_a_large_table_another_goes_in_the_place_of_what_is_retained(leaves: 
         gone.add(victim)
 
 
-def test_of_two_times_on_one_page_the_longer_one_counts() -> None:
+def test_longer_of_two_retentions_on_one_page_counts() -> None:
     toy, clock = timed()
     toy.serve(words(1, 8), retained=(Retention(9, 3600.0), Retention(10, 300.0)))
     clock.now = 1000.0
     assert len(retained_by(toy)) == 1
 
 
-def test_what_is_retained_goes_if_its_namespace_has_nothing_else() -> None:
+def test_retained_checkpoint_is_evicted_if_its_namespace_has_no_other() -> None:
     toy, _ = timed(states=4)
     for first in (1, 2, 3, 4):
         retain(toy, first)
@@ -157,7 +157,7 @@ def test_a_prompt_larger_than_the_share_is_not_retained() -> None:
 
 @pytest.mark.parametrize("room", [Room.STATE, Room.KV])
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3, 4))])
-def test_a_namespace_gives_up_no_checkpoint_for_what_another_retains(seed: int, room: Room) -> None:
+def test_retention_costs_other_namespaces_no_checkpoint(seed: int, room: Room) -> None:
     """At any moment the next victim is of the namespace whose checkpoint would go without any retention."""
     rng = Random(seed)
     toy, clock = timed(states=12)
@@ -174,7 +174,7 @@ def test_a_namespace_gives_up_no_checkpoint_for_what_another_retains(seed: int, 
         assert_only_its_own(toy.cache, victim, without, "a")
 
 
-def test_hints_are_taken_after_all_checkpoints_were_evicted() -> None:
+def test_hints_are_accepted_after_all_checkpoints_were_evicted() -> None:
     toy, _ = timed(states=3)
     retain(toy, 1)
     while toy.cache.stats().checkpoints:

@@ -57,7 +57,7 @@ def test_with_w_0_it_is_lru() -> None:
     assert index._observer.victim(Room.STATE, 5) == (nodes["A"], Kind.CHECKPOINT)  # type: ignore[attr-defined]
 
 
-def test_losing_a_checkpoint_lengthens_what_is_nearest_below_it() -> None:
+def test_evicted_checkpoint_lengthens_the_nearest_below() -> None:
     policy = SegLen(LAYOUT)
     index = Index(1, 1, policy)
     root = index.root("")
@@ -94,7 +94,7 @@ def test_nodes_with_several_children_keep_their_state_unless_asked() -> None:
     assert survivors == [4, 0]
 
 
-def test_where_only_such_nodes_have_states_theirs_go_after_all() -> None:
+def test_states_of_wide_nodes_are_evicted_if_there_are_no_others() -> None:
     toy = Toy(replace(LAYOUT, n_pages=12), "seglen")
     toy.serve(words(1, 4))
     drafts = [toy.draft(words(1, 4) + words(branch, 4), 4, hold_checkpoint=False) for branch in (2, 3)]

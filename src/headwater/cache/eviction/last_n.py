@@ -9,9 +9,9 @@ from headwater.plan import CacheLayout
 
 
 class LastN(Lru):
-    """Nodes on no path of the last `n` entries go at commit (sparse prefix caching, section 5: "exactly the last").
+    """Evict nodes on no path of the last `n` entries at commit (sparse prefix caching, section 5: "exactly the last").
 
-    An entry is the path that one request committed: its KV and all checkpoints along it. A path that goes on where an
+    An entry is the path that one request committed: its KV and all checkpoints along it. A path that continues where an
     entry ends replaces that entry, so the legs of one request, and the turns of one session, are one entry, and
     requests that share a document are one each. A path that ends within another, without a checkpoint, is part of that
     entry. Shared nodes go with the last entry that has them; pinned nodes go at the next commit after their release.

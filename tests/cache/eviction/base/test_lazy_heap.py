@@ -42,7 +42,7 @@ def test_the_lowest_is_that_of_all_ranks_that_stand(steps: list[tuple[str, int, 
 
 
 @given(st.lists(st.tuples(st.sampled_from(["use", "use", "lowest", "hide", "show"]), st.integers(0, 5)), max_size=300))
-def test_the_oldest_is_that_of_all_times_though_refreshing_a_node_tells_the_heap_nothing(
+def test_oldest_node_is_right_after_refreshes_without_notice(
     steps: list[tuple[str, int]],
 ) -> None:
     hidden: set[Node] = set()

@@ -57,7 +57,7 @@ def test_the_table_is_that_of_a_dict(seed: int) -> None:
         assert (ghosts.kind[row], ghosts.uses[row], ghosts.time[row]) == (kind, uses, time)
 
 
-def test_all_time_until_one_is_taken_or_forgotten_is_counted_once() -> None:
+def test_time_of_a_ghost_until_it_leaves_is_counted_once() -> None:
     ghosts = new_ghosts()
     for prefix in (1, 2, 3):
         ghosts.put(prefix, 0, 2, time=100, now=100 + 10 * prefix)
@@ -77,7 +77,7 @@ def test_all_time_until_one_is_taken_or_forgotten_is_counted_once() -> None:
     assert np.array_equal(ghosts._rates.time[2:], np.zeros((CLASSES - 2, BUCKETS)))
 
 
-def test_those_that_are_there_are_found_in_order() -> None:
+def test_rows_of_known_prefixes_are_found_in_order() -> None:
     ghosts = new_ghosts()
     for prefix in (5, 6):
         ghosts.put(prefix, prefix - 5, 0, 0, 1)

@@ -18,7 +18,7 @@ STEPS = st.lists(
 
 
 @given(st.lists(SCORES, min_size=8, max_size=8), st.integers(1, 8), STEPS)
-def test_until_the_ranked_are_used_up_the_lowest_is_that_of_all_scores(
+def test_lowest_is_that_of_all_scores_until_ranked_are_used_up(
     scores: list[float], number: int, steps: list[tuple[str, int, float]]
 ) -> None:
     of = dict(zip(NODES, scores, strict=True))
@@ -41,7 +41,7 @@ def test_until_the_ranked_are_used_up_the_lowest_is_that_of_all_scores(
         assert ranking.lowest() is (lowest[2] if lowest is not None and unchanged else None)
 
 
-def test_of_nothing_there_is_no_lowest() -> None:
+def test_empty_ranking_has_no_lowest() -> None:
     ranking = Ranking()
     assert ranking.lowest() is None
     ranking.put(NODES[0], 0.0)

@@ -77,7 +77,7 @@ def test_a_class_that_is_reused_late_is_worth_more_as_it_ages() -> None:
     assert after[bucket(90)] > 2 * after[bucket(2)]
 
 
-def test_a_class_without_counts_has_the_index_of_its_group_and_a_group_without_counts_the_prior() -> None:
+def test_index_without_counts_is_that_of_group_or_prior() -> None:
     learned = rates()
     for _ in range(200):
         learned.watched(0, 0, 100)

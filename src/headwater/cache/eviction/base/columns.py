@@ -20,7 +20,7 @@ class Bounds(NamedTuple):
 
 
 class Score(Protocol):
-    """A score of all candidates; the lowest goes."""
+    """A score of all candidates; the lowest is evicted."""
 
     def into(self, score: Column, value: Column, time: Column, scratch: Column) -> None:
         """Write each row's score to `score`. `scratch` is as long as the columns."""
@@ -44,7 +44,7 @@ NOTHING: Lowest = (np.inf, 0, None)
 
 
 class Columns(Rows[Node]):
-    """Value, time and a mark (whether KV may go, too) of each candidate."""
+    """Value, time and a mark (whether KV can be evicted, too) of each candidate."""
 
     value: Numbers
     time: Numbers
@@ -55,7 +55,7 @@ class Columns(Rows[Node]):
         self._score, self._scratch = np.empty(0), np.empty(0)
 
     def put(self, node: Node, value: float, time: int, leaf: bool) -> None:
-        """Add the node, or replace its numbers. leaf: KV may go from it."""
+        """Add the node, or replace its numbers. leaf: its KV can be evicted."""
         row = self.row_of.get(node)
         if row is None:
             self.add(node, (value, time, leaf))
@@ -81,7 +81,7 @@ class Columns(Rows[Node]):
     def lowest(self, by: Score, leaves: bool = False) -> Lowest:
         """Return the least score, its node's serial and its node, of equals the lowest serial's.
 
-        leaves: of nodes whose KV may go.
+        leaves: of nodes whose KV can be evicted.
         """
         count = len(self)
         if not count:

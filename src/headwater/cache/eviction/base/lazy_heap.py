@@ -12,15 +12,15 @@ from headwater.cache.node import Node
 
 Rank = tuple[float, ...]
 Key = TypeVar("Key", int, Rank)
-ADDED = 64  # nodes that wait to be queued, at most
+MAX_WAITING_NODES = 64  # that are not queued yet
 
 
 class LazyHeap(Generic[Key]):
     """A heap of (key, serial, node): the lowest key first, of equal keys the older node.
 
     `put` sets a node's key, to a higher or a lower one. `add` reads it with `key_of`: refreshing such a node costs
-    nothing, but its key may only grow while it is queued. An entry that is out of date, or whose node is no candidate,
-    is put right or removed when it comes to the top; queue the node again when it may have become a candidate.
+    nothing, but its key may only grow while it is queued. An entry that is out of date, or whose node is not a
+    candidate, is put right or removed when it comes to the top; queue the node again when it may have become one.
     """
 
     def __init__(self, is_candidate: Callable[[Node], bool], key_of: Callable[[Node], Key] | None = None) -> None:
@@ -32,9 +32,9 @@ class LazyHeap(Generic[Key]):
         self._added: list[Node] = []  # not queued yet: most nodes change again before the first one is needed
 
     def add(self, node: Node) -> None:
-        """Queue the node by `key_of`, unless it is queued or no candidate."""
+        """Queue the node by `key_of`, unless it is queued or not a candidate."""
         self._added.append(node)
-        if len(self._added) > ADDED:
+        if len(self._added) > MAX_WAITING_NODES:
             self._queue_added()
 
     def _queue_added(self) -> None:
@@ -79,7 +79,7 @@ class LazyHeap(Generic[Key]):
             self._sweep()
 
     def _sweep(self) -> None:
-        """Drop all entries that are out of date, and all nodes that are no candidates now."""
+        """Drop all entries that are out of date, and all nodes that are not candidates now."""
         self._keys = {node: key for node, key in self._keys.items() if self._is_candidate(node)}
         self._heap = [(key, node.serial, node) for node, key in self._keys.items()]
         heapify(self._heap)
@@ -87,7 +87,7 @@ class LazyHeap(Generic[Key]):
 
 
 def is_bare_leaf(node: Node) -> bool:
-    """Return whether KV may go from the node now."""
+    """Return whether KV of the node can be evicted now."""
     return node.checkpoint is None and is_free_leaf(node)
 
 
@@ -97,7 +97,7 @@ def bare_leaves() -> LazyHeap[int]:
 
 
 class Leaves:
-    """Unpinned leaves by the time of their KV's last use: KV goes from the leaves to the root.
+    """Unpinned leaves by the time of their KV's last use: KV is evicted from the leaves to the root.
 
     A leaf with a checkpoint loses the checkpoint first.
     """

@@ -32,8 +32,9 @@ Victim = tuple[Node, Kind]
 class Eviction(Observer, ABC):
     """An eviction policy: observes every change of a node, keeps its own order of nodes and chooses what to evict.
 
-    A checkpoint may go from any node that has no holds; a tail from any leaf that has neither pins nor checkpoint; a
-    whole node if it is a leaf without pins. Ages are at least 1; ties go to the node with the lower serial.
+    A checkpoint can be evicted from any node that has no holds, a tail from any leaf that has neither pins nor
+    checkpoint, a whole node if it is a leaf without pins. Ages are at least 1; of equal nodes the one with the lower
+    serial is evicted.
     """
 
     clock: Callable[[], float] = staticmethod(lambda: 0.0)  # seconds, by which retentions lapse; the cache sets it
@@ -41,7 +42,7 @@ class Eviction(Observer, ABC):
 
     @abstractmethod
     def victim(self, room: Room, now: int) -> Victim | None:
-        """Return what to evict next; None if nothing that helps `room` may go. Changes nothing."""
+        """Return what to evict next; None if nothing that helps `room` can be evicted. Changes nothing."""
 
     def begun(self, draft: Draft, node: Node, now: int) -> None:
         """Note a first leg, of a prompt, an answer or a load, which resumes at this node or begins at this root.
@@ -68,5 +69,5 @@ class Eviction(Observer, ABC):
 
 
 def is_free_leaf(node: Node) -> bool:
-    """Return whether KV may go from the node once it has no checkpoint."""
+    """Return whether KV of the node can be evicted once it has no checkpoint."""
     return not node.children and not node.pins and node.parent is not None

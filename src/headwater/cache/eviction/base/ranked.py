@@ -12,9 +12,9 @@ from headwater.cache.node import Node
 
 
 class BareFirst(Eviction):
-    """A leaf without checkpoint saves nothing and goes first, then the checkpoint that the subclass chooses.
+    """Evict leaves without checkpoint first, since they save nothing, then the checkpoint that the subclass chooses.
 
-    A pool of KV alone evicts leaves without checkpoint, then a leaf's checkpoint, whose KV can go after it.
+    A pool of only KV evicts leaves without checkpoint, then a leaf's checkpoint, whose KV can be evicted after it.
     """
 
     def __init__(self) -> None:
@@ -43,16 +43,16 @@ class BareFirst(Eviction):
 
     @abstractmethod
     def lowest(self, leaves: bool, now: int) -> Node | None:
-        """Return the node whose checkpoint goes next, of all or of the leaves."""
+        """Return the node whose checkpoint is evicted next, of all or of the leaves."""
 
     def toggled(self, node: Node) -> None:
         """Note that the node got or lost its checkpoint, or `changes_sharing`: others may be worth more or less now."""
 
 
 class Ranked(BareFirst):
-    """Lowest rank goes, of speculative checkpoints first. A rank changes only when a node is used.
+    """The lowest rank is evicted, speculative checkpoints first. A rank changes only when a node is used.
 
-    rank: called whenever a node changes or is used. relative: it depends on `Worth`, so on what is above the node.
+    rank: called whenever a node changes or is used. relative: it depends on `Worth`, so on the nodes above.
     """
 
     def __init__(self, rank: Callable[[Node], Rank], relative: bool = False) -> None:

@@ -71,7 +71,7 @@ class Scored(Eviction):
     Speculative checkpoints go before all others. A range without width counts the same for all.
     """
 
-    leaf_loses = Kind.CHECKPOINT  # what is taken from a leaf with a checkpoint if one pool holds all
+    leaf_loses = Kind.CHECKPOINT  # the part of a leaf with a checkpoint that is evicted if one pool holds all
 
     def __init__(
         self, weight: float, single_child: bool = True, recency: Recency = INVERSE_AGE, over_all: bool = False

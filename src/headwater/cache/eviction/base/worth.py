@@ -34,7 +34,7 @@ class Worth:
 
 
 class Bases:
-    """All nodes with a checkpoint: the worth of what is below a node depends on whether it is one of them."""
+    """All nodes with a checkpoint: the worth of checkpoints below a node depends on whether it is one of them."""
 
     def __init__(self) -> None:
         self._nodes: set[Node] = set()
@@ -65,7 +65,7 @@ def measured_from(node: Node) -> Iterator[Node]:
     """Yield the nodes whose nearest ancestor with a checkpoint is `node`, if it has one.
 
     They are the nearest nodes with a checkpoint below it, and all nodes in between. A node that left the tree still
-    leads to what was below it.
+    leads to the nodes that were below it.
     """
     stack = list(node.children.values())
     while stack:

@@ -1,4 +1,4 @@
-"""Clairvoyant: a bound for the lab. It knows the whole trace and evicts what is used last, weighted by its worth."""
+"""Clairvoyant: a bound for the lab. It knows the trace and evicts the latest next use, weighted by worth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwater.plan import CacheLayout
 
 
 class Clairvoyant(BareFirst):
-    """Lowest (FLOPs saved over the nearest ancestor with a checkpoint / pages) / (next use - now) goes.
+    """Lowest (FLOPs saved over the nearest ancestor with a checkpoint / pages) / (next use - now) is evicted.
 
     Now and next use count requests. A checkpoint's next use is the first request that passes it and finds no deeper
     checkpoint on its own path. Checkpoints without a next use go first, the oldest use before the rest. Leaves without

@@ -11,14 +11,14 @@ from typing import NamedTuple
 from headwater.cache.index import Index
 from headwater.cache.node import Node
 
-HOPS = 256  # requests to look past for one that no deeper checkpoint serves; then the last of them counts
+MAX_SKIPPED_REQUESTS = 256  # that deeper checkpoints serve; then the last of them counts
 
 
 class Asked(NamedTuple):
     """A future request: the part of it that is cached, and the part that is looked up."""
 
     namespace: str
-    key: bytes  # prompt, and answer as far as it is cached; whole units count
+    key: bytes  # prompt, and the cached part of the answer; whole units count
     lookup: int  # units that a match of the prompt may have: (prompt tokens - 1) // unit
 
 
@@ -123,7 +123,7 @@ class Users:
     def _assign(self, node: Node, user: int | None) -> list[Node]:
         """Let `node` serve `user`, or the first request after it that no deeper checkpoint serves."""
         moved = [node]
-        for _ in range(HOPS):
+        for _ in range(MAX_SKIPPED_REQUESTS):
             other = None if user is None else self._server.get(user)
             if user is None or other is None or other is node:
                 break
@@ -138,7 +138,7 @@ class Users:
 
     def _beyond(self, user: int, node: Node, deeper: Node) -> int | None:
         """Return the first request after `user` that passes `node` and not `deeper`."""
-        for _ in range(HOPS):
+        for _ in range(MAX_SKIPPED_REQUESTS):
             following = self._next(user, node)
             if following is None or following != self._next(user, deeper):
                 return following

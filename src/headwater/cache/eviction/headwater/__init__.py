@@ -146,7 +146,7 @@ class Headwater(Eviction):
                     candidates.change(row, kind, self._now)
         node.mark = mark
         if mark & SPECULATIVE:
-            candidates.release(row)  # what is not expected to be used again is not retained
+            candidates.release(row)  # not expected to be used again
         if moved or mark & LEAF or changes & ~BRANCHES_MARK:  # its worth may be another one
             worth = INFINITE if mark & HELD else 0.0 if mark & SPECULATIVE else self._worth.of(node)
             candidates.worth[row], candidates.leaf[row] = worth, mark & LEAF

@@ -60,7 +60,7 @@ class Ghosts(Aging[int]):
     def renew(self, limit: int, now: int) -> Iterator[int]:
         """Count time until now. If the entries exceed the limit by more than 1/8, forget the oldest ones.
 
-        Yields the rows handled. Of many entries a part is watched, in turns: the time of the others counts later.
+        Yields the rows handled. Many entries are watched in turns: the time of the others counts later.
         """
         rows = len(self) if len(self) <= MAX_SLICE_ROWS else max(MAX_SLICE_ROWS, len(self) // WATCHED_FRACTION)
         while rows > 0 and len(self):

@@ -149,9 +149,9 @@ class Candidates(Aging[Node]):
         return lowest if lowest is None or not self._has_hints else self._hinted(lowest, now, leaves, clock())
 
     def _hinted(self, lowest: Node, now: int, leaves: bool, second: float) -> Node:
-        """Return what is evicted instead of the lowest node: the lowest score x weight of its namespace.
+        """Return the node to evict instead of the lowest one: the lowest score x weight of its namespace.
 
-        What is retained at that second is not, if there is anything else.
+        Nodes that are retained at that second are not evicted if there are others.
         """
         row = self.row_of[lowest]
         root = self.root[row]
