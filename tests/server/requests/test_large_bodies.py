@@ -7,6 +7,7 @@ import random
 import re
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import httpx
@@ -76,7 +77,6 @@ def scanned(raw, limits=LIMITS, cuts=()):
     for start, end in pairwise(starts):
         for _ in scan.take(raw[start:end]):
             pass
-    return scan
 
 
 def test_body_scan_counts_equal_the_parsers():
@@ -104,19 +104,24 @@ def test_body_scan_counts_equal_the_parsers():
 
     for _ in range(200):
         sent = [value(6)]
-        raw = json.dumps(sent, ensure_ascii=draw.random() < 0.5).encode()
-        found = scanned(raw, cuts=sorted(draw.randrange(len(raw)) for _ in range(5)))
-        assert (found._containers, found._values) == (containers(sent), values(sent) - 1)
-        assert (found._depth, found._in_string, found._carried) == (0, False, b"")
+        raw = 2 * json.dumps(sent, ensure_ascii=draw.random() < 0.5).encode()  # twice: the first ends as it began
+        cuts = sorted(draw.randrange(len(raw)) for _ in range(5))
+        exact = replace(LIMITS, containers=2 * containers(sent), values=2 * (values(sent) - 1))
+        scanned(raw, exact, cuts)
+        scanned(raw + b"[" * MAX_DEPTH)
+        with pytest.raises(RefusedBody, match="nested more than"):
+            scanned(raw + b"[" * (MAX_DEPTH + 1))
+        for name, shown in (("containers", "lists and objects"), ("values", "values")):
+            with pytest.raises(RefusedBody, match=rf"body has {getattr(exact, name):,} {shown} or more"):
+                scanned(raw, replace(exact, **{name: getattr(exact, name) - 1}), cuts)
 
 
 @pytest.mark.parametrize("escape", [b"\\n", b"\\u4e2d", b"\\\\", b'\\"', b"ab"])
 def test_escaped_text_counts_no_more_than_its_bytes(escape):
     limits = BodyLimits.of(100_000, 10, 1)
     text = escape * (10**6 // len(escape))
-    scan = scanned(b'{"prompt": "' + text, limits)  # which is still open
-    assert scan._in_string
-    assert scan._text <= len(json.loads(b'"' + text + b'"').encode())
+    decoded = len(json.loads(b'"' + text + b'"').encode())
+    scanned(b'{"prompt": "' + text, replace(limits, tokens=decoded, token_bytes=1))
     with pytest.raises(RefusedBody, match=r"at least .* tokens"):
         scanned(b'{"prompt": "' + text + b"a" * 1_200_000, limits)
 
