@@ -31,7 +31,7 @@ class Piece:
 
 
 class LayerRig:
-    """Rows of the state memory are full of NaN, so what is read without having been written shows."""
+    """Rows of the state memory are full of NaN, so reads of unwritten values show."""
 
     def __init__(self, case: Case, dtype: torch.dtype = torch.float32) -> None:
         self.layer = case.build(dtype)
@@ -77,7 +77,7 @@ class LayerRig:
         return list(out_ND.split([len(r) for r in rows]))
 
     def make(self, x_LD: torch.Tensor, head: int, tail: int) -> None:
-        """A segment, computed alone, is one more that pieces compose with: all of it but its head and its tail."""
+        """A segment, computed by itself, is one more that pieces compose with: all of it but its head and its tail."""
         end = len(x_LD) - tail
         self.zero(0)
         self.state.transition[0] = self.layer.identity()

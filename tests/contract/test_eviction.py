@@ -172,7 +172,7 @@ FIRST = "rtsusrpu"
 FIRST_HITS = {
     "lru": [0, 0, 0, 16, 8, 8, 0, 8],  # t@16, u@24, and a page of what is dead then; s@8 is left
     "lru_path": [0, 0, 0, 16, 8, 8, 0, 16],  # the leaf u, whole; t@16 is left
-    "lfu": [0, 0, 0, 16, 8, 8, 0, 16],  # u@24 alone was not hit: it and 2 pages below it
+    "lfu": [0, 0, 0, 16, 8, 8, 0, 16],  # only u@24 was not hit: it and 2 pages below it
     "gdsf": [0, 0, 0, 16, 8, 8, 0, 16],  # r 2*8/3, s 2*8/1, t 2*8/1, u 1*8/3: u@24 and 2 pages
     # L is 8 everywhere, so t@16 (oldest); then L(u) 16 and R(r, s, u) = 1/2, 1/4, 1/5, U = 1, .17, .85: s@8; then
     # L(u) 24, U(r) 1, U(u) .85: u@24. Nothing is left of the session but KV
@@ -201,7 +201,7 @@ SECOND_HITS = {
     # u (24-8)/5*2 = 6.4, s 8*2 = 16, q 8/3: q@8, L = 8/3. p is 8/3 + 2*8/3 = 8 when it hits. q does not: u@24 goes,
     # L = 6.4; q is 6.4 + 8/3 now. u resumes at s@8 and wants 3: p (8) goes, and does not hit
     "gdsf": [0, 24, 0, 8, 0, 0, 8, 0, 8, 0],
-    # s@8 has no next use: it goes; u@24 24/7/(9-6) < q@8 8/3/(8-6): it goes. p and q hit, u finds KV alone, p hits
+    # s@8 has no next use: it goes; u@24 24/7/(9-6) < q@8 8/3/(8-6): it goes. p and q hit, u finds only KV, p hits
     "clairvoyant": [0, 24, 0, 8, 0, 0, 8, 8, 0, 8],
 }
 

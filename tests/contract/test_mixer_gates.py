@@ -13,7 +13,7 @@ from tests.contract.recurrences import EXTREMES, Case
 from tests.contract.recurrences.case import tokens
 
 LENGTH, DECODED = 200, 5
-FLUSHED = torch.finfo(torch.float32).tiny  # what is smaller is zero, here as in the server
+FLUSHED = torch.finfo(torch.float32).tiny  # smaller values are zero, here as in the server
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 
 

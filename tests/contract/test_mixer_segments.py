@@ -1,4 +1,4 @@
-"""Prompts made of segments: what is composed is what one pass over all tokens gives, at any position.
+"""Prompts made of segments: composed states equal those of one pass over all tokens, at any position.
 
 L tokens of a sequence, D model width.
 """
@@ -27,7 +27,7 @@ def mixer(request: pytest.FixtureRequest) -> Case:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prefix, segments with so many tokens between head and tail, and a rest."""
+    """A prefix, segments with these token counts between head and tail, and a rest."""
 
     interiors: tuple[int, ...]
     head: int = SEAM

@@ -84,6 +84,6 @@ def test_transition_continues_over_slices_without_a_changed_bit(mixer: Case, cut
 
 
 def test_transition_is_stored_in_the_familys_smallest_form(mixer: Case) -> None:
-    """At most a matrix of keys by keys a head; what is diagonal or one number a head takes no more."""
+    """At most a matrix of keys by keys a head; a diagonal or a number a head takes no more than that."""
     shape = LayerRig(mixer).layer.identity().shape
     assert tuple(shape) == mixer.of.transition(mixer.layer)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prefix, segments with so many tokens between head and tail, and a rest; what a rig's `x` begins with."""
+    """A prefix, segments with these token counts between head and tail, and a rest; what a rig's `x` begins with."""
 
     interiors: tuple[int, ...]
     head: int = SEAM
@@ -132,7 +132,7 @@ def test_without_positions_and_where_nothing_moves_keys_are_copied() -> None:
 
 
 def test_composition_changes_ring_rows_of_the_interior_only() -> None:
-    """The head of the segment, which was computed alone, is in its ring, and is not taken over."""
+    """The head of the segment, which was computed by itself, is in its ring, and is not copied."""
     rig = Rig(shape_of(100))
     rig.prefill(SLOT, length=150)
     before = [ring.memory_RWGD[SLOT].clone() for ring in rig.rings]

@@ -208,7 +208,7 @@ def test_prompt_of_a_predicted_answer_may_come_in_parts() -> None:
 
 def test_changed_answer_resumes_the_prediction_after_the_place_it_left() -> None:
     prediction = [1, 2, 3, 50, 1, 2, 3, 60, 7, 8, 1, 2, 3, 70]
-    left = [1, 2, 3, 50, 99]  # something else in place of what follows
+    left = [1, 2, 3, 50, 99]  # something else instead of the prediction
     assert predicted(prediction, answer=left).propose(1).tokens == []
     assert predicted(prediction, answer=[*left, 1, 2]).propose(1).tokens == []
     assert predicted(prediction, answer=[*left, 1, 2, 3]).propose(2) == Draft([60, 7], WIDTH, Source.PREDICTED)
