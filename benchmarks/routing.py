@@ -29,7 +29,7 @@ from types import SimpleNamespace
 from benchmarks import measure
 from benchmarks.measure import Row
 from headwater.account import CacheAccount, Reason
-from headwater.cache.view import CacheStats
+from headwater.cache.stats import CacheStats
 from headwater.cluster.digests import Digests
 from headwater.cluster.encryption import CurveClient, CurveServer, KeyPair
 from headwater.cluster.link import Link
