@@ -25,8 +25,7 @@ from benchmarks.engines import Asked, Model, finished, settle
 from benchmarks.measure import Row
 from benchmarks.mtp import KINDS, LONGEST, questions
 from headwater.config import ServeConfig
-from headwater.draft.drafter import Draft
-from headwater.draft.mtp import MTP_DRAFTS
+from headwater.draft.drafter import MTP_DRAFTS, Draft
 from headwater.engine import mtp
 from headwater.engine.engine import Engine
 from headwater.engine.mtp import MtpRunner

@@ -12,6 +12,8 @@ from enum import StrEnum
 from typing import Protocol
 
 MOST_DRAFTS = 16  # tokens of a draft
+MTP_DRAFTS = 4  # tokens of a draft of the model's head of multi-token prediction
+MAX_AGREED = 64  # of a head's draft
 
 
 class Source(StrEnum):
@@ -33,6 +35,16 @@ class Draft:
 
 
 NO_DRAFT = Draft([])
+
+
+def draft_of(tokens: Sequence[int], first_chance: float) -> Draft:
+    """Return a head's draft, whose first token it gives the probability `first_chance`.
+
+    That counts as if about 2 / (1 − p) tokens agreed.
+    """
+    if not tokens:
+        return NO_DRAFT
+    return Draft(list(tokens), min(MAX_AGREED, int(2 / max(1e-9, 1 - first_chance))), Source.HEAD)
 
 
 class Drafter(Protocol):

@@ -34,11 +34,11 @@ class Answering:
         runner: Runner,
         meter: Meter,
         changed: threading.Condition,
-        stepped: Callable[[], None],
     ) -> None:
-        """`changed`: the engine's lock, for the scheduler. `stepped`: called with it when the cache has changed."""
+        """`changed`: the engine's lock, for the scheduler."""
         self._scheduler, self._runner, self._meter = scheduler, runner, meter
-        self._changed, self._stepped = changed, stepped
+        self._changed = changed
+        self.stepped: Callable[[], None] = lambda: None  # called when the cache has changed, with `changed` held
         self.live: dict[int, Live] = {}
         self.observer: Observer = NoObserver()
 
@@ -74,7 +74,7 @@ class Answering:
 
     def take(self, live: Live, choice: Choice) -> None:
         """Append the token, send it to the client, and finish the request if this is its end."""
-        seq, params = live.seq, live.params
+        seq, params = live.seq, live.seq.generation.params
         if live.scores is not None:
             scores, live.scores = live.scores.event(), None
             if not self._send(live, scores):
@@ -120,7 +120,7 @@ class Answering:
         with self._changed:
             self._scheduler.finish(seq)
             self.observer.completed(seq)
-            self._stepped()  # before the client may send its next turn: readers know what it can resume from
+            self.stepped()  # before the client may send its next turn: readers know what it can resume from
         assert seq.account is not None
         account = replace(seq.account, preemptions=seq.preemptions)
         held_back = "" if isinstance(stop, str) else live.text.flush()

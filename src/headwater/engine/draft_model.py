@@ -18,8 +18,7 @@ import torch
 
 from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import PrefixCache
-from headwater.draft.drafter import NO_DRAFT, Draft
-from headwater.draft.mtp import draft_of
+from headwater.draft.drafter import NO_DRAFT, Draft, draft_of
 from headwater.engine.mtp import PassSeconds, best_of
 from headwater.engine.runner import Runner
 from headwater.errors import OutOfPages

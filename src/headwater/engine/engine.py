@@ -70,13 +70,12 @@ class Engine:
         self.mtp_bytes = 0 if runner.mtp is None else scheduler.layout.n_pages * loaded.spec.mtp_page_bytes
         ends, seconds = loaded.eos_token_ids, constraint_seconds
         self.constraints = ConstraintCompiler(loaded.tokenizer, loaded.spec.vocab_size, ends, seconds)
-        self.stepped: Callable[[], None] = lambda: None  # called when the cache has changed, with `changed` held
         self.changed = threading.Condition()  # guards the scheduler, which other threads call
         self.meter = Meter(scheduler.layout.flops)
-        self.answering = Answering(scheduler, runner, self.meter, self.changed, lambda: self.stepped())
+        self.answering = Answering(scheduler, runner, self.meter, self.changed)
         self.verification = Verification(self.answering, scheduler, self.changed)
         given = scheduler, runner, self.answering, self.verification, self.meter, self.changed
-        self.loop = StepLoop(*given, lambda: self.stepped())
+        self.loop = StepLoop(*given)
         self._refusing = False  # running requests end, new ones are refused
 
     @classmethod
@@ -132,6 +131,15 @@ class Engine:
             self.use_tiers([], key, fingerprint, config)
         assert isinstance(self.scheduler.tiers, TierIO), "its tiers were just made"
         return self.scheduler.tiers.join_peers(store, key, fingerprint)
+
+    @property
+    def stepped(self) -> Callable[[], None]:
+        """Function that is called when the cache has changed, with `changed` held."""
+        return self.answering.stepped
+
+    @stepped.setter
+    def stepped(self, stepped: Callable[[], None]) -> None:
+        self.answering.stepped = stepped
 
     # -- from any thread -------------------------------------------------------
 

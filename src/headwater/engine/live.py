@@ -1,11 +1,10 @@
-"""Requests with a client: their text, sampling, deadlines and warmed segments, and the observer of complete answers."""
+"""Requests with a client: their text, sampling and warmed segments, and the observer of complete answers."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from typing import Literal, Protocol
 
 from headwater.cache.segments.store import SegmentKey
@@ -58,32 +57,6 @@ class NoObserver:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-class Deadlines:
-    """Deadlines of requests, in seconds of a monotonic clock: a heap, from which ended requests are dropped late."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def add(self, at: float, request: int) -> None:
-        """Add a request that must end by `at`."""
-        heappush(self._heap, (at, request))
-
-    def forget_all_but(self, open_requests: Container[int]) -> None:
-        """Drop the entries of requests that have ended."""
-        self._heap = [entry for entry in self._heap if entry[1] in open_requests]
-        heapify(self._heap)
-
-    def take_passed(self, now: float) -> list[int]:
-        """Return the requests whose deadline has passed, each once."""
-        passed = []
-        while self._heap and self._heap[0][0] <= now:
-            passed.append(heappop(self._heap)[1])
-        return passed
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Container
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 import torch
 
 from headwater.engine.answering import Answering
-from headwater.engine.live import Deadlines
 from headwater.engine.meter import Meter
 from headwater.engine.runner import Runner
 from headwater.engine.verification import Verification
@@ -34,6 +34,32 @@ class Planned:
     seconds: float
 
 
+class Deadlines:
+    """Deadlines of requests, in seconds of a monotonic clock: a heap, from which ended requests are dropped late."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, at: float, request: int) -> None:
+        """Add a request that must end by `at`."""
+        heappush(self._heap, (at, request))
+
+    def forget_all_but(self, open_requests: Container[int]) -> None:
+        """Drop the entries of requests that have ended."""
+        self._heap = [entry for entry in self._heap if entry[1] in open_requests]
+        heapify(self._heap)
+
+    def take_passed(self, now: float) -> list[int]:
+        """Return the requests whose deadline has passed, each once."""
+        passed = []
+        while self._heap and self._heap[0][0] <= now:
+            passed.append(heappop(self._heap)[1])
+        return passed
+
+
 class StepLoop:
     """Thread that steps while there is work. Other threads hold the engine's lock to read or change its fields."""
 
@@ -45,12 +71,11 @@ class StepLoop:
         verification: Verification,
         meter: Meter,
         changed: threading.Condition,
-        stepped: Callable[[], None],
     ) -> None:
-        """`changed`: the engine's lock. `stepped`: called with it when the cache has changed."""
+        """`changed`: the engine's lock."""
         self._scheduler, self._runner, self._meter = scheduler, runner, meter
         self._answering, self._verification = answering, verification
-        self._changed, self._stepped = changed, stepped
+        self._changed = changed
         self.cancelled: set[int] = set()  # requests
         self.deadlines = Deadlines()
         self.stopping = False
@@ -94,7 +119,7 @@ class StepLoop:
         if planned.step:
             self.execute(planned)
         with self._changed:
-            self._stepped()
+            self._answering.stepped()
         return True
 
     def execute(self, planned: Planned) -> None:
@@ -123,7 +148,7 @@ class StepLoop:
             self._scheduler.tiers.take_late()
             begun = time.perf_counter()
             planned = Planned(self._scheduler.plan_step(), time.perf_counter() - begun)
-            self._stepped()  # readers know of what is evicted for the step before it runs
+            self._answering.stepped()  # readers know of what is evicted for the step before it runs
             self._runner.release(self._scheduler.slots.take_left())
             if not planned.step and self._scheduler.tiers.busy:
                 self._changed.wait(LATE_LOOK_SECONDS)
@@ -141,7 +166,8 @@ class StepLoop:
             return None
         finally:
             seconds = time.perf_counter() - started
-            self._meter.note_step(seconds)
+            self._meter.steps += 1
+            self._meter.step_seconds += seconds
         if step.legs:
             self._meter.prefilled(step, seconds)
             self._scheduler.tiers.prefilled(sum(leg.plan.computed_tokens for leg in step.legs), seconds)

@@ -101,11 +101,6 @@ class Meter:
         self._mean_seconds = 1.0  # of recent requests, from submission to end
         self._flops, self._prefill = flops, PrefillSeconds(flops)
 
-    def note_step(self, seconds: float) -> None:
-        """Note a step that the executor ran."""
-        self.steps += 1
-        self.step_seconds += seconds
-
     def ended(self, seconds: float) -> None:
         """Note a request that ended `seconds` after its submission."""
         self._mean_seconds += (seconds - self._mean_seconds) / RECENT

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.draft.drafter import Draft
-from headwater.draft.mtp import draft_of
+from headwater.draft.drafter import Draft, draft_of
 from headwater.memory.arena import Arena, LazyBytes
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.slices import Slice

@@ -25,7 +25,7 @@ class Admission:
     def admit(self) -> None:
         """Plan the first legs of waiting requests. One slot is reserved for a namespace that has no running request."""
         workload = self._workload
-        if workload.gate.is_full or not len(workload.waiting):
+        if workload.gate.is_full:
             return
         homes = workload.homes()
         is_full = len(homes) >= workload.limits.max_running

@@ -112,7 +112,7 @@ class Background:
 
     def heal(self) -> None:
         """Plan one leg of the prefix that is being healed, or of the next one, in the rest of the budget."""
-        if self.healer.is_idle:
+        if self.healer.seq is None and not self.healer.queue:
             return
         workload, unit = self._workload, self._workload.layout.unit_tokens
         budget = Budget(min(workload.budget().tokens, max(workload.limits.shared_step, unit)), 1)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from headwater.draft.drafter import MOST_DRAFTS
-from headwater.draft.mtp import MTP_DRAFTS
+from headwater.draft.drafter import MOST_DRAFTS, MTP_DRAFTS
 from headwater.errors import OutOfPages
 from headwater.plan import Plan
 from headwater.schedule.kinds.request import Request

@@ -157,7 +157,8 @@ class Scheduler:
             workload.guarded(self.preemption.plan_leg, seq)
         if not workload.gate.is_crowded:
             self.background.build_wanted()
-            self.admission.admit()
+            if len(self.waiting):
+                self.admission.admit()
             self.background.prefill_answers()
             self.background.heal()
         return workload.step()

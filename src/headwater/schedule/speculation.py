@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from headwater.draft.drafter import MOST_DRAFTS, NO_DRAFT, Draft, Drafter, Source
+from headwater.draft.drafter import MOST_DRAFTS, MTP_DRAFTS, NO_DRAFT, Draft, Drafter, Source
 from headwater.draft.forced import ForcedTokens, Grammar, allowed
-from headwater.draft.mtp import MTP_DRAFTS
 from headwater.draft.ngram import PromptLookup
 from headwater.draft.prediction import PredictedAnswer
 from headwater.draft.suffix import PastAnswers, SuffixDrafter

@@ -115,11 +115,6 @@ class Healer:
         self.given_up = 0  # for want of memory, because healing stopped, or the approximate prefix was evicted
         self._cache = cache
 
-    @property
-    def is_idle(self) -> bool:
-        """True if there is nothing to heal."""
-        return self.seq is None and not self.queue
-
     def may_run(self, computing: int, requests: int) -> bool:
         """Return whether to heal beside `computing` other sequences, of which `requests` are requests."""
         if self.healing is Healing.ALWAYS:
