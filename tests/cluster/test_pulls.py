@@ -223,7 +223,7 @@ def test_a_silent_peer_delays_no_lookup_in_stores(make, monkeypatch) -> None:
         b.pulling.know({a.peer})
         a.pulling._sending.close()  # it is silent
         submit = b.rig.engine.submit
-        b.rig.engine.submit = partial(submit, peers=[a.incarnation])
+        b.rig.engine.submit = partial(submit, handover=Handover(peers=(a.incarnation,)))
         waiting = b.rig.submit(words(PROMPT, "pull"), 4)
         b.rig.engine.submit = submit
         assert b.rig.ask(prompt).account.tier_outcome == TierOutcome.LOADED
