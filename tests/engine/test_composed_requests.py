@@ -116,7 +116,7 @@ def test_baselines_compose_one_recurrent_layer_exactly_except_naive_addition(mod
             assert (off < 1e-4) == (fidelity is not Fidelity.NAIVE)
 
 
-def test_what_was_composed_in_one_way_is_no_prefix_to_another(make: Make) -> None:
+def test_prefix_composed_at_one_fidelity_is_not_reused_at_another(make: Make) -> None:
     prompt, spans = prompt_of(DOCUMENTS, question=words(100, "question"))
     with make(PAGES) as rig:
         for fidelity in (one for one in Fidelity if METHODS[one].whole_of(3) == 0):
@@ -175,7 +175,7 @@ def test_a_request_with_segments_that_are_too_short_is_exact(make: Make) -> None
     assert answer.same_bits(exact)
 
 
-def test_exact_requests_after_any_mix_have_the_bits_of_a_server_without_segments(make: Make) -> None:
+def test_exact_requests_after_composed_ones_match_a_server_without_segments(make: Make) -> None:
     prompt, _ = prompt_of(DOCUMENTS)
     other, _ = prompt_of(DOCUMENTS[::-1])
     with make(PAGES) as rig:
@@ -192,7 +192,7 @@ def test_exact_requests_after_any_mix_have_the_bits_of_a_server_without_segments
         assert answer.same_bits(right)
 
 
-def test_the_next_turn_resumes_after_what_was_composed(make: Make) -> None:
+def test_next_turn_resumes_after_composed_tokens(make: Make) -> None:
     with make(PAGES) as rig:
         prompt, spans = prompt_of(DOCUMENTS)
         first = rig.ask(prompt, 70, segments=spans, **FAST)
@@ -233,7 +233,7 @@ def test_requests_that_wait_for_the_same_segment_make_it_once(make: Make) -> Non
         assert rig.engine.scheduler.computed[Purpose.SEGMENT] == sum(len(d) - 8 for d in DOCUMENTS)
 
 
-def test_where_there_is_no_room_for_segments_the_answer_is_exact(make: Make) -> None:
+def test_answer_without_memory_for_segments_is_exact(make: Make) -> None:
     prompt, spans = prompt_of(DOCUMENTS)
     with make(PAGES) as rig:
         exact = rig.ask(prompt)
@@ -257,7 +257,7 @@ def test_many_requests_in_little_memory_all_end(make: Make) -> None:
 
 
 @pytest.mark.parametrize("kv_pages", [26, pytest.param(34, marks=pytest.mark.full)])
-def test_preemption_and_eviction_beside_composed_requests_change_no_bit(make: Make, kv_pages: int) -> None:
+def test_preemption_and_eviction_with_composed_requests_change_no_bit(make: Make, kv_pages: int) -> None:
     """Compare exact requests with a server without a cache, and composed ones that stayed with a server with room."""
     documents = [DOCUMENTS[1], words(120, "another")]
     asked = [prompt_of(documents, words(70, "lead", i), words(10 + i, i)) for i in range(6)]
@@ -338,7 +338,7 @@ def test_a_prompt_that_is_one_segment_stores_it(make: Make) -> None:
         assert rig.engine.warm_segments([tuple(document)], "") == ["held"]
 
 
-def test_segments_for_which_there_is_no_memory_are_told(make: Make) -> None:
+def test_segments_too_large_for_memory_are_reported(make: Make) -> None:
     with make(2 * make.checkpoint_pages + 4) as rig:
         assert rig.engine.warm_segments([tuple(words(2000, "long"))], "") == ["no_memory"]
         assert rig.ask(words(70, "after")).tokens

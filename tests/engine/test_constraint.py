@@ -91,14 +91,14 @@ def test_a_character_may_come_byte_by_byte():
     assert machine.finished
 
 
-def test_special_tokens_are_no_text_and_padded_ids_nothing():
+def test_special_tokens_and_padded_ids_match_no_text():
     machine = compiler().machine(Constraint("regex", r"(?s:.{0,40})<\|im_end\|>"))
     assert END not in allowed(machine)
     assert max(allowed(machine)) < SIZE
     assert machine.allowed().shape == (PADDED,)
 
 
-def test_the_end_is_allowed_where_the_output_is_complete_and_finished_where_nothing_may_follow():
+def test_end_token_is_allowed_after_complete_output_and_required_at_its_maximum():
     machine = compiler().machine(Constraint("regex", "[ab]{1,2}"))
     assert END not in allowed(machine)
     take(machine, "a")
@@ -151,7 +151,7 @@ def test_a_token_that_was_not_allowed_is_an_error():
         (Constraint("regex", "a" * (MAX_SOURCE + 1)), f"{MAX_SOURCE + 1:,} characters, at most {MAX_SOURCE:,}"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_with_the_compilers_message(constraint, message):
+def test_uncompilable_constraint_is_refused_with_the_compilers_message(constraint, message):
     with pytest.raises(ConstraintError, match=re.escape(message)):
         compiler().machine(constraint)
 
@@ -183,12 +183,12 @@ def test_hostile_sources_are_refused(hostile):
     ],
     ids=["enum", "string", "array", "repeat", "automaton"],
 )
-def test_heavy_constraints_go_on_within_their_limits(heavy):
+def test_heavy_constraints_advance_within_their_limits(heavy):
     machine = compiler().machine(heavy)
     assert follow(machine, 100) == 100 or machine.finished
 
 
-def test_an_automaton_too_large_for_a_step_is_an_error_and_not_a_hang():
+def test_automaton_too_large_for_a_step_raises():
     with pytest.raises(ConstraintError, match="too many"):
         follow(compiler().machine(Constraint("regex", "(a?){1000}a{1000}")), 1000)
 
@@ -283,7 +283,7 @@ def text_of(events: list) -> str:
     return "".join(e.text for e in events)
 
 
-def test_outputs_validate_whatever_the_model_says(make):
+def test_constrained_outputs_always_validate_against_the_schema(make):
     with make(500) as rig:
         for seed in range(4):
             events = ask(rig, words(100, seed), seed=seed, constraint=schema(BOUNDED), ignore_eos=seed % 2 == 1)
@@ -327,7 +327,7 @@ def test_a_constraint_that_cannot_be_compiled_is_refused_at_submit(make):
         rig.settle()
 
 
-def test_a_constraint_beyond_its_limits_fails_its_request_alone(make):
+def test_constraint_beyond_its_limits_fails_only_its_request(make):
     late = Constraint("regex", "x{20}(a?){1000}a{1000}")
     with make(500) as rig:
         beside, done = submit(rig, words(80, 2), constraint=Constraint("regex", "[a-z]{60}"))
@@ -340,7 +340,7 @@ def test_a_constraint_beyond_its_limits_fails_its_request_alone(make):
     assert isinstance(beside[-1], FinishedEvent)
 
 
-def test_an_answer_whose_constraint_takes_too_long_ends_with_an_error_that_names_the_limit(make, monkeypatch):
+def test_constraint_past_its_time_limit_fails_the_answer_and_names_the_limit(make, monkeypatch):
     clock = itertools.count(step=0.25)  # each call of the library takes 0.25 s
     monkeypatch.setattr(module.time, "thread_time", lambda: next(clock))
     with make(500, constraint_time=1.0) as rig:
@@ -353,7 +353,7 @@ def test_an_answer_whose_constraint_takes_too_long_ends_with_an_error_that_names
         assert isinstance(ask(rig, words(4), constraint=Constraint("regex", "a"))[-1], FinishedEvent)
 
 
-def test_nan_in_one_requests_logits_fails_it_alone(make, monkeypatch):
+def test_nan_in_one_requests_logits_fails_only_that_request(make, monkeypatch):
     def run(spoil: bool) -> list[list]:
         with make(500) as rig:
             forward = rig.engine.runner.run
@@ -384,7 +384,7 @@ def test_nan_in_one_requests_logits_fails_it_alone(make, monkeypatch):
         assert isinstance(spoiled[i][-1], FinishedEvent)
 
 
-def test_what_a_constraint_forces_is_allowed_and_leads_to_where_it_leaves_a_choice():
+def test_forced_tokens_are_allowed_and_end_at_a_choice():
     machine = compiler().machine(Constraint("regex", "the begin of it: (yes|no)"))
     forced = machine.forced()
     assert TOKENIZER.decode(forced) == "the begin of it: "[: len(TOKENIZER.decode(forced))]

@@ -79,7 +79,7 @@ def test_text_is_cut_where_the_full_text_would_be(tokens, stop):
 
 
 @given(st.data())
-def test_a_stop_string_taken_from_the_text_is_found_across_token_borders(data):
+def test_stop_string_is_found_across_token_borders(data):
     text = data.draw(st.sampled_from(SAMPLE))
     start = data.draw(st.integers(0, len(text) - 1))
     stop = text[start : data.draw(st.integers(start + 1, len(text)))]
@@ -88,7 +88,7 @@ def test_a_stop_string_taken_from_the_text_is_found_across_token_borders(data):
 
 
 @given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
-def test_how_the_text_is_cut_into_pieces_does_not_matter(pieces, stop):
+def test_stop_strings_do_not_depend_on_the_cuts_of_the_text(pieces, stop):
     def run(parts):
         strings, shown = StopStrings(tuple(stop)), ""
         for part in parts:

@@ -62,7 +62,7 @@ def model_of(rig: Rig) -> DraftModel:
 
 
 @pytest.mark.parametrize("draft", ["qwen3_5", "mamba2", "qwen3_window", "bamba"])
-def test_answers_are_those_without_drafts_whatever_the_draft_model_says(draft, loaded, monkeypatch) -> None:
+def test_answers_with_any_draft_model_match_those_without_drafts(draft, loaded, monkeypatch) -> None:
     """The same model is always right, others hardly ever."""
     told = []
     prompts = [words(70 + 50 * i, "drafted", i) for i in range(4)]
@@ -79,7 +79,7 @@ def test_answers_are_those_without_drafts_whatever_the_draft_model_says(draft, l
     assert speculation.rejected == 0 or draft != "qwen3_5"
 
 
-def test_a_long_prompt_is_prefilled_a_part_at_a_time_and_a_known_one_not_again(loaded, monkeypatch) -> None:
+def test_draft_model_prefills_long_prompts_in_parts_and_known_ones_not_again(loaded, monkeypatch) -> None:
     target = loaded("qwen3_5")
     with drafting(monkeypatch, target, target) as rig:
         model, legs = model_of(rig), []
@@ -115,7 +115,7 @@ def test_requests_that_end_leave_nothing_behind(loaded, monkeypatch) -> None:
         model.cache.check()
 
 
-def test_a_draft_model_that_fails_ends_drafts_alone(loaded, monkeypatch) -> None:
+def test_failing_draft_model_ends_only_drafts(loaded, monkeypatch) -> None:
     target, prompt = loaded("qwen3_5"), words(100, "fails")
     with drafting(monkeypatch, target, None) as rig:
         plain = rig.ask(prompt, 20)
@@ -130,7 +130,7 @@ def test_a_draft_model_that_fails_ends_drafts_alone(loaded, monkeypatch) -> None
         assert rig.ask(prompt, 5).tokens == plain.tokens[:5]
 
 
-def test_it_takes_a_tenth_of_the_memory(loaded, monkeypatch) -> None:
+def test_draft_model_uses_a_tenth_of_the_memory(loaded, monkeypatch) -> None:
     target = loaded("qwen3_5")
     with drafting(monkeypatch, target, target) as rig:
         memory = PAGES * target.spec.page_bytes
@@ -140,7 +140,7 @@ def test_it_takes_a_tenth_of_the_memory(loaded, monkeypatch) -> None:
         assert rig.engine.draft_bytes > memory // 10
 
 
-def test_no_memory_for_its_prompt_is_no_draft(loaded, monkeypatch) -> None:
+def test_prompt_too_large_for_the_draft_memory_gets_no_draft(loaded, monkeypatch) -> None:
     target, prompt = loaded("qwen3_5"), words(500, "small")
     with drafting(monkeypatch, target, None) as rig:
         plain = rig.ask(prompt, 10)

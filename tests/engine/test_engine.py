@@ -76,7 +76,7 @@ def test_a_request_ends_with_its_length_and_account(make):
     assert (end.finish_reason, end.output_tokens, end.account.prompt_tokens) == ("length", 8, 100)
 
 
-def test_what_is_cached_is_published_before_an_answer_ends(make):
+def test_cached_prefix_is_published_before_the_answer_ends(make):
     """A next turn may follow at once, and be routed by what was published."""
     with make(500) as rig:
         engine, prompt, at_the_end, done = rig.engine, words(100, 1), [], threading.Event()
@@ -143,7 +143,7 @@ def test_logprobs_are_those_of_the_logits(make):
         assert [t.logprob for t in event.top] == reference.topk(2).values.tolist()
 
 
-def test_two_engines_and_a_doctor_beside_them_change_no_bit(make, loaded):
+def test_two_engines_and_a_doctor_in_one_process_change_no_bit(make, loaded):
     def examine() -> list[Finding]:
         prepare_process(2)
         return list(of_dtype(loaded.spec, recheck=True))
@@ -162,7 +162,7 @@ def test_two_engines_and_a_doctor_beside_them_change_no_bit(make, loaded):
         assert {finding.level for finding in doctor.result()} == {OK}
 
 
-def test_a_step_that_fails_takes_its_own_requests_with_it_and_nothing_else(make, monkeypatch):
+def test_failing_step_fails_only_its_own_requests(make, monkeypatch):
     with make(500) as rig:
         run = rig.engine.runner.run
         monkeypatch.setattr(rig.engine.runner, "run", lambda step: 1 / 0)
@@ -177,7 +177,7 @@ def test_a_step_that_fails_takes_its_own_requests_with_it_and_nothing_else(make,
         assert rig.engine.health()["status"] == "ok"
 
 
-def test_an_engine_that_fails_says_so_to_all_who_wait_and_to_those_who_come(make, monkeypatch):
+def test_failed_engine_reports_the_error_to_waiting_and_new_requests(make, monkeypatch):
     rig = make(500)
     monkeypatch.setattr(rig.engine.scheduler, "plan_step", lambda: 1 / 0)
     rig.engine.start()
@@ -188,7 +188,7 @@ def test_an_engine_that_fails_says_so_to_all_who_wait_and_to_those_who_come(make
         rig.engine.submit(generation(words(10, 1)), lambda event: None)
 
 
-def test_stop_tells_those_who_wait(make):
+def test_stop_fails_waiting_requests(make):
     rig = make(500)
     answer = rig.submit(words(100, 1), 8)  # before the thread runs
     with rig._lock:
@@ -217,7 +217,7 @@ def test_a_request_that_cannot_fit_is_refused_at_once(make):
         rig.submit(words(40 * 64, 1), 10)
 
 
-def test_a_request_past_its_deadline_fails_with_what_it_had_and_is_gone_from_memory(make):
+def test_request_past_its_deadline_fails_with_its_tokens_and_frees_memory(make):
     with make(500) as rig:
         late = replace(generation(words(100, 1), max_tokens=8000), deadline=0.2)
         *tokens, end = collect(rig.engine, late)
@@ -244,7 +244,7 @@ def test_deadlines_of_ended_requests_are_forgotten():
     assert deadlines.take_passed(7.9) == []
 
 
-def test_a_full_queue_refuses_with_both_numbers_and_a_time_to_come_back(make):
+def test_full_queue_refuses_with_both_numbers_and_a_retry_time(make):
     rig = make(500, max_waiting=3)  # not started: nobody leaves the queue
     for i in range(3):
         rig.submit(words(10, i), 1)
@@ -265,7 +265,7 @@ def test_a_full_queue_makes_way_for_a_namespace_that_waits_less(make):
     rig.engine.stop()
 
 
-def test_nobody_makes_way_for_a_request_that_cannot_be_served(make):
+def test_unservable_request_displaces_no_waiting_request(make):
     rig = make(500, max_waiting=3)
     for i in range(3):
         rig.submit(words(10, i), 1)
@@ -275,14 +275,14 @@ def test_nobody_makes_way_for_a_request_that_cannot_be_served(make):
     assert len(rig.engine.scheduler.waiting) == 3
 
 
-def test_who_waits_for_the_work_to_end_does_not_wait_for_a_stopped_engine(make):
+def test_drain_of_a_stopped_engine_returns_at_once(make):
     rig = make(500)
     rig.submit(words(10, 1), 1)
     rig.engine.stop()  # never started: the request stays where it is
     assert not rig.engine.drain()
 
 
-def test_while_it_drains_an_engine_refuses_new_requests_and_ends_those_it_has(make):
+def test_draining_engine_refuses_new_requests_and_finishes_running_ones(make):
     with make(500) as rig:
         answer = rig.submit(words(300, 1), 50)
         rig.engine.refuse_new()
@@ -292,7 +292,7 @@ def test_while_it_drains_an_engine_refuses_new_requests_and_ends_those_it_has(ma
         assert len(rig.wait(answer).tokens) == 50
 
 
-def test_stats_count_what_was_computed(make):
+def test_stats_count_computed_tokens(make):
     with make(500) as rig:
         rig.ask(words(300, 1), 8)
         rig.settle()
@@ -308,7 +308,7 @@ def test_stats_count_what_was_computed(make):
     assert stats.steps >= 8 + 30
 
 
-def test_short_prompts_do_not_change_what_the_probe_says_of_long_ones(make: Make) -> None:
+def test_short_prompts_do_not_change_the_probes_estimate_for_long_ones(make: Make) -> None:
     with make(500) as rig:
         rig.engine.note_probe(Probe("", 0.5))
         speed = rig.engine.backlog().prefill

@@ -41,7 +41,7 @@ NOT_EXACT = SelfCheck(False, "attention", "compiled")
 __all__ = ["loaded"]  # a fixture
 
 
-def test_health_says_when_exactness_was_proven(loaded, monkeypatch, caplog):
+def test_health_shows_when_exactness_was_proven(loaded, monkeypatch, caplog):
     config = ServeConfig(model=loaded.path, dtype="float32", memory=64 << 20)
     with caplog.at_level(logging.INFO):
         proven = Engine.load(config).health()["proven"]
@@ -62,7 +62,7 @@ def test_a_broken_file_is_an_error_before_the_proof(loaded, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("weights", ["auto", "int8", "int4"])
-def test_weights_are_held_as_asked_and_health_says_so(loaded, weights):
+def test_weights_are_held_as_configured_and_shown_by_health(loaded, weights):
     config = ServeConfig(model=loaded.path, dtype="float32", weights=weights, memory=64 << 20, reproducible=False)
     engine = Engine.load(config)
     assert engine.spec.weights == weights
@@ -79,7 +79,7 @@ def test_weights_are_held_as_asked_and_health_says_so(loaded, weights):
     assert tokens[0].logprob == pytest.approx(float(torch.log_softmax(logits_V, -1)[tokens[0].token]), abs=1e-5)
 
 
-def test_more_memory_than_there_is_names_the_setting_and_what_there_is(loaded, monkeypatch, caplog):
+def test_memory_above_the_machines_is_refused_with_setting_and_both_sizes(loaded, monkeypatch, caplog):
     monkeypatch.setattr(machine, "meminfo", {"MemTotal": 16 * 10**9, "MemAvailable": 10**9}.get)
     monkeypatch.setattr(machine, "memory_limit", lambda: None)
     config = ServeConfig(model=loaded.path, dtype="float32", memory=5000 * 10**9)
@@ -160,7 +160,7 @@ def test_torchs_products_without_bfloat16_are_warned_of_and_health_names_the_lay
 
 
 @pytest.mark.parametrize(("eviction", "observer"), [("marconi", ServerTuning), ("lru", NoObserver)])
-def test_serve_gives_the_tuner_to_marconi_alone(
+def test_serve_gives_the_tuner_only_to_marconi(
     eviction: str, observer: type, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = SelfCheck(True, None, "compiled")
@@ -169,7 +169,7 @@ def test_serve_gives_the_tuner_to_marconi_alone(
     assert type(load_engine(config).answering.observer) is observer
 
 
-def test_what_is_kept_of_drafts_is_taken_from_the_memory(loaded: LoadedModel) -> None:
+def test_draft_slots_are_subtracted_from_the_memory(loaded: LoadedModel) -> None:
     check, page = SelfCheck(True, None, "compiled"), loaded.spec.page_bytes
     slots = 2 + EXTRA_SLOTS
     kept = slots * MOST_DRAFTS * loaded.spec.draft_bytes
@@ -186,7 +186,7 @@ def test_what_is_kept_of_drafts_is_taken_from_the_memory(loaded: LoadedModel) ->
         Engine.over(loaded, check, ServeConfig(memory=1000))
 
 
-def test_where_bits_are_not_proven_nothing_is_drafted_and_health_says_why(loaded: LoadedModel, caplog) -> None:
+def test_engine_without_proven_bits_drafts_nothing_and_health_shows_the_reason(loaded: LoadedModel, caplog) -> None:
     """A request predicts what the one before has said, so there would be drafts."""
     config, answer = ServeConfig(memory=400 * loaded.spec.page_bytes, speculation="ngram"), list[int]()
     for check, shown in ((NOT_EXACT, "off, not exact: attention"), (SelfCheck(True, None, "compiled"), "ngram")):
@@ -204,7 +204,7 @@ def test_where_bits_are_not_proven_nothing_is_drafted_and_health_says_why(loaded
     assert caplog.messages == ["speculation is off, since drafts may change bits of answers here: attention"]
 
 
-def test_where_bits_are_not_proven_no_head_and_no_draft_model_are_loaded(monkeypatch) -> None:
+def test_engine_without_proven_bits_loads_neither_head_nor_draft_model(monkeypatch) -> None:
     loads, load = [], assembly.load_model
     monkeypatch.setattr(assembly, "load_model", lambda *given: loads.append(given) or load(*given))
     monkeypatch.setattr(assembly, "verdict", lambda *given: NOT_EXACT)

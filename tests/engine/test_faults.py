@@ -98,7 +98,7 @@ def test_a_fault_fails_requests_of_its_step_and_the_engine_lives_on(make, monkey
         assert [rig.ask(prompt, 6).tokens for prompt in PROMPTS] == expected
 
 
-def test_a_fault_in_planning_or_publishing_one_request_fails_that_one_alone(make, monkeypatch):
+def test_fault_in_planning_or_publishing_fails_only_that_request(make, monkeypatch):
     for name in ("reserve", "commit"):
         with make(PAGES) as rig:
             cache = rig.engine.scheduler.cache
@@ -112,7 +112,7 @@ def test_a_fault_in_planning_or_publishing_one_request_fails_that_one_alone(make
             assert_nothing_is_held(rig)
 
 
-def test_a_fault_in_taking_the_page_of_a_token_fails_that_request_alone(make, monkeypatch):
+def test_fault_in_allocating_a_tokens_page_fails_only_that_request(make, monkeypatch):
     with make(PAGES) as rig:
         expected = rig.ask(PROMPTS[1], 6).tokens
         scheduler, commit = rig.engine.scheduler, rig.engine.scheduler.cache.commit
@@ -133,7 +133,7 @@ def test_a_fault_in_taking_the_page_of_a_token_fails_that_request_alone(make, mo
         assert_nothing_is_held(rig)
 
 
-def test_a_listener_that_raises_costs_its_own_request_alone(make):
+def test_raising_listener_ends_only_its_own_request(make):
     with make(PAGES) as rig:
         expected = rig.ask(PROMPTS[0], 6).tokens
         told = threading.Event()
@@ -152,7 +152,7 @@ def test_a_listener_that_raises_costs_its_own_request_alone(make):
         assert_nothing_is_held(rig)
 
 
-def test_a_token_that_cannot_be_decoded_costs_its_own_request_alone(make, monkeypatch):
+def test_undecodable_token_fails_only_its_own_request(make, monkeypatch):
     with make(PAGES) as rig:
         expected = rig.ask(PROMPTS[0], 6).tokens
         monkeypatch.setattr(TextStream, "push", breaking(TextStream.push, second))

@@ -95,7 +95,7 @@ class Watch:
 
 
 @pytest.mark.parametrize("healing", ["idle", "always"])
-def test_the_next_turn_after_healing_has_the_bits_of_a_server_without_segments(make: Make, healing: str) -> None:
+def test_next_turn_after_healing_matches_a_server_without_segments(make: Make, healing: str) -> None:
     with make(PAGES, healing=healing) as rig:
         first = first_turn(rig)
         rig.settle()
@@ -119,7 +119,7 @@ def test_without_healing_the_next_turn_is_approximate(make: Make) -> None:
     assert not turn.same_bits(exactly(make, first.everything + MORE))
 
 
-def test_what_was_approximate_is_given_up_and_no_page_is_lost(make: Make) -> None:
+def test_healing_frees_the_approximate_prefix_and_loses_no_page(make: Make) -> None:
     with make(PAGES, healing="off") as rig:
         first = first_turn(rig)
         rig.settle()
@@ -135,7 +135,7 @@ def test_what_was_approximate_is_given_up_and_no_page_is_lost(make: Make) -> Non
     assert healed.leases == healed.pages_private == healed.pages_slot == healed.open_plans == 0
 
 
-def test_what_others_share_of_it_stays(make: Make) -> None:
+def test_healing_keeps_approximate_pages_that_other_requests_share(make: Make) -> None:
     other, spans = prompt_of(DOCUMENTS, words(200, "another question"))
     with make(PAGES, healing="off") as rig:
         first_turn(rig)
@@ -151,7 +151,7 @@ def test_what_others_share_of_it_stays(make: Make) -> None:
         assert again.account.approximate_tokens > 600
 
 
-def test_at_equal_depth_the_exact_prefix_is_taken(make: Make) -> None:
+def test_exact_prefix_is_preferred_at_equal_depth(make: Make) -> None:
     with make(PAGES, healing="off") as rig:
         composed = rig.ask(PROMPT, segments=SPANS, **FAST)
         rig.settle()
@@ -162,7 +162,7 @@ def test_at_equal_depth_the_exact_prefix_is_taken(make: Make) -> None:
     assert again.same_bits(exactly(make, PROMPT))
 
 
-def test_who_comes_during_healing_waits_for_one_leg_and_healing_goes_on_where_it_was(make: Make) -> None:
+def test_request_during_healing_waits_for_one_leg_and_healing_resumes_after(make: Make) -> None:
     with make(PAGES) as rig:
         watch = Watch(rig, 2, lambda: rig.submit(words(300, "visitor"), 8))
         first = first_turn(rig)
@@ -180,7 +180,7 @@ def test_who_comes_during_healing_waits_for_one_leg_and_healing_goes_on_where_it
     assert turn.same_bits(exactly(make, turn.prompt))
 
 
-def test_behind_a_running_request_nobody_s_bits_change(make: Make) -> None:
+def test_healing_with_a_running_request_changes_no_bit(make: Make) -> None:
     long = words(100, "long")
     with make(PAGES, healing="always") as rig:
         watch = Watch(rig)
@@ -195,7 +195,7 @@ def test_behind_a_running_request_nobody_s_bits_change(make: Make) -> None:
         assert turn.same_bits(rig.ask(turn.prompt))
 
 
-def test_what_is_half_healed_may_be_evicted(make: Make) -> None:
+def test_half_healed_prefix_can_be_evicted(make: Make) -> None:
     pages = 40 + 6 * make.checkpoint_pages
     with make(pages) as rig:
         watch = Watch(rig, 2, lambda: rig.submit(words(64 * (pages - 2 * make.checkpoint_pages) - 80, "large"), 8))
@@ -212,7 +212,7 @@ def test_what_is_half_healed_may_be_evicted(make: Make) -> None:
         assert turn.same_bits(next_turn(rig, first)), "it is composed anew"
 
 
-def test_where_there_is_no_room_beside_it_the_approximate_prefix_stays(make: Make) -> None:
+def test_approximate_prefix_without_memory_to_heal_stays(make: Make) -> None:
     with make(PAGES, healing="off") as rig:
         first_turn(rig)
         rig.settle()
@@ -233,7 +233,7 @@ def test_where_there_is_no_room_beside_it_the_approximate_prefix_stays(make: Mak
     assert set(outcomes) == {(0, 1), (1, 0)}
 
 
-def test_what_is_evicted_for_healing_is_older_than_what_it_replaces(make: Make) -> None:
+def test_healing_evicts_only_entries_older_than_its_prefix(make: Make) -> None:
     with make(PAGES, healing="off") as rig:
         first_turn(rig)
         rig.settle()
@@ -251,7 +251,7 @@ def test_what_is_evicted_for_healing_is_older_than_what_it_replaces(make: Make) 
     assert turn.account.cached_tokens == on_grid(len(first.everything))
 
 
-def test_who_was_cancelled_is_not_healed(make: Make) -> None:
+def test_cancelled_request_is_not_healed(make: Make) -> None:
     with make(PAGES) as rig:
         answer = rig.submit(PROMPT, 2000, segments=SPANS, **FAST)
         rig.engine.cancel(next(iter(rig._answers)))
@@ -270,7 +270,7 @@ def test_an_exact_request_has_nothing_to_heal(make: Make) -> None:
     assert stats.healing_tokens == stats.healed == stats.healings_given_up == 0
 
 
-def test_what_is_healed_stays_in_its_namespace(make: Make) -> None:
+def test_healed_prefix_stays_in_its_namespace(make: Make) -> None:
     with make(PAGES) as rig:
         first = first_turn(rig, namespace="a")
         rig.settle()

@@ -88,7 +88,7 @@ def test_logprobs_and_the_logits_themselves_stay_the_models():
     assert torch.equal(logits_V, before_V)
 
 
-def test_memory_is_taken_with_the_first_token():
+def test_penalty_memory_is_allocated_with_the_first_token():
     sampling = Sampling(SamplingParams(presence_penalty=1.0), ())
     assert sampling._penalties is None
     sample(torch.zeros(1, V), [sampling])

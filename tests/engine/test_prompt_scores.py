@@ -53,7 +53,7 @@ def reference(loaded, prompt):
     return torch.log_softmax(bench.prefill(bench.sequence(len(prompt)), prompt), -1)
 
 
-def test_they_are_the_log_softmax_of_the_model_s_own_forward(make, loaded):
+def test_prompt_scores_match_the_log_softmax_of_the_models_forward(make, loaded):
     with make(500) as rig:
         asked = Asked(rig.engine, PROMPT, k=3).wait()
     logprobs_NV = reference(loaded, PROMPT)
@@ -67,7 +67,7 @@ def test_they_are_the_log_softmax_of_the_model_s_own_forward(make, loaded):
     assert [[top.token for top in token.top] for token in others] == logprobs_NV[:-1].topk(3).indices.tolist()
 
 
-def test_what_is_cached_neither_shortens_nor_changes_them_and_nothing_is_left_behind(make):
+def test_prompt_scores_ignore_the_cache_and_leave_nothing_in_it(make):
     with make(500) as rig:
         cold = Asked(rig.engine, PROMPT).wait()
         assert rig.engine.drain(60)
@@ -122,7 +122,7 @@ def test_however_answers_are_cached_nothing_of_a_scored_prompt_is(make, decode_r
     assert len(asked.tokens) == len(PROMPT)
 
 
-def test_with_no_tokens_wanted_a_prompt_is_scored_and_nothing_said(make):
+def test_prompt_without_wanted_tokens_is_scored_and_generates_no_text(make):
     with make(500) as rig:
         asked = Asked(rig.engine, PROMPT[:1]).wait()
     assert asked.tokens == (TokenEvent(PROMPT[0], ""),)
@@ -130,7 +130,7 @@ def test_with_no_tokens_wanted_a_prompt_is_scored_and_nothing_said(make):
     assert (asked.end.finish_reason, asked.end.output_tokens, asked.end.text) == ("length", 0, "")
 
 
-def test_they_come_before_the_first_token(make):
+def test_prompt_scores_come_before_the_first_token(make):
     with make(500) as rig:
         asked = Asked(rig.engine, PROMPT, max_tokens=3).wait()
         plain = rig.ask(PROMPT, 3)
@@ -138,7 +138,7 @@ def test_they_come_before_the_first_token(make):
     assert [event.token for event in asked.events[1:4]] == plain.tokens
 
 
-def test_logits_that_tell_nothing_fail_their_request_alone(make, monkeypatch):
+def test_nan_logits_of_a_scored_prompt_fail_only_its_request(make, monkeypatch):
     with make(500) as rig:
         run = rig.engine.runner.run
 
@@ -157,7 +157,7 @@ def test_logits_that_tell_nothing_fail_their_request_alone(make, monkeypatch):
         assert rig.engine.stats().cache.pages_free == 500
 
 
-def test_whoever_stops_listening_gives_its_request_up(make):
+def test_scored_request_with_a_raising_listener_ends(make):
     def deaf(event):
         raise RuntimeError("no")
 
@@ -167,7 +167,7 @@ def test_whoever_stops_listening_gives_its_request_up(make):
         assert rig.engine.stats().running == 0
 
 
-def test_legs_that_come_again_replace_what_was_known():
+def test_scores_of_a_repeated_leg_replace_earlier_ones():
     scores = PromptScores([1, 0, 1], 1)
     scores.take(0, torch.zeros(2, 2))
     scores.take(0, torch.tensor([[0.0, 100.0]]))
@@ -201,7 +201,7 @@ def wait_until(reached):
         time.sleep(0.001)
 
 
-def test_a_first_token_has_the_same_bits_alone_among_others_and_beside_a_scored_prompt(make):
+def test_first_logits_do_not_depend_on_other_requests_or_a_scored_prompt(make):
     alone, among, beside = first_tokens(make)
     assert torch.equal(among, alone)
     assert torch.equal(beside, alone)

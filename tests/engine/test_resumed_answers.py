@@ -81,7 +81,7 @@ def generation(kind: str, **more: object) -> Generation:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_goes_on_after_any_of_its_tokens(load, engine: Engine, kind: str) -> None:  # noqa: F811
+def test_answer_resumes_after_any_of_its_tokens(load, engine: Engine, kind: str) -> None:  # noqa: F811
     whole = asked(engine, generation(kind))
     tokens = said(whole)
     assert len(tokens) > 4
@@ -108,7 +108,7 @@ def test_a_stop_string_is_found_that_began_before(engine: Engine) -> None:
         assert end(rest)[3] == stop
 
 
-def test_beside_others_and_preempted_it_is_the_same(load, engine: Engine) -> None:  # noqa: F811
+def test_resumed_answer_is_the_same_with_other_requests_and_preemptions(load, engine: Engine) -> None:  # noqa: F811
     whole = said(asked(engine, generation("drawn")))
     loaded, check = load("qwen3_5", "float32", 2)
     small = Engine.over(loaded, check, ServeConfig(memory=30 * loaded.spec.page_bytes))
@@ -130,7 +130,7 @@ def test_beside_others_and_preempted_it_is_the_same(load, engine: Engine) -> Non
     assert len(results) == 4
 
 
-def test_composed_answers_go_on(load, engine: Engine) -> None:  # noqa: F811
+def test_composed_answers_resume(load, engine: Engine) -> None:  # noqa: F811
     spans = (Span(10, 80), Span(80, 140))
     composed = generation("drawn", segments=spans, fidelity=Fidelity.FAST)
     whole = asked(engine, composed)

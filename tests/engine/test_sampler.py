@@ -61,7 +61,7 @@ def test_a_seed_gives_the_same_tokens_again_and_another_seed_others():
     assert len(set(runs[0])) > 1
 
 
-def test_a_position_has_its_number_whatever_was_drawn_before():
+def test_random_number_of_a_position_does_not_depend_on_earlier_draws():
     """So rows of one sequence may be judged in one step, and a preempted request goes on with its numbers."""
     logits_V = torch.zeros(1000)
     [first] = sample(logits_V[None], [Sampling(SamplingParams(seed=3), ())])
@@ -111,7 +111,7 @@ def test_logprobs_are_of_the_unmodified_logits():
 
 @pytest.mark.parametrize("where", [0, 1, 37, 4095])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_row_with_an_invalid_logit_fails_alone(where, value):
+def test_row_with_an_invalid_logit_fails_and_others_do_not(where, value):
     logits_RV = torch.randn(3, 4096, generator=torch.Generator().manual_seed(1))
 
     def samplings() -> list[Sampling]:

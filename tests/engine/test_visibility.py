@@ -9,7 +9,7 @@ from tests.exactness.rig import words
 __all__ = ["loaded", "make"]  # fixtures
 
 
-def test_what_was_computed_and_is_held_is_told(make):
+def test_stats_report_computed_tokens_and_held_pages(make):
     with make(500) as rig:
         collect(rig.engine, generation(words(200, 1)))
         assert rig.engine.drain(60)

@@ -65,7 +65,7 @@ class HealingLab(Lab):
 @SETTINGS
 @given(seed=st.integers(0, 10**9))
 @example(seed=4732)  # alone in the smallest arena, and what another one published beside it is held twice
-def test_random_traffic_reads_only_what_was_promised_and_loses_nothing(healing: Healing, seed: int) -> None:
+def test_random_traffic_reads_only_committed_tokens_and_loses_nothing(healing: Healing, seed: int) -> None:
     rng = random.Random(seed)
     longest, sizes = drawn_sizes(rng)
     eviction, decode_reuse = rng.choice(["lru", "seglen", "headwater"]), rng.choice(["canonical", "none"])
@@ -94,7 +94,7 @@ def test_the_next_turn_resumes_exactly_where_it_would_have_resumed() -> None:
     assert it.scheduler.computed[Purpose.HEALING] == 80 - first.marked_from
 
 
-def test_what_is_healed_takes_no_more_memory_than_if_it_had_not_been_composed() -> None:
+def test_healed_request_uses_as_much_memory_as_an_exact_one() -> None:
     healed, exact = HealingLab(placement="branch"), Lab(placement="branch")
     healed.compose(words(50, 1), 30)
     healed.run()
@@ -115,7 +115,7 @@ def test_a_session_that_went_on_is_healed_once() -> None:
     assert (healer.healed, healer.superseded, healer.given_up) == (1, 1, 0)
 
 
-def test_idle_means_that_nothing_runs_and_always_that_nobody_waits() -> None:
+def test_idle_healing_waits_for_running_requests_and_always_does_not() -> None:
     for healing, beside in ((Healing.IDLE, False), (Healing.ALWAYS, True)):
         it = HealingLab(healing)
         companion = it.submit(words(8, 3), 300)
@@ -124,14 +124,14 @@ def test_idle_means_that_nothing_runs_and_always_that_nobody_waits() -> None:
         assert (companion.phase is Phase.DECODE) == beside
 
 
-def test_a_leg_of_healing_is_as_short_as_where_requests_share_a_step() -> None:
+def test_healing_leg_is_at_most_a_shared_steps_length() -> None:
     it = HealingLab(n_pages=2000, tokens_per_step=1024)
     it.compose(words(1000, 1))
     it.step_until_it_heals()
     assert 0 < it.scheduler.computed[Purpose.HEALING] <= it.scheduler.limits.shared_step
 
 
-def test_what_is_parked_goes_on_where_its_last_leg_ended_and_leaves_no_checkpoint_there() -> None:
+def test_parked_healing_resumes_at_its_last_leg_and_leaves_no_checkpoint() -> None:
     it = HealingLab(n_pages=2000, tokens_per_step=16)
     first = it.compose(words(200, 1), 4)
     it.step_until_it_heals()
@@ -171,7 +171,7 @@ def test_healing_gives_way_where_a_running_request_needs_its_memory() -> None:
     assert it.scheduler.healer.given_up == 1
 
 
-def test_what_waits_for_memory_is_healed_once_a_running_request_has_left() -> None:
+def test_healing_without_memory_waits_until_a_running_request_ends() -> None:
     it = HealingLab(Healing.ALWAYS, n_pages=60, checkpoint_pages=2, tokens_per_step=8, decode_reuse="none")
     companion = it.submit(words(8, 3), 130)
     it.compose(words(60, 1))
@@ -190,7 +190,7 @@ def test_what_waits_for_memory_is_healed_once_a_running_request_has_left() -> No
     assert (healer.healed, healer.given_up, it.scheduler.preemptions) == (1, 0, 0)
 
 
-def test_who_needs_a_page_takes_it_from_what_is_healed_and_that_goes_on_later() -> None:
+def test_running_request_preempts_healing_which_resumes_later() -> None:
     it = HealingLab(Healing.ALWAYS, n_pages=100, tokens_per_step=8)
     companion = it.submit(words(8, 3), 60)
     it.compose(words(60, 1))
@@ -202,7 +202,7 @@ def test_who_needs_a_page_takes_it_from_what_is_healed_and_that_goes_on_later() 
     assert (healer.healed, healer.given_up, it.scheduler.preemptions) == (1, 0, 0)
 
 
-def test_healing_is_charged_to_nobody() -> None:
+def test_healing_is_charged_to_no_namespace() -> None:
     it = HealingLab()
     it.compose(words(50, 1), 2, namespace="a")
     it.step_until_it_heals()
@@ -221,9 +221,7 @@ POOLS = {
 
 @pytest.mark.parametrize("eviction", ["lru", "headwater", "gdsf", "flop_aware(2.0)", "lfu"])
 @pytest.mark.parametrize("pool", POOLS)
-def test_however_little_memory_there_is_no_session_resumes_less_deep_than_without_healing(
-    pool: str, eviction: str
-) -> None:
+def test_session_resumes_as_deep_with_healing_at_any_memory_size(pool: str, eviction: str) -> None:
     outcomes = set()
     for n_pages in range(140, 330, 4 if FULL else 12):
         sizes = {"n_pages": n_pages, "checkpoint_pages": 5, "max_running": 2, "eviction": eviction, **POOLS[pool]}
@@ -239,7 +237,7 @@ def test_however_little_memory_there_is_no_session_resumes_less_deep_than_withou
     assert outcomes == {(1, 0), (0, 1)}, "there are sizes that are too small, and such as are not"
 
 
-def test_what_healing_evicts_first_is_what_others_have_left() -> None:
+def test_healing_evicts_older_requests_before_its_own_prefix() -> None:
     it = HealingLab(n_pages=112, checkpoint_pages=2)
     old = it.ask(words(100, "old"))
     seq = it.compose(words(160, 1), 10)
@@ -251,7 +249,7 @@ def test_what_healing_evicts_first_is_what_others_have_left() -> None:
     assert it.resumes_at(seq) == 168
 
 
-def test_where_all_but_its_own_would_not_do_nothing_is_evicted() -> None:
+def test_healing_that_cannot_fit_evicts_nothing() -> None:
     it = HealingLab(n_pages=60, checkpoint_pages=2)
     old = it.ask(words(12, "old"))
     it.compose(words(160, 1), 10)
@@ -281,7 +279,7 @@ def test_a_state_that_somebody_resumed_from_meanwhile_stays() -> None:
     assert again.account.resumed_at == at
 
 
-def test_who_has_other_marks_on_the_same_tokens_is_healed_as_well() -> None:
+def test_requests_with_other_marks_on_the_same_tokens_are_both_healed() -> None:
     it = HealingLab()
     companion = it.submit(words(8, 3), 400)
     for marked_from in (8, 16):
@@ -298,7 +296,7 @@ def test_who_has_other_marks_on_the_same_tokens_is_healed_as_well() -> None:
         assert max(it.cache.branches.checkpoints(marks.key_until(56), ""), default=0) <= marked_from
 
 
-def test_what_is_healed_counts_among_those_that_wait() -> None:
+def test_running_healing_counts_to_the_limit_of_queued_ones() -> None:
     it = HealingLab(n_pages=2000, tokens_per_step=16)
     it.compose(words(200, 1))
     it.step_until_it_heals()
@@ -312,7 +310,7 @@ def test_what_is_healed_counts_among_those_that_wait() -> None:
     assert (healer.seq, len(healer.queue)) == (None, MAX_QUEUED)
 
 
-def test_who_stops_counts_what_it_gives_up() -> None:
+def test_stopped_healer_counts_all_unfinished_healings() -> None:
     it = HealingLab(tokens_per_step=8)
     companion = it.submit(words(8, 3), 100)
     for number in range(3):

@@ -42,7 +42,7 @@ def test_the_same_request_sent_again_resumes_after_the_end():
 
 
 @pytest.mark.parametrize("tokens_per_step", [64, 10_000])
-def test_a_time_to_live_reaches_the_policy_whatever_the_legs(tokens_per_step):
+def test_time_to_live_reaches_the_policy_with_any_leg_length(tokens_per_step):
     world = lab(n_pages=1000, tokens_per_step=tokens_per_step)
     hints = (Retention(640, 300.0), Retention(1290, 3600.0))
     parts = replace(BOUNDARIES, extra=(640, 1290), retained=hints)
@@ -55,7 +55,7 @@ def test_a_time_to_live_reaches_the_policy_whatever_the_legs(tokens_per_step):
         assert {at: seconds for at, seconds in until.items() if seconds > 0} == {640: 300.0, 1280: 3600.0}
 
 
-def test_a_position_with_a_time_to_live_is_kept_whatever_the_gap():
+def test_position_with_a_time_to_live_is_kept_below_the_minimum_gap():
     world = lab(n_pages=1000)
     world.ask(PROMPT, 4, boundaries=replace(BOUNDARIES, extra=(1200,), retained=(Retention(1200, 300.0),)))
     assert 1152 in checkpoints(world)  # 128 tokens below the question's end

@@ -19,7 +19,7 @@ SETTINGS = settings(max_examples=examples(60), suppress_health_check=list(Health
 @given(seed=st.integers(0, 10**9))
 @example(seed=104356)  # raw: a preempted sequence meets the pages of its first life
 @example(seed=570)  # raw: it starts over, and holds twice what it published before
-def test_random_traffic_reads_only_what_was_promised_and_loses_nothing(eviction, decode_reuse, seed):
+def test_random_traffic_reads_only_committed_tokens_and_loses_nothing(eviction, decode_reuse, seed):
     rng = random.Random(seed)
     longest, sizes = drawn_sizes(rng)
     it = Lab(**sizes, eviction=eviction, decode_reuse=decode_reuse)

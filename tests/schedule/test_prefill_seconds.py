@@ -32,7 +32,7 @@ def test_nothing_is_known_before_any_step() -> None:
     assert PrefillSeconds().speed is None
 
 
-def test_tiny_prompts_do_not_change_what_a_long_one_takes() -> None:
+def test_tiny_prompts_do_not_change_the_estimate_for_long_ones() -> None:
     measured = after(192, *[1024] * 8)
     assert seconds(measured) == pytest.approx(TRUE, rel=1e-9)
     for n in [30, 7, 1, 64, 255] * 40:
@@ -42,7 +42,7 @@ def test_tiny_prompts_do_not_change_what_a_long_one_takes() -> None:
 
 
 @pytest.mark.parametrize("tiny", [[], [30] * 50, [7, 30, 12] * 30], ids=["none", "of one length", "of several"])
-def test_before_a_long_prompt_the_probe_says_what_one_takes(tiny: list[int]) -> None:
+def test_estimate_before_any_long_prompt_is_the_probes(tiny: list[int]) -> None:
     """The prior is the prefill of 192 tokens at a worker's start, with its share of BESIDE: a tenth too slow here."""
     assert seconds(after(192, *tiny)) == pytest.approx(LONG * (TOKEN + BESIDE / 192)) == pytest.approx(1.1 * TRUE, 0.01)
 
@@ -51,7 +51,7 @@ def test_the_first_long_prompt_replaces_the_probe() -> None:
     assert seconds(after(192, 30, 30, 1024)) == pytest.approx(TRUE)
 
 
-def test_lines_are_measured_whatever_the_order() -> None:
+def test_prefill_estimates_do_not_depend_on_the_order_of_prompts() -> None:
     lengths = [*range(1, 1025, 31)] * 4
     for seed in range(5):
         random.Random(seed).shuffle(lengths)

@@ -26,14 +26,14 @@ def test_all_of_a_cached_prompt_is_computed_and_nothing_kept():
     assert (seq.account.cached_tokens, seq.account.reason) == (0, Reason.PROMPT_LOGPROBS)
 
 
-def test_nobody_waits_for_it_and_it_waits_for_nobody():
+def test_scored_prompt_and_equal_prompts_do_not_wait_for_each_other():
     lab, prompt = Lab(), words(200, 1)
     seqs = [scored(lab, prompt), lab.submit(prompt), scored(lab, prompt)]
     lab.run()
     assert [seq.waited for seq in seqs] == [False] * 3
 
 
-def test_a_finished_answer_is_kept_for_those_who_can_use_it():
+def test_finished_answer_stays_for_unscored_requests():
     lab, prompt = Lab(), words(60, 1)
     first = lab.submit(prompt, max_tokens=8)
     while not lab.scheduler.answers:
@@ -43,7 +43,7 @@ def test_a_finished_answer_is_kept_for_those_who_can_use_it():
     assert lab.ask([*first.tokens, *words(8, 2)]).account.cached_tokens >= 64
 
 
-def test_its_legs_are_short():
+def test_legs_of_a_scored_prompt_have_at_most_scored_leg_tokens():
     lab = Lab(tokens_per_step=2048, n_pages=600)
     seq = scored(lab, words(600, 1))
     step = lab.scheduler.plan_step()

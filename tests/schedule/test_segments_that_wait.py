@@ -97,7 +97,7 @@ def served(rig: Rig, seq: Request) -> None:
 
 
 @pytest.mark.parametrize("end", [gone, given_up, served])
-def test_who_waits_holds_no_segments(end: Callable[[Rig, Request], None]) -> None:
+def test_waiting_request_holds_no_segments(end: Callable[[Rig, Request], None]) -> None:
     rig = Rig()
     waits = rig.follower()
     assert waits.composition is None

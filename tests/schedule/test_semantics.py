@@ -20,7 +20,7 @@ def lab(**settings) -> Lab:
     return Lab(**{"n_pages": 4000, "page_size": PAGE, "tokens_per_step": 2048, **settings})
 
 
-def test_a_prefix_shared_by_two_different_requests_hits_on_the_second_in_raw_token_prompts():
+def test_shared_prefix_of_raw_token_prompts_hits_on_the_second_request():
     for shared, own in ((3000, 1000), (1000, 500), (500, 2000), (200, 150)):
         it = lab()
         head = words(shared, "head")
@@ -33,7 +33,7 @@ def test_a_prefix_shared_by_two_different_requests_hits_on_the_second_in_raw_tok
         assert third.account.reason is Reason.DIVERGED
 
 
-def test_a_prefix_shared_by_two_different_requests_hits_on_the_second_in_a_chat():
+def test_shared_system_prompt_of_chats_hits_on_the_second_request():
     it = lab()
     system = words(1000, "system")
     known = Boundaries(system_end=1000, query_start=1003, query_end=1100)
@@ -63,7 +63,7 @@ def test_eight_simultaneous_prompts_with_one_prefix_compute_it_once():
         assert it.ledger.prefilled == shared + 8 * (3300 - shared)
 
 
-def test_if_the_leader_ends_before_it_is_done_the_first_of_those_that_wait_leads():
+def test_first_waiting_request_leads_after_the_leader_is_cancelled():
     it = lab(tokens_per_step=512, decode_reuse="none")
     head = words(3000, "head")
     seqs = [it.submit(head + words(300, i), max_tokens=4) for i in range(4)]
@@ -95,7 +95,7 @@ def test_a_chat_that_grows_resumes_after_the_last_answer():
         history = seq.tokens + words(90, "query", turn)
 
 
-def test_a_chat_turn_that_comes_at_once_waits_for_the_answer_being_prefilled_and_computes_it_once():
+def test_immediate_chat_turn_waits_for_the_answer_being_prefilled():
     it = lab(tokens_per_step=64)
     first = it.submit(words(200, 1), max_tokens=200)
     while first.phase is not Phase.DONE:
@@ -184,7 +184,7 @@ def test_cancelled_request_frees_all_its_pages():
         assert after.pages_free <= baseline.pages_free
 
 
-def test_an_arena_of_the_smallest_legal_size_serves_any_request_that_fits_one_after_the_other_for_ever():
+def test_smallest_legal_arena_serves_every_fitting_request_in_turn():
     longest, checkpoint_pages = 1000, 5
     smallest = -(-longest // PAGE) + checkpoint_pages
     it = lab(n_pages=smallest, checkpoint_pages=checkpoint_pages, tokens_per_step=256)
@@ -207,7 +207,7 @@ def test_a_request_that_can_never_fit_is_refused_at_once():
     assert it.scheduler.idle
 
 
-def test_after_many_short_chats_one_request_can_use_95_percent_of_the_memory_as_kv():
+def test_one_request_after_short_chats_can_use_95_percent_for_kv():
     it = lab(n_pages=400, checkpoint_pages=10, max_running=8, max_model_len=30_000)
     for i in range(8):
         it.submit(words(100, i), max_tokens=20)
@@ -217,7 +217,7 @@ def test_after_many_short_chats_one_request_can_use_95_percent_of_the_memory_as_
 
 
 @pytest.mark.parametrize("decode_reuse", ["canonical", "none", "raw"])
-def test_when_pages_run_out_the_request_that_came_last_is_preempted_and_says_the_same(decode_reuse):
+def test_last_request_is_preempted_without_pages_and_its_answer_is_unchanged(decode_reuse):
     prompts = [words(200, i) for i in range(4)]
     roomy = lab(decode_reuse=decode_reuse)
     expected = [roomy.ask(p, max_tokens=300).tokens for p in prompts]
@@ -338,7 +338,7 @@ def with_free_pages(extend, free):
 
 
 @pytest.mark.parametrize("legs", [0, 1], ids=["first", "later"])
-def test_a_leg_that_cannot_be_completed_fails_its_request_alone_and_holds_nothing(monkeypatch, legs):
+def test_failing_completion_of_a_leg_fails_only_its_request_and_frees_memory(monkeypatch, legs):
     it = lab(n_pages=200, tokens_per_step=128)
     seq = it.submit(words(600, "broken"), 4)
     for _ in range(legs):
@@ -365,7 +365,7 @@ class Fixed(Placement):
 
 @pytest.mark.parametrize("kind", ["learned", "optional"])
 @pytest.mark.parametrize(("n_pages", "taken"), [(20, [2, 4]), (10, [4]), (8, [])])
-def test_where_pages_are_short_some_positions_are_given_up_before_others(kind: str, n_pages: int, taken: list[int]):
+def test_positions_are_given_up_in_order_when_pages_are_short(kind: str, n_pages: int, taken: list[int]):
     it = lab(n_pages=n_pages, decode_reuse="none")
     it.scheduler.planner.placement = Fixed(kind)
     it.ask(words(5 * PAGE - 1, "prompt"))  # five pages, two for its slot, and two for each checkpoint

@@ -29,7 +29,7 @@ def test_r01_the_end_of_the_prompt_and_the_output_are_kept(lab):
     assert lab.ask(first.tokens + words(10, "next")).account.resumed_at == 1600  # there: 1,472
 
 
-def test_r03_an_equal_prompt_on_the_grid_hits_from_its_second_request_on(lab):
+def test_r03_equal_prompt_on_the_grid_hits_from_its_second_request(lab):
     assert hits(lab, E, E, E, E) == [0, 1472, 1472, 1472]  # there: 0, 0, 1,472, 1,472
 
 
@@ -40,7 +40,7 @@ def test_r04_a_shared_system_prompt_hits_from_its_second_request_on(lab):
     assert found[2:] == [960, 960]
 
 
-def test_r05_the_request_that_sets_the_fork_state_keeps_its_own_end_too(lab):
+def test_r05_request_that_sets_the_fork_state_keeps_its_end(lab):
     found = hits(lab, A, B, B, B)
     assert found[1] > 0
     assert found[2:] == [1472, 1472]  # there: 960, 1,472

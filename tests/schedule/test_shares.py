@@ -26,7 +26,7 @@ def test_namespaces_take_turns_by_tokens():
     assert ids(Shares().order([*flood, seq(9, "b", 30), seq(10, "b", 30)])) == [1, 9, 2, 3, 4, 10]
 
 
-def test_who_was_served_least_goes_first():
+def test_namespace_with_least_service_is_first():
     shares = Shares()
     shares.join("a")
     shares.join("b")
@@ -34,7 +34,7 @@ def test_who_was_served_least_goes_first():
     assert ids(shares.order([seq(1, "a"), seq(2, "b")])) == [2, 1]
 
 
-def test_nobody_saves_up_while_idle():
+def test_idle_namespace_saves_no_credit():
     shares = Shares()
     shares.join("a")
     shares.charge("a", 1000)
@@ -43,7 +43,7 @@ def test_nobody_saves_up_while_idle():
     assert ids(shares.order([seq(1, "a"), seq(2, "b")])) == [1, 2]
 
 
-def test_a_newcomer_after_a_pause_of_everybody_owes_as_much_as_the_last_who_left():
+def test_newcomer_after_a_pause_owes_as_much_as_the_last_to_leave():
     shares = Shares()
     shares.join("a")
     shares.charge("a", 1_000_000)
@@ -73,7 +73,7 @@ def test_counters_of_idle_namespaces_are_bounded():
     assert len(shares) == REMEMBERED
 
 
-def test_a_full_queue_gives_up_the_last_of_who_waits_most():
+def test_full_queue_displaces_the_last_request_of_the_longest_namespace():
     queue = Queue()
     for s in [seq(1, "a"), seq(2, "a"), seq(3, "b"), seq(4, "a")]:
         queue.push(s)
@@ -82,7 +82,7 @@ def test_a_full_queue_gives_up_the_last_of_who_waits_most():
     assert queue.displaced_by("a") is None
 
 
-def test_nobody_whose_answer_has_begun_is_displaced():
+def test_request_with_a_begun_answer_is_not_displaced():
     queue = Queue()
     for s in [seq(1, "a"), seq(2, "a")]:
         s.preemptions = 1

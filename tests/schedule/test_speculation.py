@@ -75,7 +75,7 @@ def test_drafts_that_are_right_take_a_fraction_of_the_steps() -> None:
     assert len([rows for rows in it.rows if rows]) < 30
 
 
-def test_a_request_that_is_preempted_with_accepted_drafts_says_the_same() -> None:
+def test_request_preempted_with_accepted_drafts_has_the_same_answer() -> None:
     wanted = Lab().ask(words(60, 1), max_tokens=120).tokens
     it = Lab(speculation=speculating())
     seq = it.submit(words(60, 1), max_tokens=120)
@@ -87,7 +87,7 @@ def test_a_request_that_is_preempted_with_accepted_drafts_says_the_same() -> Non
     assert seq.tokens == wanted
 
 
-def test_no_request_gives_way_to_drafts_and_memory_that_is_short_changes_no_answer() -> None:
+def test_drafts_preempt_no_request_and_short_memory_changes_no_answer() -> None:
     prompts = [words(40, i) for i in range(4)]
     expected = [Lab().ask(prompt, max_tokens=100).tokens for prompt in prompts]
     it = Lab(n_pages=60, checkpoint_pages=1, speculation=speculating(5))
@@ -152,7 +152,7 @@ def test_the_seconds_of_a_step_are_those_that_were_measured() -> None:
     assert measured(9, 8) < 0.140
 
 
-def test_where_all_steps_have_drafts_one_without_is_thought_to_cost_as_much_a_row() -> None:
+def test_cost_without_drafts_is_estimated_from_steps_that_have_them() -> None:
     measured = StepSeconds()
     for _ in range(50):
         measured.note(3, 2, 0.030 + 2 * 0.005)
@@ -184,7 +184,7 @@ def test_steps_that_are_thought_too_fast_are_found_out() -> None:
     assert measured(5, 4) == pytest.approx(0.008, rel=0.2)
 
 
-def test_what_a_row_costs_is_guessed_from_recent_steps_until_it_is_measured() -> None:
+def test_cost_of_a_row_is_estimated_from_recent_steps_until_measured() -> None:
     """The first step of a server may take a second: its kernels are read."""
     measured = StepSeconds()
     for seconds_of_one in (1.0, *[0.002] * 400):
@@ -193,7 +193,7 @@ def test_what_a_row_costs_is_guessed_from_recent_steps_until_it_is_measured() ->
     assert measured(9, 8) < 0.004
 
 
-def test_steps_without_drafts_are_known_by_the_power_of_two_of_their_rows() -> None:
+def test_steps_without_drafts_are_measured_by_power_of_two_of_rows() -> None:
     """A larger step is recorded, a smaller one is not: the line through both would be wrong at either."""
     measured = StepSeconds()
     for _ in range(MEASURED):
@@ -232,7 +232,7 @@ def test_steps_that_compute_prompts_too_do_not_count_as_measured() -> None:
     assert due == [*range(3 * MEASURED)]
 
 
-def test_where_every_step_computes_prompts_drafts_are_asked_for_all_the_same() -> None:
+def test_drafts_are_proposed_even_if_every_step_computes_prompts() -> None:
     measured = StepSeconds()
     assert sum(measured.is_to_measure(3, False) for _ in range(OF_STEPS)) == TRIED
 
@@ -266,7 +266,7 @@ def test_a_request_for_which_no_draft_paid_is_asked_ever_more_rarely() -> None:
 
 
 @pytest.mark.parametrize(("each", "most"), [(0.0, 1.0), (0.002, 0.1), (0.030, 0.01)])
-def test_asking_for_drafts_that_do_not_come_takes_a_small_share_of_the_time(each: float, most: float) -> None:
+def test_proposers_without_drafts_use_a_small_share_of_the_time(each: float, most: float) -> None:
     """Eight requests decode in steps of 18 ms, and each that is asked takes `each` seconds."""
 
     class Silent(Oracle):
@@ -314,7 +314,7 @@ def test_gains_do_not_count_before_a_step_without_drafts_was_measured() -> None:
     assert speculation.trust.of(1) < 1
 
 
-def test_drafts_that_gain_less_than_is_expected_are_not_verified_until_that_is_forgotten() -> None:
+def test_drafts_that_gain_less_than_expected_pause_until_forgotten() -> None:
     speculation = Speculation(seconds=seconds(1.0, 0.2))
     (before,) = speculation.worth([(speculator(60), 8)], 1, 32)
     for _ in range(20):
@@ -395,7 +395,7 @@ def test_drafts_shrink_under_load() -> None:
     assert counts[0] > counts[-1]
 
 
-def test_a_request_whose_drafts_fail_tries_one_now_and_then_and_less_and_less() -> None:
+def test_request_with_failing_drafts_retries_less_and_less_often() -> None:
     it = Lab(speculation=speculating(1))
     it.scheduler.speculation.seconds = seconds(1.0, 0.2)
     it.scheduler.speculation.is_to_measure = lambda rows: False
@@ -461,7 +461,7 @@ def test_the_more_tokens_agree_the_more_are_drafted() -> None:
     assert counts[0] < counts[-1]
 
 
-def test_drafts_are_taken_together_where_a_step_with_them_costs_more_than_its_rows() -> None:
+def test_all_drafts_are_verified_together_if_drafting_costs_more_than_rows() -> None:
     """Up to eight drafts lose, more of them win: the first alone does not tell."""
     speculation = Speculation(seconds=seconds(1.0, 0.02, drafting=4.0))
     assert speculation.worth([(speculator(99), MOST_DRAFTS)], 1, 32) == [MOST_DRAFTS]
@@ -487,7 +487,7 @@ def test_a_request_chooses_its_drafter_and_how_many_drafts_it_has() -> None:
 
 
 @pytest.mark.parametrize(("namespace", "drafted"), [("a", [4, 5]), ("b", [])])
-def test_a_request_drafts_from_answers_of_its_own_namespace_alone(namespace: str, drafted: list[int]) -> None:
+def test_request_drafts_only_from_answers_of_its_own_namespace(namespace: str, drafted: list[int]) -> None:
     speculation = speculation_of("suffix")
     speculation.remember("a", [1, 2, 3, 4, 5])
     one = speculation.speculator(Generation((1, 2), SamplingParams(), namespace))
@@ -495,7 +495,7 @@ def test_a_request_drafts_from_answers_of_its_own_namespace_alone(namespace: str
     assert one.propose([1, 2, 3], 2) == drafted
 
 
-def test_where_speculation_is_off_no_request_drafts() -> None:
+def test_request_with_speculation_off_drafts_nothing() -> None:
     assert speculation_of("off").speculator(asking(drafter="ngram", prediction=(3, 4))) is None
 
 
@@ -523,7 +523,7 @@ def test_forced_tokens_come_before_predicted_ones_and_these_before_copies() -> N
     assert one.draft.source is Source.COPIED
 
 
-def test_what_forced_tokens_teach_is_not_believed_of_copies() -> None:
+def test_acceptance_of_forced_tokens_does_not_change_that_of_copies() -> None:
     one = speculator(50)
     one.draft = Draft([1], 3)
     before = one.chance

@@ -155,7 +155,7 @@ def watched(lab: str, history: History, said: Say, probe: Say) -> tuple[list[tup
 
 @pytest.mark.parametrize("lab", LABS)
 @pytest.mark.parametrize("history", HISTORIES)
-def test_a_probe_of_what_another_tenant_sent_is_planned_as_one_of_what_nobody_sent(history, lab):
+def test_probe_of_another_tenants_prompt_is_planned_as_an_unknown_one(history, lab):
     hit_by_other, one = watched(lab, history, SYSTEM + SECRET, SYSTEM + SECRET)
     missed_by_all, two = watched(lab, history, words(40, "no system prompt") + OTHER, SYSTEM + SECRET)
     assert one.account == two.account
@@ -164,7 +164,7 @@ def test_a_probe_of_what_another_tenant_sent_is_planned_as_one_of_what_nobody_se
 
 
 @pytest.mark.parametrize("lab", ["plenty", "raw"])
-def test_with_one_salt_the_same_probe_is_told_apart(lab):
+def test_probe_with_one_shared_salt_differs(lab):
     """So the test above can fail."""
     traces = []
     for said in (SYSTEM + SECRET, words(40, "no system prompt") + OTHER):
@@ -177,7 +177,7 @@ def test_with_one_salt_the_same_probe_is_told_apart(lab):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_a_tenant_says_another_sees_the_same(seed):
+def test_prompts_of_one_tenant_change_nothing_for_another(seed):
     """Random traffic of A, with its words replaced one for one, beside the same traffic of B, memory often full."""
     rng = random.Random(seed)
     size = {"n_pages": rng.choice([70, 100, 400]), "max_running": rng.choice([1, 3, 8]), "tokens_per_step": 32}

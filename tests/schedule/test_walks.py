@@ -70,7 +70,7 @@ def test_a_learning_placement_sees_the_path_without_another_walk_before_it_place
     assert len(walks.walks) <= 2, "one, and one to note the path once the leg is reserved"
 
 
-def test_a_prompt_with_segments_takes_one_walk_if_the_cached_prefix_ends_before_its_marks(walks: Walks) -> None:
+def test_segments_prompt_makes_one_walk_if_its_prefix_precedes_the_marks(walks: Walks) -> None:
     rig = Rig()
     rig.ask(LEADING, range(1, 4))
     rig.run()
@@ -82,7 +82,7 @@ def test_a_prompt_with_segments_takes_one_walk_if_the_cached_prefix_ends_before_
     assert len(walks.walks) == 1
 
 
-def test_a_prompt_with_segments_takes_one_walk_from_the_root_and_one_from_where_its_marks_begin(walks: Walks) -> None:
+def test_segments_prompt_makes_one_walk_from_the_root_and_one_from_marks(walks: Walks) -> None:
     rig = Rig()
     rig.ask(LEADING, range(1, 4))
     rig.run()
@@ -95,7 +95,7 @@ def test_a_prompt_with_segments_takes_one_walk_from_the_root_and_one_from_where_
     assert len(walks.walks) == 2
 
 
-def test_a_request_that_waits_for_a_leader_takes_one_walk_for_each_change_of_the_index(walks: Walks) -> None:
+def test_request_waiting_for_a_leader_makes_one_walk_per_index_change(walks: Walks) -> None:
     it = Lab(tokens_per_step=128)
     it.ask(words(40, "other"))
     leader, follower = it.submit(HEAD + words(40, 1)), it.submit(HEAD + words(40, 2))
@@ -126,7 +126,7 @@ def test_less_ambitious_plans_after_out_of_pages_take_no_other_walk(walks: Walks
     assert len(walks.of(seq.key)) == 1
 
 
-def test_a_retry_after_an_answer_was_dropped_for_room_looks_the_prompt_up_again_if_that_changed_the_index(
+def test_retry_after_a_dropped_answer_walks_again_if_the_index_changed(
     walks: Walks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it = Lab(tokens_per_step=20)

@@ -94,7 +94,7 @@ def test_nodes_with_several_children_keep_their_state_unless_asked() -> None:
     assert survivors == [4, 0]
 
 
-def test_states_of_wide_nodes_are_evicted_if_there_are_no_others() -> None:
+def test_states_of_wide_nodes_are_evicted_when_none_else_is_left() -> None:
     toy = Toy(replace(LAYOUT, n_pages=12), "seglen")
     toy.serve(words(1, 4))
     drafts = [toy.draft(words(1, 4) + words(branch, 4), 4, hold_checkpoint=False) for branch in (2, 3)]

@@ -35,7 +35,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize(("n_in", "n_out"), [(64, 48), (130, 40), (200, 33)])
-def test_rows_of_answers_depend_on_themselves_alone(n_in: int, n_out: int) -> None:
+def test_rows_of_a_product_do_not_depend_on_other_rows(n_in: int, n_out: int) -> None:
     weights, bias_N = [random(n_out, n_in), random(7, n_in, seed=1)], random(n_out + 7, seed=2)
     linear = Linear(weights, bias_N, TILED)
     assert all(isinstance(part, ProductOnGpu) for part in linear._parts)
