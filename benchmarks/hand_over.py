@@ -168,7 +168,7 @@ def bandwidth(link: str) -> float:
 def slow(host: Host, link: float) -> None:
     """Let a worker send parts at so many bytes a second."""
     assert host._pulling is not None
-    parts = host._pulling._sending._parts
+    parts = host._pulling.sending.parts
 
     def slowed(sealed: Sealed) -> Sealed:
         @contextmanager

@@ -134,14 +134,14 @@ class HeadwaterRequests:
             self.cache.release(self.requests)
 
     def evict_states(self, n: int) -> int:
-        evictor = self.cache._evictor
+        evictor = self.cache.evictor
         for _ in range(n):
             evictor.reserving = True  # it stands in for `reserve`, which leaves it at False
             evictor.evict(Room.STATE, 1, self.requests)
         return n
 
     def evict_kv(self, tokens: int) -> int:
-        evictor, pool = self.cache._evictor, self.cache._pool
+        evictor, pool = self.cache.evictor, self.cache.pool
         before, evictor.reserving = evictor.kv_pages, True
         evictor.make_room(Room.KV, pool.kv.free + -(-tokens // self.page), self.requests)
         return (evictor.kv_pages - before) * self.page

@@ -73,7 +73,7 @@ def pulled(parts: SyntheticParts, transport: str) -> tuple[float, float]:
 
     with ThreadPoolExecutor(READERS) as readers:
         memory.ask([INCARNATION], "", PROMPT, 64 * PAGES)
-        for channel in memory._channels.values():
+        for channel in memory.channels.values():
             channel.shares = transport == SHARED
         begun, used = time.perf_counter(), time.process_time()
         list(readers.map(read, [place.name for place in parts.places]))

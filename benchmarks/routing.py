@@ -236,10 +236,10 @@ def rows_at(
 ) -> Iterator[Row]:
     """Yield the figures of prompts of one length."""
     prompts = [tuple(rng.randrange(50_000) for _ in range(tokens)) for _ in range(given.requests)]
-    links = list(router._links.values())
+    links = list(router.links.values())
     for number, link in enumerate(links):
         known = prompts[number : given.requests // 2 : given.workers]
-        link._follower = picture_of(known, given.blocks // given.workers, rng)  # type: ignore[assignment]
+        link.follower = picture_of(known, given.blocks // given.workers, rng)  # type: ignore[assignment]
     before = router.counts["answered"]
     with closing(Direct(links[0].contact, client)) as direct:
         works = {"routed": partial(alone, router, prompts), "direct": partial(direct.alone, prompts)}

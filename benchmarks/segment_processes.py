@@ -91,7 +91,7 @@ def measure(count: int, segments: int, tokens: int, token_seconds: float | None)
             "cold_tokens": [account.cold_tokens for account in accounts],
             "pulled_bytes": sum(one.bytes_read for one in router.stats().tiers),
         }
-        measured = next(iter(router._links.values())).backlog.prefill
+        measured = next(iter(router.links.values())).backlog.prefill
         return Measured(row, [answer.tokens for _, answer in found], measured and measured.token)
 
 

@@ -45,7 +45,7 @@ class Workers:
         with ExitStack() as stack:
             routers = [router_of(self.config, self.keys, rule) for _ in range(count)]
             for router in routers:
-                router._links.heartbeat_timeout = PATIENCE
+                router.links.heartbeat_timeout = PATIENCE
                 router.start()
                 stack.callback(router.stop)
                 for n, contact in enumerate(self.contacts):

@@ -167,7 +167,7 @@ def test_room_is_made_in_each_region_apart(elastic: int) -> None:
     toy = Path(replace(LAYOUT, n_pages=40, state_fraction=0.25, elastic_pages=elastic))
     for tokens in (A, B, C[:12]):
         toy.serve(tokens)
-    pool, branch = toy.cache._pool, Place("", key_of(B), 0)
+    pool, branch = toy.cache.pool, Place("", key_of(B), 0)
     kv, states = pool.kv.free + 1, pool.states.free
     assert toy.make_room_below(kv, states, branch, NOWHERE)
     assert (pool.kv.free >= kv, pool.states.free >= states) == (True, True)

@@ -233,8 +233,8 @@ class CacheMachine(RuleBasedStateMachine):
             assert kv == known
             assert checkpoint >= saved
         if checkpoint and self.toy.layout.resumable == "checkpoints":
-            node = self.toy.cache._index.roots[salt]
-            last, _ = self.toy.cache._index.walk(node, key, checkpoint // PAGE)
+            node = self.toy.cache.index.roots[salt]
+            last, _ = self.toy.cache.index.walk(node, key, checkpoint // PAGE)
             assert last.checkpoint is not None
             assert self.toy.state(last.checkpoint) == (salt, checkpoint, key[: 4 * checkpoint])
 
@@ -251,7 +251,7 @@ class CacheMachine(RuleBasedStateMachine):
     def what_leases_name_is_never_evicted(self) -> None:
         for request, now in self.running.items():
             if now.draft.reuse:
-                index = self.toy.cache._index
+                index = self.toy.cache.index
                 end = index.walk(index.roots[now.draft.namespace], now.draft.key, now.published // PAGE)[1]
                 assert end * PAGE == now.published, f"request {request} lost KV that it published"
             if now.plan is not None and now.plan.restore:

@@ -21,7 +21,7 @@ def chats(toy: Toy, first: int, count: int) -> None:
 
 
 def sizes(toy: Toy) -> tuple[int, int]:
-    pool = toy.cache._pool
+    pool = toy.cache.pool
     assert pool.kv.size + pool.states.size == 60
     return pool.kv.size, pool.states.size
 

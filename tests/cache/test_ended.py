@@ -29,7 +29,7 @@ def end(cache: Toy, tokens: Tokens, namespace: str = "", after: int = 0) -> None
 
 def doubted(cache: Toy, tokens: Tokens, namespace: str = "") -> list[int]:
     """Positions on the path of these tokens whose checkpoint is speculative."""
-    path, _ = cache.cache._index.find(namespace, key_of(tokens))
+    path, _ = cache.cache.index.find(namespace, key_of(tokens))
     return [4 * node.end for node in path if node.speculative]
 
 

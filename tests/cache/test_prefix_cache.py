@@ -115,7 +115,7 @@ def test_existing_checkpoint_needs_no_pages() -> None:
 def test_checkpoints_become_the_ends_of_nodes_at_commit() -> None:
     toy = Toy()
     toy.serve(A, checkpoints=(8, 20))
-    assert sorted(node.end * PAGE for node in toy.cache._index) == [8, 20, 40]
+    assert sorted(node.end * PAGE for node in toy.cache.index) == [8, 20, 40]
 
 
 def test_first_speculative_checkpoints_use_the_free_pages() -> None:
@@ -176,7 +176,7 @@ def test_a_rolling_checkpoint_replaces_the_one_before() -> None:
     toy.commit(toy.reserve(first), first)
     second = replace(first, start=20, end=40, publish=40, checkpoints=(40,), replaces=20)
     toy.commit(toy.reserve(second), second)
-    assert [node.end * PAGE for node in toy.cache._index if node.checkpoint is not None] == [40]
+    assert [node.end * PAGE for node in toy.cache.index if node.checkpoint is not None] == [40]
     assert toy.cache.stats().evicted_checkpoints == 0
 
 
@@ -429,10 +429,10 @@ def test_lookups_pins_and_recency_leave_a_match_fresh() -> None:
     toy.serve(A)
     match = toy.match(A + B)
     toy.match(B)
-    node = toy.cache._index.roots[""].children[key_of(A)[: 4 * PAGE]]
-    toy.cache._index.pin(node, hold=True)
-    toy.cache._index.touch(node, None, toy.cache._now)
-    toy.cache._index.unpin(node, hold=True)
+    node = toy.cache.index.roots[""].children[key_of(A)[: 4 * PAGE]]
+    toy.cache.index.pin(node, hold=True)
+    toy.cache.index.touch(node, None, toy.cache.now)
+    toy.cache.index.unpin(node, hold=True)
     assert match.version == toy.cache.version
 
 
@@ -479,7 +479,7 @@ def test_evicting_outside_of_reserve_raises() -> None:
     toy.serve(A)
     place = Place("", key_of(B), 0)
     with pytest.raises(RuntimeError, match="outside of reserve"):
-        toy.cache._evictor.make_rooms(40, 0, toy.cache._now)
+        toy.cache.evictor.make_rooms(40, 0, toy.cache.now)
     with pytest.raises(RuntimeError, match="outside of reserve"):
         toy.cache.branches.make_room_below(30, 0, place, place)
     toy.cache.check()

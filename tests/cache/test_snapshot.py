@@ -46,13 +46,13 @@ def shape(cache: PrefixCache) -> Any:
             [rows(child) for _, child in sorted(node.children.items())],
         )
 
-    return {name: rows(root)[-1] for name, root in cache._index.roots.items()}, cache._now
+    return {name: rows(root)[-1] for name, root in cache.index.roots.items()}, cache.now
 
 
 def victims(cache: PrefixCache) -> list[Any]:
     """Everything in the order in which it would go."""
     order = []
-    while (victim := cache.policy.victim(Room.ANY, cache._now)) is not None:
+    while (victim := cache.policy.victim(Room.ANY, cache.now)) is not None:
         order.append((victim[0].serial, victim[1]))
         evict(cache, Room.ANY)
     return order
@@ -110,6 +110,6 @@ def test_serials_of_roots_and_nodes_differ() -> None:
     toy = filled("lru")
     toy.serve(words(1, 8), namespace="another")
     copy = copied(toy)
-    serials = [node.serial for node in (*copy._index, *copy._index.roots.values())]
+    serials = [node.serial for node in (*copy.index, *copy.index.roots.values())]
     assert len(set(serials)) == len(serials)
-    assert copy._index.serial == max(serials)
+    assert copy.index.serial == max(serials)

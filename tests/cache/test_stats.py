@@ -15,9 +15,9 @@ def test_kv_is_dead_once_no_checkpoint_stands_at_it_or_below() -> None:
     assert toy.cache.stats().dead_kv_tokens == 0
     toy.serve(words(1, 8) + words(2, 8), checkpoints=())  # a branch without one
     assert toy.cache.stats().dead_kv_tokens == 8
-    index = toy.cache._index
+    index = toy.cache.index
     kept = next(node for node in index if node.checkpoint is not None)
-    toy.cache._pool.states.give(index.drop(kept))
+    toy.cache.pool.states.give(index.drop(kept))
     assert toy.cache.stats().dead_kv_tokens == 24
     toy.serve(words(1, 8) + words(2, 8))
     assert toy.cache.stats().dead_kv_tokens == 8
@@ -61,6 +61,6 @@ def test_pages_of_open_plans_and_slots_are_counted_apart() -> None:
 def test_check_notices_a_counter_that_is_off(wrong: str) -> None:
     toy = Toy()
     toy.serve(words(1, 16))
-    setattr(toy.cache._index, wrong, 17)
+    setattr(toy.cache.index, wrong, 17)
     with pytest.raises(AssertionError, match="17 counted"):
         toy.cache.check()

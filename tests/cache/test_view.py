@@ -71,9 +71,9 @@ def test_the_hottest_prefixes_are_those_resumed_from_most_often() -> None:
 
 def test_checkpoint_stored_again_has_no_hits() -> None:
     toy = tree()
-    index = toy.cache._index
+    index = toy.cache.index
     shared = next(node for node in index if node.hits)
-    toy.cache._pool.states.give(index.drop(shared))
+    toy.cache.pool.states.give(index.drop(shared))
     toy.serve(words(1, 16) + words(5, 4), checkpoints=(16,))
     assert [hot.hits for hot in toy.cache.view().hottest] == []
 

@@ -41,17 +41,17 @@ def words(first: int, count: int) -> Tokens:
 def evict(cache: PrefixCache, room: Room) -> None:
     """Evict one checkpoint, or one page, as `reserve` does for room."""
     with reserving(cache):
-        cache._evictor.evict(room, 1, cache._now)
+        cache.evictor.evict(room, 1, cache.now)
 
 
 @contextmanager
 def reserving(cache: PrefixCache) -> Iterator[None]:
     """Stand in for `reserve`: what runs inside may evict for room."""
-    cache._evictor.reserving = True
+    cache.evictor.reserving = True
     try:
         yield
     finally:
-        cache._evictor.reserving = False
+        cache.evictor.reserving = False
 
 
 def watch_evictions(cache: PrefixCache, caps: bool) -> None:
@@ -78,14 +78,14 @@ def watch_evictions(cache: PrefixCache, caps: bool) -> None:
                 caps and entries == ["commit"]
             )
             assert may or not evicted, f"{name} evicts in {entries or 'no operation'}"
-            return evict(*args, evicted=evicted) if owner is cache._index else evict(*args)
+            return evict(*args, evicted=evicted) if owner is cache.index else evict(*args)
 
         setattr(owner, name, called)
 
     operations = "match", "reserve", "reserve_segment", "reserve_loaded_segment"
     for name in (*operations, "commit", "abandon", "release"):
         entering(name)
-    for owner, name in ((cache._index, "drop"), (cache._index, "trim"), (cache.segments, "evict")):
+    for owner, name in ((cache.index, "drop"), (cache.index, "trim"), (cache.segments, "evict")):
         checked(owner, name)
 
 
@@ -111,8 +111,8 @@ def assert_only_its_own(cache: PrefixCache, victim: Victim | None, without: Vict
     """Check that hints of a namespace change at most which checkpoint of its own goes."""
     assert victim is not None
     assert without is not None
-    gives_up = cache._index.namespace(victim[0])
-    assert gives_up == cache._index.namespace(without[0])
+    gives_up = cache.index.namespace(victim[0])
+    assert gives_up == cache.index.namespace(without[0])
     if gives_up != hinted:
         assert victim == without
 
@@ -152,13 +152,13 @@ def dump(cache: PrefixCache) -> Any:
         return (ends, at.end, at.held, tuple(at.table), at.own_from, tuple(at.duplicates), tuple(at.slot), at.plan)
 
     return (
-        {name: node(root) for name, root in cache._index.roots.items()},
-        {request: lease(at) for request, at in cache._leases.items()},
+        {name: node(root) for name, root in cache.index.roots.items()},
+        {request: lease(at) for request, at in cache.leases.items()},
         sorted(cache._plans),
-        (sorted(cache._pool.kv.free_ids()), sorted(cache._pool.states.free_ids())),
-        list(cache._index.eviction_log._entries),
+        (sorted(cache.pool.kv.free_ids()), sorted(cache.pool.states.free_ids())),
+        list(cache.index.eviction_log._entries),
         [(s.key, s.ready, s.pins, s.used) for s in cache.segments],
-        cache._now,
+        cache.now,
         cache.stats(),
     )
 

@@ -229,5 +229,5 @@ def cluster(heartbeat_timeout: float = LONG, client: Client = PLAIN, **workers: 
             stack.callback(worker.engine.close)
             stack.callback(worker.worker.close)
             router.join(name, worker.worker.contact)
-        until(lambda: len(router._links.infos) == len(workers))
+        until(lambda: len(router.links.infos) == len(workers))
         yield router

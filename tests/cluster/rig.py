@@ -48,7 +48,7 @@ def stepped(toy: Toy, stream: EventStream) -> list[Message]:
 def held(cache: PrefixCache) -> dict[int, set[int]]:
     """Return the digests of all that a cache holds, by group, from its index itself."""
     found: dict[int, set[int]] = {KV: set(), STATES: set(), SEGMENTS: set()}
-    index = cache._index
+    index = cache.index
     for node in index:
         digests = DIGESTS.prefix(index.namespace(node), index.key_of(node))
         if index.unit_pages:

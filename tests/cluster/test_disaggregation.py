@@ -92,7 +92,7 @@ def disaggregated(p_pace: float = 0.002, p_parts: Contact = NO_CONTACT, **decodi
     p = FakeWorker(FormulaEngine(p_pace), parts=p_parts, role=Role.PREFILL)
     decoding = decoding or {"d": decode_worker()}
     with cluster(p=p, **decoding) as router:
-        until(lambda: all(link.backlog.pull for link in router._links.values() if link.name != "p"))
+        until(lambda: all(link.backlog.pull for link in router.links.values() if link.name != "p"))
         for n in range(2 * len(decoding)):
             submit(router, asking([n], 100_000 - 10)).wait_for(1)
         assert not p.engine.seen, "short prompts are prefilled where they are decoded"
@@ -106,7 +106,7 @@ def decode_worker() -> FakeWorker:
 def lose_the_decoder(router: Router, received: Received, decoding: dict[str, FakeWorker]) -> FakeWorker:
     """End the worker that decodes an answer, after ten of its tokens; return the other one."""
     received.wait_for(10)
-    (home,) = (link.name for link in router._links.values() if received.id in link.open)
+    (home,) = (link.name for link in router.links.values() if received.id in link.open)
     kill(router, home, decoding[home])
     (other,) = (one for name, one in decoding.items() if name != home)
     return other
@@ -126,7 +126,7 @@ def test_a_long_prompt_is_prefilled_apart() -> None:
         assert kept == TailPlace(kept.id)
         assert decoding["d"].engine.tails == [None, None, TailPlace(kept.id, p.peer.incarnation)]
         assert {one["name"]: one["role"] for one in router.state()["workers"]} == {"p": "prefill", "d": "decode"}
-        until(lambda: router._links["p"].outstanding.number == 0)
+        until(lambda: router.links["p"].outstanding.number == 0)
 
 
 def test_request_that_cannot_be_handed_over_is_prefilled_by_its_decoder() -> None:
@@ -220,7 +220,7 @@ def real(model, **roles: Role) -> Iterator[tuple]:
             busy = Backlog(4 if role == Role.DECODE else 0, 0, 0, PrefillSpeed(0.0, 0.001), 1.0, pull=FAST)
             workers[name].engine.backlog = lambda busy=busy: busy
             workers[name].engine.scheduler.tiers.prefill_seconds = lambda tokens: 1.0 * tokens  # a tail pays
-        until(lambda: all(link.backlog.pull == FAST for link in router._links.values()))
+        until(lambda: all(link.backlog.pull == FAST for link in router.links.values()))
         yield router, workers
 
 
@@ -270,7 +270,7 @@ def test_a_hand_over_that_fails_has_the_bits_of_one_server(model) -> None:
     plain = one_server(model, *asked)
     with real(model, p=Role.PREFILL, d=Role.DECODE) as (router, workers):
         p, hand_over = workers["p"], router._hand_over
-        parts = p.pulling._sending._parts
+        parts = p.pulling.sending.parts
         find, parts.find, parts.follow = parts.find, lambda *given: None, lambda *given: None
         answers = [ask(router, asked[0]).wait()]
         parts.find = find

@@ -100,11 +100,11 @@ def read(b: Worker) -> int:
 
 def free(worker: Worker) -> int:
     with worker.rig.engine.changed:
-        return worker.cache._pool.free
+        return worker.cache.pool.free
 
 
 def follows(b: Worker):
-    return b.tiers._peers.follows
+    return b.tiers.peers.follows
 
 
 def test_kv_travels_while_the_prefill_runs(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
@@ -118,8 +118,8 @@ def test_kv_travels_while_the_prefill_runs(make, same_bits_as_without_a_cache) -
         gate.open()
         a.rig.wait(first)
         again = b.ask(first.prompt, a, follows=number)
-        assert read(b) == a.pulling._sending._parts.sent == 4
-        assert not follows(b)._open
+        assert read(b) == a.pulling.sending.parts.sent == 4
+        assert not follows(b).open
     account = again.account
     assert (account.loaded_tokens, account.cached_tokens, account.loaded_from) == (END, END, "peer")
     assert account.tier_outcome == TierOutcome.LOADED
@@ -133,8 +133,8 @@ def test_pages_are_reserved_before_the_prefill_begins(make) -> None:  # noqa: F8
         number = follow(b, a, first)
         assert free(b) == before - END // 64 - make.checkpoint_pages
         assert a.cache.match(key_of(first.prompt), PROMPT).kv_tokens == 0, "nothing is computed yet"
-        a.pulling._sending.close()
-        a.pulling._sending.close = lambda: None
+        a.pulling.sending.close()
+        a.pulling.sending.close = lambda: None
         b.pulling.know({b.peer})
         until(lambda: free(b) == before)
         b.rig.engine.unfollow(number)
@@ -146,10 +146,10 @@ def test_prefix_without_free_pages_is_not_followed(make, same_bits_as_without_a_
         reserve = b.cache.reserve
         b.cache.reserve = _no_pages
         number = follow(b, a, first)
-        assert follows(b)._open[number].is_over
+        assert follows(b).open[number].is_over
         b.cache.reserve = reserve
         another = follow(b, a, first)
-        assert follows(b)._open[another].load is not None, "it joins none that is over"
+        assert follows(b).open[another].load is not None, "it joins none that is over"
         gate.open()
         a.rig.wait(first)
         again = b.ask(first.prompt, a, follows=another)
@@ -169,10 +169,10 @@ def test_a_request_that_comes_before_the_last_parts_waits_for_them(make, same_bi
         gate.open()
         a.rig.wait(first)
         asked = asking(b, first, number, a)
-        until(lambda: not follows(b)._open)  # it has arrived
+        until(lambda: not follows(b).open)  # it has arrived
         goes_on.set()
         again = asked()
-        assert read(b) == a.pulling._sending._parts.sent == 4, "no part was read twice"
+        assert read(b) == a.pulling.sending.parts.sent == 4, "no part was read twice"
     assert again.account.loaded_tokens == END
     assert all(same_bits_as_without_a_cache(make, [first, again]))
 
@@ -186,7 +186,7 @@ def test_a_request_whose_router_names_no_peers_joins_its_follow(make, same_bits_
         gate.open()
         a.rig.wait(first)
         asked = asking(b, first, number)
-        until(lambda: not follows(b)._open)  # it has arrived
+        until(lambda: not follows(b).open)  # it has arrived
         goes_on.set()
         again = asked()
     assert (again.account.loaded_tokens, again.account.loaded_from) == (END, "peer")
@@ -208,11 +208,11 @@ def test_a_follow_that_is_given_up_gives_its_pages_back(make, monkeypatch, how) 
             with b.rig.engine.changed:
                 b.tiers.make_room()
         else:
-            a.pulling._sending.close()
-            a.pulling._sending.close = lambda: None
+            a.pulling.sending.close()
+            a.pulling.sending.close = lambda: None
         until(lambda: free(b) == before)
         b.rig.engine.unfollow(number)
-        assert not follows(b)._open
+        assert not follows(b).open
 
 
 @pytest.mark.parametrize("error", [OSError, MemoryError])
@@ -222,11 +222,11 @@ def test_a_read_that_raises_ends_the_follow(make, error) -> None:  # noqa: F811
 
     with followed(make) as (a, b, gate, first):
         before = free(b)
-        b.tiers._peers.store._pieces = fail
+        b.tiers.peers.store._pieces = fail
         follow(b, a, first)
         gate.open()
         a.rig.wait(first)
-        (one,) = follows(b)._open.values()
+        (one,) = follows(b).open.values()
         until(lambda: one.load is not None and one.load.is_finished)
         assert one.load.failed == TierOutcome.FAILED
         until(lambda: free(b) == before)
@@ -260,8 +260,8 @@ def test_requests_of_one_prompt_share_a_read(make, same_bits_as_without_a_cache)
         gate.open()
         a.rig.wait(first)
         answers = [b.ask(first.prompt, a, follows=number) for number in numbers]
-        assert read(b) == a.pulling._sending._parts.sent == 4
-        assert not follows(b)._open
+        assert read(b) == a.pulling.sending.parts.sent == 4
+        assert not follows(b).open
     assert [answer.account.cached_tokens for answer in answers] == [END] * 3
     assert all(same_bits_as_without_a_cache(make, [first, *answers]))
 
@@ -284,7 +284,7 @@ def test_another_request_with_the_prompt_ends_no_follow(make, same_bits_as_witho
         gate.let(2)
         until(lambda: read(b) == 1)
         other = b.rig.ask(first.prompt)
-        assert not follows(b)._open[number].has_ended
+        assert not follows(b).open[number].has_ended
         gate.open()
         a.rig.wait(first)
         again = b.ask(first.prompt, a, follows=number)
@@ -327,10 +327,10 @@ def test_a_prefill_that_cannot_be_followed_ends_no_worker(make, caplog) -> None:
     submit = Submit(3, 1, Generation((), SamplingParams(max_tokens=1)), prompt)
     worker.start()
     with pool(b):
-        b.tiers._peers, peers = None, b.tiers._peers
+        b.tiers.peers, peers = None, b.tiers.peers
         with sent_to(worker, FollowMessage(1, 1, "", prompt, b"x")):
             until(lambda: "a prefill is not followed: AssertionError" in caplog.text)
-        b.tiers._peers = peers
+        b.tiers.peers = peers
         with sent_to(worker, FollowMessage(2, 1, "", b"\1" * 1001, b"x"), submit):
             until(lambda: b.rig.engine.scheduler.cache.match(prompt, 101).kv_tokens)
         worker.close()
@@ -348,8 +348,8 @@ def test_unfinished_parts_are_offered_to_no_other_request(make, same_bits_as_wit
         assert b.counts.get("gone", 0) == 0, "nothing was asked for that is not there"
         gate.open()
         a.rig.wait(first)
-        until(lambda: follows(b)._open[number].load.is_finished)
-        assert follows(b)._open[number].load.failed is None
+        until(lambda: follows(b).open[number].load.is_finished)
+        assert follows(b).open[number].load.failed is None
         again = b.ask(first.prompt, a, follows=number)
     assert other.account.tier_outcome == TierOutcome.LOADED
     assert 0 < other.account.loaded_tokens < END
@@ -370,12 +370,12 @@ def test_a_late_answer_about_progress_costs_no_other_pull(make, monkeypatch) -> 
         until(lambda: a.cache.match(key_of(first.prompt), PROMPT).kv_tokens >= 2048)
         number = follow(b, a, first)
         until(lambda: read(b) == 2)
-        channel = b.pulling._memory._channels[a.incarnation]
+        channel = b.pulling.memory.channels[a.incarnation]
         assert channel.usable
-        assert not follows(b)._open[number].is_over
+        assert not follows(b).open[number].is_over
         monkeypatch.setattr(peer_memory, "PART_SECONDS", 0.1)
-        a.pulling._sending._parts.progress = lambda prefix: time.sleep(0.3)
-        until(lambda: follows(b)._open[number].load.is_finished)
+        a.pulling.sending.parts.progress = lambda prefix: time.sleep(0.3)
+        until(lambda: follows(b).open[number].load.is_finished)
         assert channel.usable
 
 
@@ -384,11 +384,11 @@ def test_followed_prefix_is_sent_again_to_a_holder_that_forgot_it(make) -> None:
         number = follow(b, a, first)
         gate.let(2)
         until(lambda: read(b) == 1)
-        a.pulling._sending._prefixes.clear()
+        a.pulling.sending._prefixes.clear()
         gate.open()
         a.rig.wait(first)
-        until(lambda: follows(b)._open[number].load.is_finished)
-        assert follows(b)._open[number].load.failed is None
+        until(lambda: follows(b).open[number].load.is_finished)
+        assert follows(b).open[number].load.failed is None
         assert read(b) == 4
 
 
@@ -399,7 +399,7 @@ def test_short_pages_go_to_requests_before_a_follow(make, same_bits_as_without_a
         gate.let(2)
         until(lambda: read(b) == 1)
         other = b.rig.ask(words(PROMPT, "another"))
-        (given_up,) = follows(b)._open.values()
+        (given_up,) = follows(b).open.values()
         assert given_up.load.is_finished
         assert given_up.load.failed == TierOutcome.FAILED
         gate.open()
@@ -431,7 +431,7 @@ def test_a_part_changed_on_the_way_spoils_the_whole(make, same_bits_as_without_a
 def test_a_state_that_was_not_kept_is_not_waited_for(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
     """The prefill has ended without a state at the prefix's end: the request pulls what there is."""
     with followed(make) as (a, b, gate, first):
-        parts = a.pulling._sending._parts
+        parts = a.pulling.sending.parts
         progress = parts.progress
         parts.progress = lambda prefix: (progress(prefix)[0], 0)
         number = follow(b, a, first)
@@ -461,20 +461,20 @@ def test_short_and_approximate_prompts_are_not_followed(make) -> None:  # noqa: 
         exact = key_of([1] * 65)
         for key in (key_of([1] * 64), marked(exact, 0, Fidelity.FAST), marked(exact, 63, Fidelity.FAST)):
             b.rig.engine.follow(a.incarnation, "", key)
-        assert not follows(b)._open
+        assert not follows(b).open
         number = b.rig.engine.follow(a.incarnation, "", exact)
-        assert list(follows(b)._open) == [number]
+        assert list(follows(b).open) == [number]
 
 
 def test_an_unknown_worker_is_not_followed(make) -> None:  # noqa: F811
     with followed(make) as (_, b, _, first):
         before = free(b)
         number = b.rig.engine.follow(b"unknown", "", key_of(first.prompt))
-        one = follows(b)._open[number]
+        one = follows(b).open[number]
         until(lambda: one.is_over)
         b.rig.engine.unfollow(number + 10**9)
-        assert follows(b)._open == {number: one}
+        assert follows(b).open == {number: one}
         b.rig.engine.unfollow(number)
-        assert not follows(b)._open
+        assert not follows(b).open
         until(lambda: one.load.is_finished)
         assert (one.load.failed, free(b)) == (TierOutcome.FAILED, before)

@@ -102,7 +102,7 @@ def test_an_answer_is_prefilled_where_it_was_decoded(then) -> None:
         received.wait_for(2)
         if then == "busy":
             p.engine.backlog = busy
-            until(lambda: router._links["p"].backlog.running == 20)
+            until(lambda: router.links["p"].backlog.running == 20)
         elif then == "drained":
             router.drain("p")
         else:
@@ -111,7 +111,7 @@ def test_an_answer_is_prefilled_where_it_was_decoded(then) -> None:
             other = decode_worker()
             other.engine.backlog = busy
             router.join("p", other.worker.contact)
-            until(lambda: router.serves("p") and router._links["p"].backlog.running == 20)
+            until(lambda: router.serves("p") and router.links["p"].backlog.running == 20)
         assert received.wait().tokens == formula(PROMPT, 100)
         until(lambda: decoding["d"].engine.kept)
         assert orders(p, decoding) == [("d", asking((*PROMPT, *formula(PROMPT, 100))[:1088], 100))]

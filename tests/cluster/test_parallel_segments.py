@@ -47,7 +47,7 @@ def workers_of(model, *names: str) -> Iterator[tuple]:
     with cluster(model, **dict.fromkeys(names, "one")) as (router, workers):
         for worker in workers.values():
             worker.engine.backlog = lambda: Backlog(0, 0, 0, PrefillSpeed(0.0, 0.001), 1.0, pull=FAST)
-        until(lambda: all(link.backlog.pull == FAST for link in router._links.values()))
+        until(lambda: all(link.backlog.pull == FAST for link in router.links.values()))
         yield router, workers
 
 
@@ -111,7 +111,7 @@ def test_cold_segments_computed_by_two_workers_have_the_bits_of_one(model) -> No
         assert all(worker.engine.stats().segment_tokens for worker in workers.values())
         pulls = [one for worker in workers.values() for one in worker.engine.stats().tiers]
         assert [sum(getattr(one, work) for one in pulls) for work in ("read", "corrupt", "errors")] == [2, 0, 0]
-        until(lambda: all(link.outstanding.number == 0 for link in router._links.values()))
+        until(lambda: all(link.outstanding.number == 0 for link in router.links.values()))
     assert answer.comparable == plain.comparable
     apart = replace(answer.finished.account, segments_apart=0)
     assert (apart, answer.finished.account.segments_apart) == (plain.finished.account, 2)
@@ -175,7 +175,7 @@ def test_stored_segments_are_pulled_by_the_worker_that_combines(model) -> None:
         settle(router)
         (home,) = (name for name, worker in workers.items() if worker.engine.stats().loaded_segments)
         workers[home].engine.backlog = lambda: Backlog(0, 0, 90_000, PrefillSpeed(0.0, 0.001), 1.0, pull=FAST)
-        until(lambda: router._links[home].backlog.queued_tokens)
+        until(lambda: router.links[home].backlog.queued_tokens)
         answers.append(ask(router, second).wait())
         assert built(workers) == cold(first), "nothing is computed twice"
     assert [one.comparable for one in answers] == [one.comparable for one in plain]
@@ -207,8 +207,8 @@ def test_a_tenants_segments_stay_where_they_are_used(model) -> None:
 def test_tokens_of_prepared_segments_are_not_counted_as_work_of_their_request(model) -> None:
     asked, seen = composed("counted"), []
     with workers_of(model, "a", "b") as (router, _):
-        send = router._assigning.send
-        router._assigning.send = lambda request, *to: (seen.append(request.outstanding.uncached), send(request, *to))
+        send = router.assigning.send
+        router.assigning.send = lambda request, *to: (seen.append(request.outstanding.uncached), send(request, *to))
         account = ask(router, asked).wait().finished.account
     assert seen == [len(asked.prompt) - account.composed_tokens] == [LEAD + QUESTION + len(LENGTHS) * 2 * SEAMS]
 
@@ -235,12 +235,12 @@ def test_a_segment_is_pulled_while_the_next_one_is_computed(model) -> None:
         gates = {name: Gate(worker) for name, worker in workers.items()}
         answer = ask(router, asked)
         until(lambda: all(gate.reached.is_set() for gate in gates.values()))
-        (one,) = router._assigning.preparing._preparations.values()
+        (one,) = router.assigning.preparing.preparations.values()
         (other,) = (worker for name, worker in workers.items() if name != one.combiner.name)
         gates[one.combiner.name].open()
         seen: list[tuple[int, int]] = []
         is_asked = threading.Event()
-        stored = other.pulling._sending._parts
+        stored = other.pulling.sending.parts
 
         def sealed(*given, was=stored.sealed_segment):
             seen.append((other.engine.stats().segment_tokens, len(other.engine.scheduler.running)))
@@ -271,8 +271,8 @@ def test_a_worker_that_is_lost_meanwhile_loses_nothing(model, lost) -> None:
         gates = {name: Gate(worker) for name, worker in workers.items()}
         answer = ask(router, asked)
         until(lambda: all(gate.reached.is_set() for gate in gates.values()))
-        (one,) = router._assigning.preparing._preparations.values()
-        builders = {order.link.name for order in tuple(router._assigning.preparing._orders.values())}
+        (one,) = router.assigning.preparing.preparations.values()
+        builders = {order.link.name for order in tuple(router.assigning.preparing.orders.values())}
         assert len(builders) == 3
         name = one.combiner.name if lost == "combines" else min(builders - {one.combiner.name})
         kill(router, name, workers[name])
@@ -280,7 +280,7 @@ def test_a_worker_that_is_lost_meanwhile_loses_nothing(model, lost) -> None:
             gate.open()
         answer.wait()
         assert router.counts["moved"] == router.counts["resumed"] == 0, "it was with no worker yet"
-        assert not router._assigning.preparing._orders
+        assert not router.assigning.preparing.orders
     assert answer.error is None
     assert answer.comparable == plain.comparable
 
@@ -295,14 +295,14 @@ def test_incomplete_segment_is_computed_by_the_combining_worker(model, what) -> 
             changing(worker, what)
         answer = ask(router, asked).wait()
         assert built(workers) > cold(asked)
-        counts = [worker.engine.scheduler.tiers._peers.tier.counts for worker in workers.values()]
+        counts = [worker.engine.scheduler.tiers.peers.tier.counts for worker in workers.values()]
         assert bool(sum(one["corrupt"] for one in counts)) == (what == "a bit is flipped")
     assert answer.comparable == plain.comparable
 
 
 def changing(worker: RealWorker, what: str) -> None:
     """Let a worker fail to send segments, or send them with another last byte of their content."""
-    parts = worker.pulling._sending._parts
+    parts = worker.pulling.sending.parts
     if what == "the sender fails":
         parts._part_of = lambda stored: 1 / 0
         return
@@ -324,8 +324,8 @@ def test_a_request_does_not_wait_for_ever(model, monkeypatch) -> None:
     with workers_of(model, "a", "b") as (router, workers):
         gates = {name: Gate(worker) for name, worker in workers.items()}
         answer = ask(router, asked)
-        until(lambda: router._assigning.preparing._preparations)
-        (one,) = router._assigning.preparing._preparations.values()
+        until(lambda: router.assigning.preparing.preparations)
+        (one,) = router.assigning.preparing.preparations.values()
         gates[one.combiner.name].open()
         answer.wait()
         assert router.counts["segments_late"] == 1
@@ -341,9 +341,9 @@ def test_a_cancelled_request_leaves_nothing(model) -> None:
         number = router.submit(composed("cancelled", lengths=(1100, 1100, 1100, 1100)), received.on_event)
         until(lambda: all(gate.reached.is_set() for gate in gates))
         router.cancel(number)
-        until(lambda: not (router._assigning.preparing._preparations or router._assigning.preparing._orders))
+        until(lambda: not (router.assigning.preparing.preparations or router.assigning.preparing.orders))
         until(lambda: not any(worker.worker.open_requests for worker in workers.values()))
-        assert all(link.outstanding.number == 0 for link in router._links.values())
+        assert all(link.outstanding.number == 0 for link in router.links.values())
         for gate in gates:
             gate.open()
         until(lambda: all(worker.engine.scheduler.idle for worker in workers.values()))
@@ -382,11 +382,11 @@ def segment_of(ids: tuple[int, ...]) -> SegmentKey:
 def test_orders_cancelled_while_they_are_pulled_leave_nothing(model) -> None:
     with workers_of(model, "a", "b") as (router, workers):
         engine, scheduler = workers["a"].engine, workers["a"].engine.scheduler
-        begun, goes_on, store = threading.Semaphore(0), threading.Event(), scheduler.tiers._peers.tier.store
+        begun, goes_on, store = threading.Semaphore(0), threading.Event(), scheduler.tiers.peers.tier.store
         store.has = lambda names: [True] * len(names)
         store.read_into = lambda name, pieces: (begun.release(), not goes_on.wait(60))[-1]
         scheduler.tiers.prefill_seconds = float
-        prepare, peers = prepares(engine), (router._links["b"].incarnation,)
+        prepare, peers = prepares(engine), (router.links["b"].incarnation,)
         for n in range(4):
             goes_on.clear()
             cancel = prepare(segment_of(tuple(words(200, f"cancelled {n}"))).encoded, peers, lambda stored: None)

@@ -69,7 +69,7 @@ class Rig:
     def is_clean(self) -> bool:
         one = self.preparing
         open_ = [link.outstanding.number for link in self.links]
-        return not (one._orders or one._by_segment or one._preparations or any(open_))
+        return not (one.orders or one._by_segment or one.preparations or any(open_))
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def test_one_request_and_all_together_are_bounded() -> None:
     assert rig.is_clean
     found = [rig.combine(rig.needed(MAX_SEGMENTS))[1] for _ in range(MAX_OPEN_ORDERS // MAX_SEGMENTS + 2)]
     assert [at is None for at in found] == [True] * (MAX_OPEN_ORDERS // MAX_SEGMENTS) + [False] * 2
-    assert len(rig.preparing._orders) == MAX_OPEN_ORDERS
+    assert len(rig.preparing.orders) == MAX_OPEN_ORDERS
 
 
 @pytest.mark.parametrize("end", ["prepared", "cancelled", "lost"])
@@ -114,14 +114,14 @@ def test_orders_that_end_are_given_again(end: str) -> None:
     needed = rig.needed(4)
     request, at = rig.combine(needed)
     assert at is None
-    while rig.preparing._orders:
+    while rig.preparing.orders:
         if end == "cancelled":
             rig.preparing.cancel(request)
         elif end == "lost":
             for link in rig.links:
                 rig.preparing.lost(link)
         else:
-            rig.preparing.prepared(PreparedMessage(next(iter(rig.preparing._orders)), 0, True))
+            rig.preparing.prepared(PreparedMessage(next(iter(rig.preparing.orders)), 0, True))
     assert rig.is_clean
     assert rig.ready == ([] if end == "cancelled" else [request])
     before = [len(link.sent) for link in rig.links]

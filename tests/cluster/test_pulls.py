@@ -78,7 +78,7 @@ class Worker:
 
     @property
     def counts(self) -> dict[str, int]:
-        return dict(self.tiers._peers.tier.counts)
+        return dict(self.tiers.peers.tier.counts)
 
     def ask(
         self,
@@ -123,7 +123,7 @@ def test_a_pulled_prefix_changes_no_bit(make, monkeypatch, same_bits_as_without_
         first = a.ask(words(PROMPT, "pull"))
         again = b.ask(first.prompt, a)
         turn = b.ask([*first.prompt, *words(40, "turn")])
-        assert a.pulling._sending._parts.sent == 3
+        assert a.pulling.sending.parts.sent == 3
         stats = b.tiers.stats()[0]
     assert stats.pulled_by_way() == {"shared memory": 0, "network": 0} | {way: stats.bytes_read}
     assert again.account.tier_outcome == TierOutcome.LOADED
@@ -144,7 +144,7 @@ def holder_and_other(make, **of_other) -> Iterator[tuple[Worker, Worker, Answer]
 
 def changing(worker: Worker, change: Callable[[list[bytes]], list[bytes] | None], of: str = "sealed") -> None:
     """Let `change` have each part's pieces before they are sent. of: the method that seals these parts."""
-    parts = worker.pulling._sending._parts
+    parts = worker.pulling.sending.parts
     sealed = getattr(parts, of)
 
     @contextmanager
@@ -180,7 +180,7 @@ def test_a_part_changed_on_the_way_is_computed(make, caplog, same_bits_as_withou
         changing(a, flipped)
         again = b.ask(first.prompt, a)
         assert b.counts["corrupt"] >= 1
-        assert not b.pulling._memory._channels[a.incarnation].usable
+        assert not b.pulling.memory.channels[a.incarnation].usable
     assert (again.account.cached_tokens, again.account.tier_outcome) == (0, TierOutcome.CORRUPT)
     assert all(same_bits_as_without_a_cache(make, [first, again]))
     assert "sent a damaged part" in caplog.text
@@ -221,7 +221,7 @@ def test_a_silent_peer_delays_no_lookup_in_stores(make, monkeypatch) -> None:
     b = Worker(make, stores=[store])
     with pool(b):
         b.pulling.know({a.peer})
-        a.pulling._sending.close()  # it is silent
+        a.pulling.sending.close()  # it is silent
         submit = b.rig.engine.submit
         b.rig.engine.submit = partial(submit, handover=Handover(peers=(a.incarnation,)))
         waiting = b.rig.submit(words(PROMPT, "pull"), 4)
@@ -244,13 +244,13 @@ def test_a_sender_that_fails_at_one_part_answers_others(
         raise ValueError("of the test")
 
     with holder_and_other(make) as (a, b, first):
-        parts, sealed = a.pulling._sending._parts, a.pulling._sending._parts.sealed
+        parts, sealed = a.pulling.sending.parts, a.pulling.sending.parts.sealed
         changing(a, fail)
         begun = time.monotonic()
         again = b.ask(first.prompt, a)
         assert time.monotonic() - begun < 30, "it is told so"
         parts.sealed = sealed
-        b.pulling._memory._channels[a.incarnation].failed_until = 0.0
+        b.pulling.memory.channels[a.incarnation].failed_until = 0.0
         later = b.ask(a.ask(words(PROMPT, "later")).prompt, a)
     assert again.account.tier_outcome == TierOutcome.FAILED
     assert later.account.loaded_tokens == END
@@ -265,7 +265,7 @@ def test_a_sender_that_fails_at_one_part_answers_others(
 def test_workers_of_another_fingerprint_or_key_are_never_mixed(make, other) -> None:
     with holder_and_other(make, **other) as (a, b, first):
         again = b.ask(first.prompt, a)
-        assert a.pulling._sending._parts.sent == 0
+        assert a.pulling.sending.parts.sent == 0
     assert (again.account.cached_tokens, again.account.tier_outcome) == (0, TierOutcome.MISS)
 
 
@@ -285,7 +285,7 @@ def test_every_question_is_answered(make, monkeypatch, asked) -> None:
     def fail(*given) -> None:
         raise ValueError("of the test")
 
-    monkeypatch.setattr(a.pulling._sending._parts, "find", fail)
+    monkeypatch.setattr(a.pulling.sending.parts, "find", fail)
     with pool(a), opened(zmq.DEALER) as socket:
         socket.connect(a.pulling.contact.address)
         for _ in range(2):
@@ -304,7 +304,7 @@ def test_a_holder_computes_the_names_of_a_pulled_prefix_once(make, monkeypatch) 
     monkeypatch.setattr(Names, "digests", counted)
     with holder_and_other(make) as (a, b, first):
         assert b.ask(first.prompt, a).account.loaded_tokens == END
-        assert a.pulling._sending._parts.sent == 3
+        assert a.pulling.sending.parts.sent == 3
         assert by_thread["headwater-parts"] == 1
         b.ask(a.ask(words(PROMPT, "later")).prompt, a)
         assert by_thread["headwater-parts"] == 2
@@ -328,13 +328,13 @@ def test_prompt_is_sent_again_to_a_holder_that_forgot_it(make, same_bits_as_with
     with holder_and_other(make) as (a, b, first):
 
         def forgetting(pieces: list[bytes]) -> list[bytes]:
-            a.pulling._sending._prefixes.clear()
+            a.pulling.sending._prefixes.clear()
             return pieces
 
         changing(a, forgetting)
         again = b.ask(first.prompt, a)
         assert again.account.loaded_tokens == END
-        assert b.counts["read"] == a.pulling._sending._parts.sent == 3
+        assert b.counts["read"] == a.pulling.sending.parts.sent == 3
     assert all(same_bits_as_without_a_cache(make, [first, again]))
 
 
@@ -342,7 +342,7 @@ def test_pull_does_not_count_as_use_of_the_holders_copy(make) -> None:
     """The pulling worker has its own copy, and its request counts there."""
 
     def times(worker: Worker) -> list[tuple[int, int]]:
-        return [(node.kv_time, node.checkpoint_time) for node in worker.cache._index]
+        return [(node.kv_time, node.checkpoint_time) for node in worker.cache.index]
 
     with holder_and_other(make) as (a, b, first):
         before = times(a)
@@ -356,7 +356,7 @@ def test_pull_does_not_count_as_use_of_the_holders_copy(make) -> None:
 def test_only_named_peers_are_asked_and_only_one_incarnation_answers(make) -> None:
     with holder_and_other(make) as (a, b, first):
         assert b.ask(first.prompt).account.tier_outcome is None
-        memory = b.pulling._memory
+        memory = b.pulling.memory
         memory.know({Peer(b"another", a.peer.contact)})
         memory.ask([b"another", b"unknown"], "", key_of(first.prompt), PROMPT)
         assert not len(memory._found)
@@ -369,7 +369,7 @@ def test_pages_are_not_evicted_while_they_are_sent(make) -> None:
     a, prompt = Worker(make, pages=24), words(300, "pull")
     with pool(a):
         a.ask(prompt, max_tokens=1)
-        parts, key = a.pulling._sending._parts, key_of(prompt)
+        parts, key = a.pulling.sending.parts, key_of(prompt)
         prefix = parts.find("", key, len(prompt))
         assert prefix.at == 256
         with parts.sealed(prefix, 0) as pieces:
@@ -431,7 +431,7 @@ def test_answer_replaces_an_earlier_one_to_the_same_prompt() -> None:
 def test_known_segments_displace_no_prefix_and_cover_the_engines_limit() -> None:
     memory = PeerMemory(b"own", PLAIN)
     memory.know([Peer(b"other", Contact("tcp://other", b""))])
-    memory._found.note(Offered(memory._channels[b"other"], Find(b"other", "", b"prompt", 2), b"", {"run": 0}))
+    memory._found.note(Offered(memory.channels[b"other"], Find(b"other", "", b"prompt", 2), b"", {"run": 0}))
     names = [f"segment {number}" for number in range(MAX_EXPECTED_SEGMENTS + 1)]
     for name in names:
         memory.expect([b"other"], name.encode(), name)
@@ -440,12 +440,12 @@ def test_known_segments_displace_no_prefix_and_cover_the_engines_limit() -> None
 
 def test_a_pull_speed_is_reported_while_some_peer_can_be_asked(make) -> None:
     with holder_and_other(make) as (a, b, first):
-        memory = b.pulling._memory
+        memory = b.pulling.memory
         assert b.tiers.pull_speed is not None
         memory.know({b.peer})
         assert b.tiers.pull_speed is None, "it knows no other"
         memory.know({a.peer, Peer(b"silent", a.peer.contact)})
-        channel, silent = memory._channels[a.incarnation], memory._channels[b"silent"]
+        channel, silent = memory.channels[a.incarnation], memory.channels[b"silent"]
         channel.fail("of the test")
         assert b.tiers.pull_speed is not None
         silent.fail("of the test")
@@ -460,4 +460,4 @@ def test_a_closed_memory_takes_no_worker_any_more() -> None:
     memory.know([Peer(b"other", Contact("tcp://other", b""))])
     memory.close()
     memory.know([Peer(b"late", Contact("tcp://late", b""))])
-    assert not memory._channels
+    assert not memory.channels

@@ -127,6 +127,6 @@ def test_a_stream_whose_worker_is_lost_is_the_undisturbed_one(load, kind: str, a
         joined, _ = stream(url, ASKED[kind])
         thread.join(PATIENCE)
         assert router.counts["resumed"] >= 1, router.counts
-        assert len(router._links) == 1
+        assert len(router.links) == 1
     assert len(whole) == ASKED[kind].get("n", 1)
     assert joined == whole

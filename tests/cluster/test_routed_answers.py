@@ -131,8 +131,8 @@ def cluster(
             workers[name] = RealWorker(model, *given, pages, folder(name))
             stack.callback(workers[name].close)
             router.join(name, workers[name].worker.contact)
-        until(lambda: len(router._links.infos) == len(kinds))
-        until(lambda: all(link._follower and link._follower.picture.is_whole for link in router._links.values()))
+        until(lambda: len(router.links.infos) == len(kinds))
+        until(lambda: all(link.follower and link.follower.picture.is_whole for link in router.links.values()))
         yield router, workers
 
 
@@ -182,7 +182,7 @@ def lost_after(tokens: int, router, workers: dict[str, RealWorker], asked: Gener
         hold(worker.engine)
     received = ask(router, asked)
     received.wait_for(tokens)
-    (name,) = (link.name for link in router._links.values() if link.open)
+    (name,) = (link.name for link in router.links.values() if link.open)
     kill(router, name, workers[name])
     lost.set()
     return received.wait()
@@ -243,7 +243,7 @@ def test_lost_events_make_no_wrong_prediction_after_a_resync(model, monkeypatch)
     monkeypatch.setattr(publisher, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(Follower, "_receive", losing)
     with cluster(model, 30, a="one", b="one", c="one") as (router, workers):
-        followers = {name: router._links[name]._follower for name in workers}
+        followers = {name: router.links[name].follower for name in workers}
 
         def is_synced(name: str) -> bool:
             picture, stream = followers[name].picture, workers[name].publishing._publisher._stream
@@ -264,14 +264,14 @@ def test_lost_events_make_no_wrong_prediction_after_a_resync(model, monkeypatch)
 
 def settle(router) -> None:
     """Wait until the router's pictures are those of the caches now: an event of each has come after the last step."""
-    followers = [link._follower for link in router._links.values()]
+    followers = [link.follower for link in router.links.values()]
     heard = [follower.picture.next for follower in followers]
     until(lambda: all(one.picture.next > n for one, n in zip(followers, heard, strict=True)))
 
 
 def test_answer_continues_only_under_its_fingerprint(model) -> None:
     with cluster(model, a="one", b="another") as (router, workers):
-        router._assigning.patience = 0.5
+        router.assigning.patience = 0.5
         received = lost_after(5, router, workers, generation("greedy"))
     assert "no worker with the same fingerprint" in str(received.error)
 
@@ -280,7 +280,7 @@ def test_answer_continues_only_under_its_fingerprint(model) -> None:
 def test_an_answer_after_a_pull_has_the_same_bits(model, kind: str) -> None:
     prompt = words(700, "pulled")
     with cluster(model, a="one", b="one", c="another") as (router, workers):
-        router._assigning.selection.choice = RoundRobin()
+        router.assigning.selection.choice = RoundRobin()
         answers = []
         for _ in workers:
             answers.append(ask(router, generation(kind, prompt)).wait())
@@ -303,7 +303,7 @@ def test_an_answer_after_a_pull_has_the_same_bits(model, kind: str) -> None:
 def test_a_pulled_answer_whose_worker_is_lost_has_the_same_bits(model) -> None:
     asked = generation("drawn", words(700, "pulled"))
     with cluster(model, a="one", b="one") as (router, workers):
-        router._assigning.selection.choice = RoundRobin()
+        router.assigning.selection.choice = RoundRobin()
         alone = ask(router, asked).wait()
         for worker in workers.values():
             worker.engine.drain(60)
@@ -325,7 +325,7 @@ def test_a_hot_prefix_spreads_when_its_holder_is_busy(model) -> None:
         run = holder.engine.runner.run
         holder.engine.runner.run = lambda step: (goes_on.wait(60), run(step))[1]
         holder.engine.submit(generation("greedy", words(5000, "busy")), lambda event: None)
-        until(lambda: max(link.backlog.queued_tokens for link in router._links.values()) > 4000)
+        until(lambda: max(link.backlog.queued_tokens for link in router.links.values()) > 4000)
         spread = ask(router, generation("greedy", prompt)).wait()
         goes_on.set()
         assert router.counts["told_of_peers"] == router.counts["pulled"] == 1, router.counts

@@ -110,7 +110,7 @@ class RoutedMake:
             for name, role in named.items():  # one request waits: cold prompts are prefilled apart, next turns not
                 busy = Backlog(1 if role == DECODE else 0, 0, 0, SPEED, 1.0, pull=FAST if role == DECODE else None)
                 workers[name].engine.backlog = lambda busy=busy: busy
-            until(lambda: all(link.backlog.prefill == SPEED for link in router._links.values()))
+            until(lambda: all(link.backlog.prefill == SPEED for link in router.links.values()))
             yield RoutedRig(router, list(workers.values()))
 
 

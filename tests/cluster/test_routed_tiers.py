@@ -44,7 +44,7 @@ def lost_from_memory(model, folder: Callable[[str], Path]) -> Iterator:  # noqa:
     with cluster(model, PAGES, folder, a="one", b="one") as (router, workers):
         for worker in workers.values():
             queued(worker, 0)
-        pictures = {name: router._links[name]._follower.picture for name in workers}
+        pictures = {name: router.links[name].follower.picture for name in workers}
         first = ask(router, generation("greedy", PROMPT, 8)).wait()
         for worker in workers.values():
             worker.engine.drain(60)
@@ -59,7 +59,7 @@ def lost_from_memory(model, folder: Callable[[str], Path]) -> Iterator:  # noqa:
         assert not cache.match(key_of(tuple(PROMPT)), len(PROMPT), "").checkpoint_tokens
         queued(workers[had], 200)
         settle(router)
-        until(lambda: router._links[had].backlog.queued_tokens == 200)
+        until(lambda: router.links[had].backlog.queued_tokens == 200)
         yield router, workers, pictures, had, first
 
 
@@ -97,10 +97,10 @@ def segments_lost_from_memory(model, folder: Callable[[str], Path]) -> Iterator:
     """
     with cluster(model, folder=folder, a="one", b="one") as (router, workers):
         first, had = composed("stored"), workers["a"]
-        pictures = [router._links[name]._follower.picture for name in "ab"]
+        pictures = [router.links[name].follower.picture for name in "ab"]
         queued(had, 0)
         queued(workers["b"], 100_000)
-        until(lambda: router._links["b"].backlog.queued_tokens)
+        until(lambda: router.links["b"].backlog.queued_tokens)
         assert ask(router, first).wait().error is None
         until(lambda: not had.engine.scheduler.tiers.busy)
         assert had.engine.stats().segment_tokens == cold(first), "they were built at one worker"
@@ -111,7 +111,7 @@ def segments_lost_from_memory(model, folder: Callable[[str], Path]) -> Iterator:
         until(lambda: not pictures[0].held[SEGMENTS])
         queued(had, 200)
         queued(workers["b"], 0)
-        until(lambda: [router._links[name].backlog.queued_tokens for name in "ab"] == [200, 0])
+        until(lambda: [router.links[name].backlog.queued_tokens for name in "ab"] == [200, 0])
         yield router, workers, pictures, turned(first)
 
 

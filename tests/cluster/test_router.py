@@ -90,7 +90,7 @@ def test_counts_of_open_requests_return_to_zero() -> None:
         kill(router, "a", a)
         for received in asked[1:]:
             received.wait()
-        open_ = router._links["b"].outstanding
+        open_ = router.links["b"].outstanding
         assert (open_.number, open_.prompt_tokens, open_.uncached_tokens) == (0, 0, 0)
 
 
@@ -104,11 +104,11 @@ def test_the_rule_learns_that_a_worker_has_left() -> None:
     a = FakeWorker(FormulaEngine(SLOW))
     with cluster(a=a, b=FakeWorker(FormulaEngine(SLOW))) as router:
         calls = []
-        router._assigning.selection.choice.ended = lambda prompt, name: calls.append(("ended", name))
-        router._assigning.selection.choice.left = lambda name: calls.append(("left", name))
+        router.assigning.selection.choice.ended = lambda prompt, name: calls.append(("ended", name))
+        router.assigning.selection.choice.left = lambda name: calls.append(("left", name))
         received = submit(router, asking(range(9), 20))
         received.wait_for(1)
-        (home,) = (link.name for link in router._links.values() if link.open)
+        (home,) = (link.name for link in router.links.values() if link.open)
         router.leave(home)
         received.wait()
         assert calls[:2] == [("ended", home), ("left", home)]
@@ -160,12 +160,12 @@ def test_late_messages_and_those_of_another_incarnation_are_ignored() -> None:
     with cluster(**workers) as router:
         received = submit(router, asking(range(9), 200))
         received.wait_for(5)
-        (home,) = (link for link in router._links.values() if link.open)
+        (home,) = (link for link in router.links.values() if link.open)
         (request,) = home.open.values()
         late = TokenMessage(request.id, request.attempt, TokenEvent(-1, "late"))
         kill(router, home.name, workers[home.name])
         until(lambda: len(request.sent) > 20)
-        (link,) = router._links.values()
+        (link,) = router.links.values()
         router._do(lambda: router._take(link, late))
         now = TokenMessage(request.id, request.attempt, TokenEvent(-1, "now"))
         assert link._of(Batch(b"another", [now])) == []
@@ -179,9 +179,9 @@ def test_an_answer_outlives_several_workers() -> None:
         received = submit(router, asking(range(9), 80))
         for n in (10, 30):
             received.wait_for(n)
-            (name,) = (link.name for link in router._links.values() if link.open)
+            (name,) = (link.name for link in router.links.values() if link.open)
             kill(router, name, workers[name])
-            until(lambda gone=name: gone not in router._links)
+            until(lambda gone=name: gone not in router.links)
         assert received.wait().tokens == formula(range(9), 80)
         assert router.counts["resumed"] == 2
 
@@ -192,7 +192,7 @@ def test_a_worker_whose_bits_differ_is_found_out() -> None:
         received = submit(router, asking(range(9), 200))
         received.wait_for(5)
         router.join("b", b.worker.contact)
-        until(lambda: len(router._links.infos) == 2)
+        until(lambda: len(router.links.infos) == 2)
         kill(router, "a", a)
         received.wait()
         n = len(received.tokens)
@@ -260,12 +260,12 @@ def test_draining_worker_is_idle_once_known_and_no_request_needs_it() -> None:
         assert not router.is_idle("a"), "it does not drain"
         router.drain("a")
         until(lambda: router.is_idle("a"))
-        info, router._links["a"].info = router._links["a"].info, None
+        info, router.links["a"].info = router.links["a"].info, None
         assert not router.is_idle("a"), "it was joined again"
-        router._links["a"].info, waiting = info, Routed(1, asking([1], 2), lambda event: None, 0.0, b"")
-        router._assigning.wait(waiting, "two")
+        router.links["a"].info, waiting = info, Routed(1, asking([1], 2), lambda event: None, 0.0, b"")
+        router.assigning.wait(waiting, "two")
         assert router.is_idle("a")
-        router._assigning.wait(waiting, "one")
+        router.assigning.wait(waiting, "one")
         assert not router.is_idle("a"), "that request can go on there alone"
 
 
@@ -298,7 +298,7 @@ def test_a_router_that_did_not_run_takes_no_worker_for_silent() -> None:
         received.wait_for(5)
         router._do(lambda: time.sleep(2 * HEARTBEAT_TIMEOUT_SECONDS))
         assert received.wait().tokens == formula([1], 200)
-        assert list(router._links) == ["a"]
+        assert list(router.links) == ["a"]
 
 
 def test_a_draining_worker_gets_no_more_requests() -> None:

@@ -222,7 +222,7 @@ def test_a_holder_that_writes_too_late_changes_no_other_part(monkeypatch) -> Non
         monkeypatch.setattr(pulling_module, "fill", late)
         assert pull(memory, 0) is None
         assert begun.is_set()
-        (channel,) = memory._channels.values()
+        (channel,) = memory.channels.values()
         assert not channel.usable
         channel.failed_until = 0.0
         monkeypatch.setattr(peer_memory, "PART_SECONDS", 20.0)

@@ -71,12 +71,12 @@ def prompt_tokens(worker: Worker) -> int:
 
 
 def kept(worker: Worker) -> int:
-    return len(worker.tiers._peers.tails._kept)
+    return len(worker.tiers.peers.tails._kept)
 
 
 def free(worker: Worker) -> int:
     with worker.rig.engine.changed:
-        return worker.cache._pool.free
+        return worker.cache.pool.free
 
 
 @pytest.mark.parametrize("tokens", [1300, 1281, 1280, 64, 30], ids=str)
@@ -138,7 +138,7 @@ def test_a_tail_that_does_not_come_is_computed(make, same_bits_as_without_a_cach
     other = {"fingerprint": Fingerprint.of({"probe": "another"})} if how == "of another fingerprint" else {}
     with two(make, other) as (a, b):
         first = prefilled(a)
-        tails = a.tiers._peers.tails
+        tails = a.tiers.peers.tails
         if how == "dropped":
             changing(a, lambda pieces: None, "sealed_tail")
         elif how == "of another seed":
@@ -173,7 +173,7 @@ def test_without_its_prefix_a_tail_is_of_no_use(make, same_bits_as_without_a_cac
     with two(make) as (a, b):
         prefilled(a)
         before = free(b)
-        parts = a.pulling._sending._parts
+        parts = a.pulling.sending.parts
         parts.find = lambda *given: None
         rest = handed_over(a, b, keep_output=False, max_tokens=1)
         assert b.counts["read"] == 1
@@ -228,7 +228,7 @@ def test_pages_of_a_tail_are_given_back(make) -> None:  # noqa: F811
 def test_the_oldest_tails_are_given_up(make, monkeypatch) -> None:  # noqa: F811
     monkeypatch.setattr(module, "MAX_HELD_TAILS", 2)
     a = Worker(make)
-    tails = a.tiers._peers.tails
+    tails = a.tiers.peers.tails
     with pool(a):
         for number in range(4):
             a.ask(PROMPT, tail=TailPlace(bytes([number])), max_tokens=1, keep_output=False)
@@ -257,7 +257,7 @@ def test_a_request_without_room_for_a_tail_computes(make, same_bits_as_without_a
     """The control is the other tests, in which there is room."""
     with two(make) as (a, b):
         prefilled(a)
-        b.tiers._peers.tails._scheduler.cache.reserve, reserve = _refusing(b), b.cache.reserve
+        b.tiers.peers.tails._scheduler.cache.reserve, reserve = _refusing(b), b.cache.reserve
         rest = handed_over(a, b)
         b.cache.reserve = reserve
         assert prompt_tokens(b) == len(PROMPT) - END
@@ -294,7 +294,7 @@ def test_a_tail_that_is_given_up_gives_its_pages_back(make, monkeypatch, how: st
         thread.start()
         assert asked.wait(60)
         if how == "cancelled":
-            (request,) = b.tiers._peers.tails._reading
+            (request,) = b.tiers.peers.tails._reading
             b.rig.engine.cancel(request)
             until(lambda: not len(b.rig.engine.scheduler.waiting))
         goes_on.set()

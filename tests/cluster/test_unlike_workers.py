@@ -88,8 +88,8 @@ def unlike(processor: str | None, threads: int, pooled: bool) -> Iterator[Unlike
     others = {"own": (plain, 1), "other": (processors.environment(processor) if processor else plain, threads)}
     with ExitStack() as stack:
         router = router_of(CONFIG, keys, "least_cost")
-        router._assigning.selection.choice, router._links.heartbeat_timeout = choice, PATIENCE
-        router._assigning.patience = 0.5
+        router.assigning.selection.choice, router.links.heartbeat_timeout = choice, PATIENCE
+        router.assigning.patience = 0.5
         router.start()
         stack.callback(router.stop)
         processes, pipes = {}, {}
@@ -105,7 +105,7 @@ def unlike(processor: str | None, threads: int, pooled: bool) -> Iterator[Unlike
         for name, pipe in pipes.items():
             router.join(name, pipe.recv())
         assert router.wait_for(2, PATIENCE), "workers are missing"
-        until(lambda: all(link._follower and link._follower.picture.is_whole for link in router._links.values()))
+        until(lambda: all(link.follower and link.follower.picture.is_whole for link in router.links.values()))
         yield Unlike(router, choice, processes)
 
 

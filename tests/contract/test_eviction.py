@@ -33,9 +33,9 @@ def filled(policy: str, fraction: float | None, pages: int = 60) -> Toy:
 
 def largest_victim(toy: Toy) -> int:
     """Pages that the last victim may have, where each before it left at least one to be found."""
-    leaves = [node for node in toy.cache._index if not node.children]
+    leaves = [node for node in toy.cache.index if not node.children]
     whole = max((len(node.pages) + len(node.checkpoint or ()) for node in leaves), default=0)
-    victim = toy.cache.policy.victim(Room.ANY, toy.cache._now)
+    victim = toy.cache.policy.victim(Room.ANY, toy.cache.now)
     return whole if victim is not None and victim[1] is Kind.NODE else 1
 
 
@@ -60,7 +60,7 @@ def test_everything_unpinned_can_be_evicted_and_nothing_else(policy: str, fracti
     draft = toy.draft(kept, 0, checkpoints=(12,))
     toy.commit(toy.reserve(draft), draft)
     cache = toy.cache
-    while (victim := cache.policy.victim(room, cache._now)) is not None:
+    while (victim := cache.policy.victim(room, cache.now)) is not None:
         node, kind = victim
         assert not node.holds
         assert kind is Kind.CHECKPOINT or not (node.pins or node.children)
@@ -95,17 +95,17 @@ def test_no_more_is_evicted_than_needed(policy: str, fraction: float | None) -> 
 def test_asking_for_a_victim_changes_nothing(policy: str) -> None:
     toy = filled(policy, None)
     cache = toy.cache
-    first = cache.policy.victim(Room.ANY, cache._now)
+    first = cache.policy.victim(Room.ANY, cache.now)
     assert first is not None
-    assert cache.policy.victim(Room.ANY, cache._now) == first
+    assert cache.policy.victim(Room.ANY, cache.now) == first
 
 
 @policies
 def test_unused_victim_request_leaves_the_policy_unchanged(policy: str) -> None:
     asked, other = filled(policy, None), filled(policy, None)
-    victim = asked.cache.policy.victim(Room.ANY, asked.cache._now)
+    victim = asked.cache.policy.victim(Room.ANY, asked.cache.now)
     assert victim is not None
-    key = b"".join(node.edge for node in asked.cache._index.path(victim[0]))
+    key = b"".join(node.edge for node in asked.cache.index.path(victim[0]))
     for toy in (asked, other):
         toy.cache.branches.drop(key, 0, "")
         for first in range(400, 440):
@@ -143,7 +143,7 @@ def test_pages_of_an_open_plan_are_not_evicted(policy: str, fraction: float | No
     toy.serve(A, checkpoints=(8, 16))
     draft = toy.draft((*A[:12], *words(61, 4)), 8)
     plan = toy.reserve(draft)
-    while toy.cache.policy.victim(Room.ANY, toy.cache._now) is not None:
+    while toy.cache.policy.victim(Room.ANY, toy.cache.now) is not None:
         evict(toy.cache, Room.ANY)
     toy.commit(plan, draft)  # the toy's executor compares what the pages hold
     assert toy.cache.stats().pages_kv == 4

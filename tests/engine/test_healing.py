@@ -67,7 +67,7 @@ def on_grid(tokens: int) -> int:
 
 def marked_ends(rig: Rig) -> list[int]:
     """Return the positions, in tokens, of checkpoints with approximate states."""
-    index = rig.engine.scheduler.cache._index
+    index = rig.engine.scheduler.cache.index
     nodes = (node for node in index if node.checkpoint is not None and array("I", node.edge)[-1] > MAX_TOKEN_ID)
     return sorted(node.end * 64 for node in nodes)
 

@@ -93,7 +93,7 @@ class Drafting(Make):
 def content(rig: Rig) -> Content:
     """Return the KV of each cached page, and each checkpoint."""
     spec, arena, cache = rig.engine.spec, rig.engine.runner.arena, rig.engine.scheduler.cache
-    unit, found, index = cache.layout.unit_bytes, Content(), cache._index
+    unit, found, index = cache.layout.unit_bytes, Content(), cache.index
     for node in index:
         namespace, key = index.namespace(node), index.key_of(node)
         first = len(key) // unit - len(node.pages) + 1

@@ -161,7 +161,7 @@ def test_damage_in_redis_is_found(make, same_bits_as_without_a_cache, redis) -> 
     prompts = [words(PROMPT, "redis", i) for i in range(2)]
     with server(make, [redis()]) as rig:
         answers = [rig.ask(prompt) for prompt in prompts]
-    client = redis()._client
+    client = redis().client
     states = sorted(client.keys("headwater:part:s*"))
     assert len(states) == 2
     kept = {key: client.dump(key) for key in client.keys("headwater:*")}

@@ -175,9 +175,9 @@ def test_only_the_state_is_read_if_its_kv_is_in_memory(load, same_bits_as_withou
         copied(rig)
         cache, read = rig.engine.scheduler.cache, rig.engine.scheduler.tiers.tiers[0].counts
         with rig.engine.changed:
-            for node in list(cache._index):
+            for node in list(cache.index):
                 if node.checkpoint is not None:
-                    cache._pool.states.give(cache._index.drop(node))
+                    cache.pool.states.give(cache.index.drop(node))
         again = rig.ask(prompt)
         assert read["read"] == 1
     assert again.account.loaded_tokens == again.account.cached_tokens == (PROMPT - 1) // 64 * 64

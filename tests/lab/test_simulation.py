@@ -208,7 +208,7 @@ def test_pulls_end_with_all_pages_given_back() -> None:
     simulation.run()
     assert sum(one.pulled for one in simulation.pulls) > 5
     for worker, pulls in zip(simulation.workers, simulation.pulls, strict=True):
-        assert not worker.serving.cache._leases
+        assert not worker.serving.cache.leases
         assert not pulls._pulling
         worker.serving.cache.check()
 
@@ -341,7 +341,7 @@ def test_segments_are_prepared_during_other_work_and_pages_freed() -> None:
     simulation.run()
     assert simulation.routing.combined > 5
     assert sum(worker.share.requests for worker in simulation.workers) == len(trace.requests)
-    assert not simulation._preparing._orders
+    assert not simulation._preparing.orders
     for worker, pulls in zip(simulation.workers, simulation.pulls, strict=True):
         assert pulls.loaded_segments
         assert worker.outstanding.number == 0

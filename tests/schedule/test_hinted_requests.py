@@ -21,7 +21,7 @@ def lab(**sizes) -> Lab:
 
 def checkpoints(world: Lab) -> dict[int, bool]:
     """Positions of all checkpoints, and whether they are speculative."""
-    index, unit = world.cache._index, world.layout.unit_tokens
+    index, unit = world.cache.index, world.layout.unit_tokens
     return {node.end * unit: node.speculative for node in index if node.checkpoint is not None}
 
 

@@ -349,7 +349,7 @@ def test_failing_completion_of_a_leg_fails_only_its_request_and_frees_memory(mon
     assert [(failed, type(error)) for failed, error in it.scheduler.failures] == [(seq, ZeroDivisionError)]
     it.scheduler.failures.clear()
     it.cache.check()
-    assert not it.cache._leases
+    assert not it.cache.leases
     assert it.ask(words(300, "after"), 4).computed
 
 

@@ -122,7 +122,7 @@ def test_soak_notices_answers_that_differ(model, monkeypatch):
 def test_soak_notices_a_page_that_is_lost(model):
     with LiveServer(*model, 200) as server:
         server.check_idle()
-        server.engine.scheduler.cache._pool.kv.take(1)
+        server.engine.scheduler.cache.pool.kv.take(1)
         with pytest.raises(AssertionError):
             server.check_idle()
 

@@ -49,21 +49,21 @@ class PrefixCache:
         self.policy = make_eviction(eviction, layout)
         if clock is not None:
             self.policy.clock = clock
-        self._index = Index(layout.unit_bytes, layout.unit_pages, self.policy, changes)
-        self._pool = Pool(layout)
+        self.index = Index(layout.unit_bytes, layout.unit_pages, self.policy, changes)
+        self.pool = Pool(layout)
         self._history = History(layout.unit_bytes, 4 * layout.n_pages) if self.policy.keeps_history else None
-        self.segments = SegmentStore(layout, self._pool, segment_share, segment_eviction, changes)
-        self._surveyor = Surveyor(layout, self._index, self._history)
-        self._leases: dict[int, Lease] = {}
+        self.segments = SegmentStore(layout, self.pool, segment_share, segment_eviction, changes)
+        self._surveyor = Surveyor(layout, self.index, self._history)
+        self.leases: dict[int, Lease] = {}
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
-        self._evictor = Evictor(self._index, self._pool, self.policy, self.segments, self._leases, self._history)
-        self._now = 0  # logical ticks: one a reserve, one a commit
+        self.evictor = Evictor(self.index, self.pool, self.policy, self.segments, self.leases, self._history)
+        self.now = 0  # logical ticks: one a reserve, one a commit
         self._has_priorities = False  # whether any request had a priority other than 0
-        self.branches = Branches(layout, self._index, self._pool, self._evictor, lambda: self._now)
+        self.branches = Branches(layout, self.index, self.pool, self.evictor, lambda: self.now)
         self._operations = Operations()
         if begin is not None:
-            self._now = begin.now
-            begin.plant(self._index, self._pool)
+            self.now = begin.now
+            begin.plant(self.index, self.pool)
             if self._history is not None and begin.history:
                 self._history.plant(*begin.history)
 
@@ -72,7 +72,7 @@ class PrefixCache:
     @property
     def version(self) -> int:
         """Version of the index. Matches of older versions are stale."""
-        return self._index.version
+        return self.index.version
 
     def match(self, key: bytes, length: int, namespace: str = "", near: tuple[Match, int] | None = None) -> Match:
         """Return the cached part of the prompt `key` of `length` tokens, up to the last page before its last token.
@@ -96,22 +96,22 @@ class PrefixCache:
         follow from the request's earlier legs or names an evicted checkpoint. Then nothing is changed, except by a
         draft that spares a branch: content that ranks below this branch may be evicted.
         """
-        self._evictor.reserving = True
+        self.evictor.reserving = True
         try:
             return self._reserve(draft, match)
         finally:
-            self._evictor.reserving = False
+            self.evictor.reserving = False
 
     def _reserve(self, draft: Draft, match: Match | None) -> Plan:
-        lease = self._leases.get(draft.request)
+        lease = self.leases.get(draft.request)
         if draft.spares is not None:
             self._make_room_beside(draft, draft.spares, lease)
         survey = self._surveyor.survey(draft, lease, match)
-        self._evictor.require_room(survey, None if draft.hold_checkpoint else lease)
-        self._now += 1
+        self.evictor.require_room(survey, None if draft.hold_checkpoint else lease)
+        self.now += 1
         self._operations.reserves += 1
         if lease is None:
-            lease = self._leases[draft.request] = self._new_lease(draft, survey)
+            lease = self.leases[draft.request] = self._new_lease(draft, survey)
             if draft.start and draft.counts:
                 self._operations.resumes += 1
                 self._operations.resumed_tokens += draft.start
@@ -123,7 +123,7 @@ class PrefixCache:
         kv = self._surveyor.table_pages(draft.end - draft.start)
         states = layout.checkpoint_pages + (0 if lease is not None and lease.slot else layout.slot_pages)
         if not self.branches.make_room_below(kv, states, spared, Place(draft.namespace, draft.key, draft.start)):
-            raise OutOfPages(kv + states, self._pool.free, 0)
+            raise OutOfPages(kv + states, self.pool.free, 0)
 
     # ---- copying to tiers
 
@@ -133,21 +133,21 @@ class PrefixCache:
         with_state: False for only the KV.
         """
         end = at // self.layout.unit_tokens
-        path, depth = self._index.find(namespace, key, end)
+        path, depth = self.index.find(namespace, key, end)
         if not path or depth < end:
             return None
         if not with_state:
-            lease = self._leases[request] = Lease.of_path(namespace, path, path[-1].end * self.layout.unit_tokens)
-            self._index.pin(path[-1], lease.held)
+            lease = self.leases[request] = Lease.of_path(namespace, path, path[-1].end * self.layout.unit_tokens)
+            self.index.pin(path[-1], lease.held)
             return Held(lease.table[: end * self.layout.unit_pages], (), 0)
         if self.layout.every_page:
-            path[-1] = self._index.boundary(path[-1], end)
+            path[-1] = self.index.boundary(path[-1], end)
         node = path[-1]
         if node.end != end or (node.checkpoint is None and not self.layout.every_page):
             return None
-        lease = self._leases[request] = Lease.of_path(namespace, path, at)
-        self._index.pin(node, lease.held)
-        above = self._index.deepest_checkpoint(node.parent, end)
+        lease = self.leases[request] = Lease.of_path(namespace, path, at)
+        self.index.pin(node, lease.held)
+        above = self.index.deepest_checkpoint(node.parent, end)
         after = 0 if above is None else above.end * self.layout.unit_tokens
         return Held(lease.table, node.checkpoint or (), after)
 
@@ -156,10 +156,10 @@ class PrefixCache:
 
         Where work can resume at every page, these are the ends of cached prompts.
         """
-        ends = (node for node in self._index if (not node.children if self.layout.every_page else node.checkpoint))
+        ends = (node for node in self.index if (not node.children if self.layout.every_page else node.checkpoint))
         latest = sorted(ends, key=lambda node: node.checkpoint_time or node.kv_time, reverse=True)
         unit = self.layout.unit_tokens
-        return [(self._index.namespace(node), self._index.key_of(node), node.end * unit) for node in latest]
+        return [(self.index.namespace(node), self.index.key_of(node), node.end * unit) for node in latest]
 
     # ---- segments
 
@@ -185,43 +185,43 @@ class PrefixCache:
 
     def _make_way_for(self, key: SegmentKey, slot_pages: int) -> None:
         kv, states = self.segments.needs(key)
-        self._evictor.require_room(Survey([], 0, None, (), (), kv, states + slot_pages))
+        self.evictor.require_room(Survey([], 0, None, (), (), kv, states + slot_pages))
         self.segments.make_way(kv + states)
-        self._now += 1
-        self._evictor.reserving = True
+        self.now += 1
+        self.evictor.reserving = True
         try:
-            self._evictor.make_rooms(kv, states + slot_pages, self._now)
+            self.evictor.make_rooms(kv, states + slot_pages, self.now)
         finally:
-            self._evictor.reserving = False
+            self.evictor.reserving = False
 
     def expect_segment(self, stored: StoredSegment) -> None:
         """Note that a request will be composed of the segment, once others are built: it counts as just used."""
-        self._now += 1
-        self.segments.refresh(stored, self._now)
+        self.now += 1
+        self.segments.refresh(stored, self.now)
 
     def use_segment(self, stored: StoredSegment) -> None:
         """Note that a request was composed of the segment."""
-        self.segments.use(stored, self._now)
+        self.segments.use(stored, self.now)
 
     # ---- opening a plan
 
     def _new_lease(self, draft: Draft, survey: Survey) -> Lease:
         """Return a pinned lease at the leg's start; from now on the survey's path begins there."""
-        lease = Lease.begin(draft, survey.path, self.layout.unit_tokens, self._index)
+        lease = Lease.begin(draft, survey.path, self.layout.unit_tokens, self.index)
         if lease.node is not None:
             survey.path = [node for node in survey.path if node.end > lease.node.end]
             lease.held = survey.resume is not None
-            self._index.pin(lease.node, lease.held)
-            self.policy.begun(draft, lease.node, self._now)
+            self.index.pin(lease.node, lease.held)
+            self.policy.begun(draft, lease.node, self.now)
         return lease
 
     def _open(self, draft: Draft, lease: Lease, survey: Survey) -> Plan:
         opened = OpenPlan(draft, len(lease.table), lease.own_from, lease.deep, draft.slot and not lease.slot)
         self._protect(draft, lease, survey)
-        self._evictor.make_rooms(survey.kv, survey.states, self._now)
-        lease.table.extend(self._pool.kv.take(survey.kv))
+        self.evictor.make_rooms(survey.kv, survey.states, self.now)
+        lease.table.extend(self.pool.kv.take(survey.kv))
         if opened.has_new_slot:
-            lease.slot = self._pool.states.take(self.layout.slot_pages)
+            lease.slot = self.pool.states.take(self.layout.slot_pages)
         self._take_saves(opened, survey)
         restore = () if survey.resume is None else survey.resume.checkpoint
         assert restore is not None, f"{survey.resume} lost its checkpoint while it was held"
@@ -244,20 +244,20 @@ class PrefixCache:
     def _protect(self, draft: Draft, lease: Lease, survey: Survey) -> None:
         """Pin, hold and refresh what the leg reads, before anything is evicted for it."""
         if survey.resume is not None:
-            lease.hold(self._index)
-            self._index.resume(survey.resume, self._now)
+            lease.hold(self.index)
+            self.index.resume(survey.resume, self.now)
         elif not draft.hold_checkpoint:
-            lease.hold(self._index, False)
+            lease.hold(self.index, False)
         for node in survey.path:
             if node.end * self.layout.unit_tokens in draft.checkpoints:
-                self._index.confirm(node, self._now)
-        lease.share(survey.path, survey.end, self._index)
+                self.index.confirm(node, self.now)
+        lease.share(survey.path, survey.end, self.index)
         if lease.node is not None:
-            self._index.touch(lease.deep or lease.node, None, self._now)
+            self.index.touch(lease.deep or lease.node, None, self.now)
 
     def _take_saves(self, opened: OpenPlan, survey: Survey) -> None:
         """Take pages for each new checkpoint, and for speculative ones, in order, as long as pages are free."""
-        size, states = self.layout.checkpoint_pages, self._pool.states
+        size, states = self.layout.checkpoint_pages, self.pool.states
         saves = [Save(at, states.take(size)) for at in survey.saves]
         for at in survey.guesses:
             if states.free < size:
@@ -275,13 +275,13 @@ class PrefixCache:
         if plan.build is not None:
             stored = self.segments.close(plan)
             if plan.build.is_last:
-                self._now += 1
-                self.segments.publish(stored, self._now)
+                self.now += 1
+                self.segments.publish(stored, self.now)
             return
         lease, opened = self._close(plan)
-        self._now += 1
+        self.now += 1
         self._operations.commits += 1
-        lease.commit(opened, self.layout.unit_tokens, self._index, self._pool, self._now)
+        lease.commit(opened, self.layout.unit_tokens, self.index, self.pool, self.now)
         draft = opened.draft
         if lease.node is None:
             return
@@ -289,7 +289,7 @@ class PrefixCache:
             self._retain(draft, lease.node)
         if draft.priority or self._has_priorities:
             self._prefer(draft.priority, lease.node)
-        self._evictor.give_up_surplus(lease.node, self._now)
+        self.evictor.give_up_surplus(lease.node, self.now)
 
     def _retain(self, draft: Draft, end: Node) -> None:
         """Report the retentions of checkpoints on the path to `end` to the policy."""
@@ -304,7 +304,7 @@ class PrefixCache:
         self._has_priorities = True
         for node in end.climb():
             if node.checkpoint is not None:
-                self.policy.prefer(node, priority, is_new=node.checkpoint_time == self._now)
+                self.policy.prefer(node, priority, is_new=node.checkpoint_time == self.now)
 
     def end_conversation(self, namespace: str, key: bytes, after: int = 0) -> None:
         """Mark as speculative the checkpoints of `key` beyond position `after` that no other prompt shares.
@@ -312,13 +312,13 @@ class PrefixCache:
         Prompts whose KV was evicted also count, and so do continuations of the key. Nothing is evicted now; a request
         that resumes at such a checkpoint undoes its mark.
         """
-        shared = max(after // self.layout.unit_tokens, self._index.shared(namespace, key))
+        shared = max(after // self.layout.unit_tokens, self.index.shared(namespace, key))
         if self._history is not None:
             shared = max(shared, self._history.shared(namespace, key))
-        path, depth = self._index.find(namespace, key)
+        path, depth = self.index.find(namespace, key)
         for node in path:
             if shared < node.end <= depth and node.checkpoint is not None:
-                self._index.doubt(node)
+                self.index.doubt(node)
 
     def abandon(self, plan: Plan) -> None:
         """Give back the pages that the leg took; committed ones stay. Raises PlanClosed if the plan is not open."""
@@ -327,7 +327,7 @@ class PrefixCache:
             return
         lease, opened = self._close(plan)
         self._operations.abandons += 1
-        lease.abandon(opened, self._index, self._pool)
+        lease.abandon(opened, self.index, self.pool)
 
     def _close(self, plan: Plan) -> tuple[Lease, OpenPlan]:
         if plan.id not in self._plans:
@@ -341,44 +341,44 @@ class PrefixCache:
         if self.segments.is_building(request):
             self.segments.release(request)
             return
-        lease = self._leases[request]
+        lease = self.leases[request]
         if lease.plan is not None:
             raise ValueError(f"request {request} has plan {lease.plan} open")
-        del self._leases[request]
-        lease.release(self._index, self._pool)
+        del self.leases[request]
+        lease.release(self.index, self.pool)
 
     # ---- reporting
 
     def stats(self) -> CacheStats:
         """Return counts of cached content and of operations."""
-        parts = Parts(self.layout, self._index, self._pool, self._evictor, self.segments)
+        parts = Parts(self.layout, self.index, self.pool, self.evictor, self.segments)
         plans = [opened for _, opened in self._plans.values()]
-        return parts.count(self._leases.values(), plans, self._operations, self._now)
+        return parts.count(self.leases.values(), plans, self._operations, self.now)
 
     def contents(self) -> list[Change]:
         """Return all KV, checkpoints and complete segments, as changes of an empty cache. Walks the tree."""
         log = ChangeLog()
-        self._index.contents(log)
+        self.index.contents(log)
         self.segments.contents(log)
         return log.take()
 
     def snapshot(self) -> Snapshot:
         """Return the cached content, without pages that only leases hold, as the start of another such cache."""
         history = () if self._history is None else self._history.rows()
-        return Snapshot(Tree.of(self._index), history, self._now)
+        return Snapshot(Tree.of(self.index), history, self.now)
 
     def reuse(self) -> dict[int, int]:
         """Count checkpoints, cached and evicted, by the number of requests that resumed there. Walks the tree."""
-        kept = Counter(node.hits for node in self._index if node.checkpoint is not None)
-        return dict(sorted((self._evictor.reuse + kept).items()))
+        kept = Counter(node.hits for node in self.index if node.checkpoint is not None)
+        return dict(sorted((self.evictor.reuse + kept).items()))
 
     def view(self, limit: int = 300, hottest: int = 20) -> CacheView:
         """Return the `limit` largest parts of the tree and its `hottest` prefixes: a walk over at most 10,000 nodes."""
-        return look(self._index, self.layout.unit_tokens, self._now, limit, hottest)
+        return look(self.index, self.layout.unit_tokens, self.now, limit, hottest)
 
     def check(self) -> None:
         """Verify every invariant of index, pool and leases; AssertionError names the broken one. Repairs nothing."""
-        audit(self._index, self._pool, self.segments, list(self._leases.values()), list(self._plans.values()))
+        audit(self.index, self.pool, self.segments, list(self.leases.values()), list(self._plans.values()))
         stats = self.stats()
         owned = sum(pages for use, pages in stats.pages_by_use().items() if use != "free")
         assert owned + stats.pages_free == stats.pages_total, f"pages do not add up: {stats}"

@@ -55,7 +55,7 @@ class Link:
         self.outstanding = OpenRequests()  # of them, as they were routed
         self.draining = False
         self.members: tuple[Peer, ...] = ()  # of its pool, as last sent
-        self._follower: Follower | None = None
+        self.follower: Follower | None = None
         self._following = threading.Event()
 
     # -- messages
@@ -115,9 +115,9 @@ class Link:
 
     def _follow(self, info: WorkerInfo) -> None:
         """Start a thread that keeps a picture of the worker's cache: a snapshot may take long."""
-        if self._follower is None and info.live:
-            self._follower = Follower(info.live, info.replay, connect=self._connect)
-            threading.Thread(target=self._run, args=(self._follower,), name="headwater-follower", daemon=True).start()
+        if self.follower is None and info.live:
+            self.follower = Follower(info.live, info.replay, connect=self._connect)
+            threading.Thread(target=self._run, args=(self.follower,), name="headwater-follower", daemon=True).start()
 
     def _run(self, follower: Follower) -> None:
         with follower:
@@ -126,7 +126,7 @@ class Link:
 
     def find(self, prompt: Prompt) -> Found:
         """Return the leading tokens of a prompt in this worker's picture."""
-        return NOTHING if self._follower is None else self._follower.picture.look_up(prompt)
+        return NOTHING if self.follower is None else self.follower.picture.look_up(prompt)
 
     @property
     def unit_bytes(self) -> int:
@@ -135,11 +135,11 @@ class Link:
 
     def has_segment(self, digest: int) -> bool:
         """Return whether this worker's picture has a segment in memory."""
-        return self._follower is not None and self._follower.picture.has_segment(digest)
+        return self.follower is not None and self.follower.picture.has_segment(digest)
 
     def stores_of(self, digest: int) -> list[str]:
         """Return the media of this worker's own stores that have a segment in its picture."""
-        return [] if self._follower is None else self._follower.picture.stores_of(digest)
+        return [] if self.follower is None else self.follower.picture.stores_of(digest)
 
     # -- its work
 

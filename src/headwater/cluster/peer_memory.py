@@ -160,7 +160,7 @@ class PeerMemory:
     def __init__(self, own: bytes, client: Client) -> None:
         """`own`: incarnation of this worker, which asks all others. `client`: security of its sockets."""
         self._own, self._client = own, client
-        self._channels: dict[bytes, Channel] = {}
+        self.channels: dict[bytes, Channel] = {}
         self._found, self._segments = KnownParts(MAX_PROMPTS), KnownParts(MAX_SEGMENTS)
         self._followed = KnownParts(MAX_PROMPTS)  # parts that may not be computed yet
         self._tails = KnownParts(MAX_TAILS)
@@ -177,11 +177,11 @@ class PeerMemory:
                 self._take(wanted)
 
     def _take(self, wanted: dict[bytes, Peer]) -> None:
-        for incarnation in [known for known in self._channels if known not in wanted]:
-            self._channels.pop(incarnation).close()
+        for incarnation in [known for known in self.channels if known not in wanted]:
+            self.channels.pop(incarnation).close()
         for incarnation, peer in wanted.items():
-            if incarnation not in self._channels:
-                self._channels[incarnation] = Channel(peer, self._client)
+            if incarnation not in self.channels:
+                self.channels[incarnation] = Channel(peer, self._client)
 
     # -- as a store
 
@@ -193,12 +193,12 @@ class PeerMemory:
     @property
     def reachable(self) -> bool:
         with self._lock:
-            return any(channel.usable for channel in self._channels.values())
+            return any(channel.usable for channel in self.channels.values())
 
     def ask(self, peers: Sequence[bytes], namespace: str, key: bytes, tokens: int) -> None:
         """Ask peers in the given order, the one with most tokens first, until one has a part of the prompt."""
         for incarnation in peers:
-            channel = self._channels.get(incarnation)
+            channel = self.channels.get(incarnation)
             if channel is None or not channel.usable:
                 continue
             offered = self._find(channel, Find(incarnation, namespace, key, tokens))
@@ -206,7 +206,7 @@ class PeerMemory:
                 return
 
     def follow(self, peer: bytes, namespace: str, key: bytes, at: int) -> FollowedPrefix | None:
-        channel = self._channels.get(peer)
+        channel = self.channels.get(peer)
         if channel is None or not channel.usable:
             return None
         offered = self._find(channel, Follow(peer, namespace, key, at))
@@ -232,14 +232,14 @@ class PeerMemory:
 
     def expect(self, peers: Sequence[bytes], key: bytes, name: str) -> None:
         """Note the first usable peer as the holder of a segment; a router has named it."""
-        channels = (self._channels.get(incarnation) for incarnation in peers)
+        channels = (self.channels.get(incarnation) for incarnation in peers)
         channel = next((one for one in channels if one is not None and one.usable), None)
         if channel is not None:
             with self._lock:
                 self._segments.note(OfferedPart(channel, GetSegment(channel.peer.incarnation, key), key, [name]))
 
     def expect_tail(self, peer: bytes, id: bytes, entries: int, key: bytes, name: str) -> None:
-        channel = self._channels.get(peer)
+        channel = self.channels.get(peer)
         if channel is not None and channel.usable:
             with self._lock:
                 self._tails.note(OfferedPart(channel, GetTail(peer, id, entries), key, [name]))

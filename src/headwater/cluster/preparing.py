@@ -103,9 +103,9 @@ class Preparing:
     def __init__(self, numbers: Iterator[int], ready: Callable[[Routed], None], counts: Counter[str]) -> None:
         """`numbers`: of requests and orders. `ready`: called with each request that its combining worker can take."""
         self._numbers, self._ready, self._counts = numbers, ready, counts
-        self._orders: dict[int, Order] = {}
+        self.orders: dict[int, Order] = {}
         self._by_segment: dict[tuple[str, int], int] = {}  # numbers of orders, by their workers' names and digests
-        self._preparations: dict[int, Preparation] = {}  # by request
+        self.preparations: dict[int, Preparation] = {}  # by request
 
     def combine(
         self,
@@ -121,7 +121,7 @@ class Preparing:
         None: its segments are prepared first, and `ready` is called later. Beyond `MAX_SEGMENTS` and `MAX_OPEN_ORDERS`
         one worker computes all segments that it lacks.
         """
-        may_pull = len(needed) <= MAX_SEGMENTS and len(self._orders) + len(needed) <= MAX_OPEN_ORDERS
+        may_pull = len(needed) <= MAX_SEGMENTS and len(self.orders) + len(needed) <= MAX_OPEN_ORDERS
         priced = candidates if may_pull else [replace(one, pull=None) for one in candidates]
         segments = [
             Segment(one.start, one.tokens, one.interior, self._holders(one.digest, links), _stores(one.digest, links))
@@ -150,7 +150,7 @@ class Preparing:
         combiner.outstanding.add(outstanding)
         until = time.monotonic() + WAIT_FACTOR * chosen.seconds + WAIT_SECONDS
         left = {assigned.needed[i].digest for i in found}
-        self._preparations[request.id] = one = Preparation(request, combiner, outstanding, until, left)
+        self.preparations[request.id] = one = Preparation(request, combiner, outstanding, until, left)
         request.composed = chosen.interiors
         request.built |= {assigned.needed[i].digest: assigned.needed[i].interior for i in chosen.builders}
         apart = {assigned.needed[i].digest for i, at in chosen.builders.items() if assigned.links[at] is not combiner}
@@ -169,19 +169,19 @@ class Preparing:
 
     def _pull(self, one: Preparation, needed: Needed, link: Holder, stored: bool) -> None:
         """Have the combining worker pull a segment from another one, or build it if that does not have it."""
-        if self._preparations.get(one.request.id) is not one:
+        if self.preparations.get(one.request.id) is not one:
             return
         peers = (link.incarnation,) if stored and link.incarnation is not None else ()
         self._order(one, needed, one.combiner, peers, lambda _: self._is_there(one, needed))
 
     def _is_there(self, one: Preparation, needed: Needed) -> None:
         one.left.discard(needed.digest)
-        if not one.left and self._preparations.get(one.request.id) is one:
+        if not one.left and self.preparations.get(one.request.id) is one:
             self._end(one)
             self._ready(one.request)
 
     def _end(self, one: Preparation) -> None:
-        del self._preparations[one.request.id]
+        del self.preparations[one.request.id]
         one.combiner.outstanding.remove(one.outstanding)
         one.request.combiner = one.combiner
 
@@ -192,14 +192,14 @@ class Preparing:
         number = self._by_segment.get((link.name, needed.digest))
         if number is not None:
             one.orders.append(number)
-            self._orders[number].waiting[one.request.id] = then
+            self.orders[number].waiting[one.request.id] = then
             return
         number = next(self._numbers)
         one.orders.append(number)
         uncached = 0 if peers or link.has_segment(needed.digest) else needed.tokens
         order = Order(link, needed, Outstanding(Prompt(needed.tokens), uncached), {one.request.id: then})
         link.outstanding.add(order.outstanding)
-        self._orders[number] = order
+        self.orders[number] = order
         self._by_segment[link.name, needed.digest] = number
         link.send(Prepare(number, 0, needed.key.encoded, peers))
 
@@ -214,7 +214,7 @@ class Preparing:
 
     def _take(self, number: int) -> Order | None:
         """Close an open order and return it; None if it is closed."""
-        order = self._orders.pop(number, None)
+        order = self.orders.pop(number, None)
         if order is not None:
             del self._by_segment[order.link.name, order.needed.digest]
             order.link.outstanding.remove(order.outstanding)
@@ -222,9 +222,9 @@ class Preparing:
 
     def lost(self, link: Holder) -> None:
         """Continue requests without a lost worker: another one combines, or the combining one builds the segments."""
-        taken = (self._take(n) for n in [n for n, order in self._orders.items() if order.link is link])
+        taken = (self._take(n) for n in [n for n, order in self.orders.items() if order.link is link])
         lost = [order for order in taken if order is not None]
-        for one in [one for one in self._preparations.values() if one.combiner is link]:
+        for one in [one for one in self.preparations.values() if one.combiner is link]:
             self._end(one)
             self._ready(one.request)
         for order in lost:
@@ -233,19 +233,19 @@ class Preparing:
 
     def cancel(self, request: Routed) -> None:
         """Cancel a request, and the orders that no other request waits for."""
-        one = self._preparations.get(request.id)
+        one = self.preparations.get(request.id)
         if one is None:
             return
         self._end(one)
         for number in one.orders:
-            order = self._orders.get(number)
+            order = self.orders.get(number)
             if order is not None and order.waiting.pop(request.id, None) is not None and not order.waiting:
                 self._take(number)
                 order.link.send(Cancel(number, 0))
 
     def take_late(self, now: float) -> None:
         """Continue requests that have waited too long, or are past their deadlines."""
-        for one in list(self._preparations.values()):
+        for one in list(self.preparations.values()):
             deadline = one.request.generation.deadline
             if now > one.until or (deadline is not None and now > one.request.began + deadline):
                 self._counts["segments_late"] += 1

@@ -76,7 +76,7 @@ class PartServer:
 
     def __init__(self, parts: Parts, incarnation: bytes, address: str, server: Server) -> None:
         """Bind to an address such as tcp://127.0.0.1:*. `server`: security of the socket. Raises zmq.ZMQError."""
-        self._parts, self._incarnation = parts, incarnation
+        self.parts, self._incarnation = parts, incarnation
         self._prefixes: OrderedDict[bytes, Prefix] = OrderedDict()  # by their tickets, the last used last
         self._socket, self.contact = bound(server, address)
         self._closing = False
@@ -128,9 +128,9 @@ class PartServer:
         """Return an answer; pages may be evicted then."""
         is_own = asked.incarnation == self._incarnation
         if isinstance(asked, Find):
-            return [self._found(self._parts.find(asked.namespace, asked.key, asked.tokens) if is_own else None)]
+            return [self._found(self.parts.find(asked.namespace, asked.key, asked.tokens) if is_own else None)]
         if isinstance(asked, Follow):
-            return [self._found(self._parts.follow(asked.namespace, asked.key, asked.at) if is_own else None)]
+            return [self._found(self.parts.follow(asked.namespace, asked.key, asked.at) if is_own else None)]
         if isinstance(asked, GetSegment | GetTail):
             if not is_own:
                 return [encode(Missing())]
@@ -141,14 +141,14 @@ class PartServer:
             return [encode(Missing(is_forgotten=is_own))]
         self._prefixes.move_to_end(asked.ticket)
         if isinstance(asked, Ready):
-            return [encode(Progress(*self._parts.progress(prefix)))]
-        with self._parts.sealed(prefix, asked.part) as pieces:
+            return [encode(Progress(*self.parts.progress(prefix)))]
+        with self.parts.sealed(prefix, asked.part) as pieces:
             return _part(pieces, asked.into)
 
     def _sealed(self, asked: GetSegment | GetTail) -> AbstractContextManager[Sequence[Buffer] | None]:
         if isinstance(asked, GetSegment):
-            return self._parts.sealed_segment(asked.key)
-        return self._parts.sealed_tail(asked.id, asked.entries)
+            return self.parts.sealed_segment(asked.key)
+        return self.parts.sealed_tail(asked.id, asked.entries)
 
     def _found(self, prefix: Prefix | None) -> bytes:
         """Return the answer with a prefix and its ticket; an empty answer without a prefix."""
@@ -209,24 +209,24 @@ class Pulling:
         `key`: the cluster's secret one, of parts' names and digests.
         """
         self._server, client = security
-        self._memory = PeerMemory(incarnation, client)
-        parts = engine.join_peers(self._memory, key, fingerprint, config)
-        self._sending = PartServer(parts, incarnation, address, self._server)
+        self.memory = PeerMemory(incarnation, client)
+        parts = engine.join_peers(self.memory, key, fingerprint, config)
+        self.sending = PartServer(parts, incarnation, address, self._server)
 
     @property
     def contact(self) -> Contact:
         """The address from which others pull, and the public key of both ends."""
-        return self._sending.contact
+        return self.sending.contact
 
     def start(self) -> None:
         """Send to others from now on."""
-        self._sending.start()
+        self.sending.start()
 
     def know(self, peers: Collection[Peer]) -> None:
         """Let only these workers pull, and pull only from them."""
         self._server.accept(peer.contact.key for peer in peers)
-        self._memory.know(peers)
+        self.memory.know(peers)
 
     def close(self) -> None:
         """Stop sending. The engine's end ends its own pulls."""
-        self._sending.close()
+        self.sending.close()

@@ -85,12 +85,12 @@ class Router:
         self.special_tokens, self.generation_defaults, self.spec = model.special_tokens, model.generation, model.spec
         self.counts: Counter[str] = Counter()  # requests, by outcome
         self._actions = Actions()
-        self._links = Links(uuid.uuid4().bytes, client, heartbeat_timeout, self._actions.waker)
+        self.links = Links(uuid.uuid4().bytes, client, heartbeat_timeout, self._actions.waker)
         self._requests: dict[int, Routed] = {}  # open ones
         self._ids = count(1)
         given = choice or LeastCost(), self._ids, self.counts, self._refuse
-        self._assigning = Assigning(key, model.spec, self._links, *given)
-        self._assigning.patience = patience
+        self.assigning = Assigning(key, model.spec, self.links, *given)
+        self.assigning.patience = patience
         self._refusing = self._stopping = False
         self._thread = threading.Thread(target=self._run, name="headwater-router", daemon=True)
         self.lost: Callable[[str], None] = lambda name: None  # called with each worker that is lost
@@ -119,7 +119,7 @@ class Router:
 
     def drain(self, name: str) -> None:
         """Send a worker no more requests; its open ones run to their ends."""
-        self._do(lambda: self._links.drain(name))
+        self._do(lambda: self.links.drain(name))
 
     def leave(self, name: str) -> None:
         """Remove a worker; its open requests are resumed on others."""
@@ -127,18 +127,18 @@ class Router:
 
     def wait_for(self, workers: int, seconds: float) -> bool:
         """Wait until at least `workers` workers are known; False if they are not within `seconds`."""
-        return self._links.wait_for(workers, seconds, PING_SECONDS / 4)
+        return self.links.wait_for(workers, seconds, PING_SECONDS / 4)
 
     def is_idle(self, name: str) -> bool:
         """Return whether a draining worker has none of this router's requests, and none waits for its fingerprint."""
-        link = self._links.get(name)
+        link = self.links.get(name)
         if link is None or link.info is None or not link.draining:
             return False
-        return not link.open and not self._assigning.is_needed(link.info.fingerprint)
+        return not link.open and not self.assigning.is_needed(link.info.fingerprint)
 
     def serves(self, name: str) -> bool:
         """Return whether a worker gets requests."""
-        link = self._links.get(name)
+        link = self.links.get(name)
         return link is not None and link.info is not None and not link.draining
 
     def submit(self, generation: Generation, on_event: Callable[[Event], None]) -> int:
@@ -162,21 +162,21 @@ class Router:
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and answer that every worker accepts."""
-        return min((info.max_model_len for info in self._links.infos), default=self.spec.max_length)
+        return min((info.max_model_len for info in self.links.infos), default=self.spec.max_length)
 
     @property
     def draft_bytes(self) -> int:
         """Memory of all workers for drafts."""
-        return sum(info.draft_bytes for info in self._links.infos)
+        return sum(info.draft_bytes for info in self.links.infos)
 
     @property
     def mtp_bytes(self) -> int:
         """Memory of all workers for the entries of the model's head; 0: no worker has one."""
-        return sum(info.mtp_bytes for info in self._links.infos)
+        return sum(info.mtp_bytes for info in self.links.infos)
 
     def health(self) -> dict[str, Any]:
         """Return the content of /health."""
-        infos = self._links.infos
+        infos = self.links.infos
         status = "stopping" if self._stopping else "draining" if self._refusing else "ok" if infos else "no worker"
         shared = infos[0].health if infos else {}
         state = self.state()
@@ -185,12 +185,12 @@ class Router:
 
     def state(self) -> dict[str, Any]:
         """Return the workers, and the outcomes of requests."""
-        workers = [one | {"drained": self.is_idle(one["name"])} for one in self._links.state()]
+        workers = [one | {"drained": self.is_idle(one["name"])} for one in self.links.state()]
         return {"workers": workers, "requests": dict(self.counts)}
 
     def stats(self) -> EngineStats:
         """Return the sums of all workers' gauges and counters."""
-        return self._links.stats()
+        return self.links.stats()
 
     def view(self) -> CacheView:
         """Return an empty tree: workers have their own."""
@@ -206,53 +206,53 @@ class Router:
             due = 0.0
             while not self._stopping:
                 milliseconds = max(0, int((due - time.monotonic()) * 1000)) + 1
-                heard = self._links.poll(0 if self._actions else milliseconds)
+                heard = self.links.poll(0 if self._actions else milliseconds)
                 self._actions.run()
                 now = time.monotonic()
                 if now >= due:  # all links: messages may have come while this thread did not run
-                    heard = list(self._links.values())
+                    heard = list(self.links.values())
                 for link in heard:
-                    for message in link.receive() if self._links.get(link.name) is link else ():
+                    for message in link.receive() if self.links.get(link.name) is link else ():
                         self._take(link, message)
                 if now >= due:
                     now = time.monotonic()
                     due = now + PING_SECONDS
                     self._ping(now)
-                if self._assigning.has_waiting:
-                    self._assigning.assign_waiting()
+                if self.assigning.has_waiting:
+                    self.assigning.assign_waiting()
         except Exception:
             log.exception("the router failed")
             self._refusing = True
         for request in tuple(self._requests.values()):
             self._end(request, FailedEvent(EngineStopped("the router was stopped before the answer was complete")))
-        for link in self._links.values():
+        for link in self.links.values():
             link.close()
 
     # -- workers
 
     def _join(self, name: str, contact: Contact) -> None:
-        if name in self._links:
-            if self._links[name].contact == contact:
+        if name in self.links:
+            if self.links[name].contact == contact:
                 return
             self._remove(name, "was started again")
-        self._links.add(name, contact)
+        self.links.add(name, contact)
 
     def _ping(self, now: float) -> None:
-        for link, silence in self._links.ping(now):
+        for link, silence in self.links.ping(now):
             self._remove(link.name, f"was silent for {silence:.1f} s")
-        self._links.tell_members()
-        self._assigning.preparing.take_late(now)
+        self.links.tell_members()
+        self.assigning.preparing.take_late(now)
 
     def _remove(self, name: str, why: str) -> None:
         """Remove a worker, and assign its requests to others."""
-        link = self._links.remove(name)
+        link = self.links.remove(name)
         if link is None:
             return
         level = logging.INFO if link.draining and not link.open else logging.WARNING
         log.log(level, "worker %s %s; %d requests continue on others", name, why, len(link.open))
         self.lost(name)
-        self._assigning.move(link)
-        self._assigning.selection.choice.left(name)
+        self.assigning.move(link)
+        self.assigning.selection.choice.left(name)
 
     def _reassign_all(self, link: Link) -> None:
         """Assign the requests of a worker again: it has cancelled them, since it had not heard from this router."""
@@ -260,22 +260,22 @@ class Router:
             log.warning("worker %s had forgotten this router; %d requests continue", link.name, len(link.open))
         for request in link.open.values():  # one may have come after the worker had forgotten
             link.send(Cancel(request.id, request.attempt))
-        self._assigning.move(link)
+        self.assigning.move(link)
 
     # -- requests
 
     def _begin(self, request: Routed) -> None:
         self._requests[request.id] = request
         self.counts["routed"] += 1
-        self._assigning.assign(request, None)
+        self.assigning.assign(request, None)
 
     def _cancel(self, request_id: int) -> None:
         request = self._requests.pop(request_id, None)
         if request is None:
             return
         self.counts["cancelled"] += 1
-        self._assigning.forget(request)
-        self._assigning.preparing.cancel(request)
+        self.assigning.forget(request)
+        self.assigning.preparing.cancel(request)
         if request.link is not None:
             request.link.send(Cancel(request_id, request.attempt))
 
@@ -286,7 +286,7 @@ class Router:
             self._reassign_all(link)
             return
         if isinstance(message, PreparedMessage):
-            self._assigning.preparing.prepared(message)
+            self.assigning.preparing.prepared(message)
             return
         request = link.open.get(message.request)
         if request is None or request.attempt != message.attempt:
@@ -307,7 +307,7 @@ class Router:
 
     def _token(self, request: Routed, message: TokenMessage) -> None:
         event, again = message.event, request.again
-        self._assigning.selection.begun(request)
+        self.assigning.selection.begun(request)
         if again is None:
             request.sent.append(event)
             self._deliver(request, event)
@@ -332,7 +332,7 @@ class Router:
                 return
             event = replace(event, account=replace(account, prefilled_by=link.name))
         elif request.prefilled is not None:
-            self._assigning.keep_answer(request, link, event)
+            self.assigning.keep_answer(request, link, event)
             event = request.prefilled.whole(event)
         self.counts["answered"] += 1
         account = request.account_of(event.account)
@@ -342,19 +342,19 @@ class Router:
         """Continue a request on another worker after the first token, which pulls the prefix from this one."""
         assert link.info is not None
         link.open.pop(request.id)
-        self._assigning.selection.forget(request)
+        self.assigning.selection.forget(request)
         request.prefilled = Prefilled(link.name, event.account, event.queued_seconds)
         if request.tail is not None:
             request.tail = replace(request.tail, peer=link.incarnation or b"")
         self.counts["handed_over"] += 1
-        self._assigning.assign(request, link.info.fingerprint)
+        self.assigning.assign(request, link.info.fingerprint)
 
     def _refuse(self, request: Routed, error: NoWorker) -> None:
         self._end(request, FailedEvent(error))
 
     def _end(self, request: Routed, event: Event) -> None:
         self._requests.pop(request.id, None)
-        self._assigning.forget(request)
+        self.assigning.forget(request)
         self._deliver(request, event)
 
     def _deliver(self, request: Routed, event: Event) -> None:

@@ -61,7 +61,7 @@ class Follows:
 
     def __init__(self, cache: PrefixCache, loads: Loads, new_id: Callable[[], int]) -> None:
         self._cache, self._loads, self._new_id = cache, loads, new_id
-        self._open: dict[int, Follow] = {}
+        self.open: dict[int, Follow] = {}
 
     def begin(self, peer: bytes, namespace: str, key: bytes, tokens: int, tier: int) -> tuple[int, Follow | None]:
         """Follow a worker's prefill of a prompt of `tokens` tokens; return a number for `cancel` and `arrived`.
@@ -74,24 +74,24 @@ class Follows:
         if not end or is_marked(key):
             return number, None
         key = key[: end * layout.unit_bytes]
-        follow = next((one for one in self._open.values() if _is_for(one, peer, namespace, key)), None)
+        follow = next((one for one in self.open.values() if _is_for(one, peer, namespace, key)), None)
         begun = None
         if follow is None:
             follow = Follow(peer, namespace, key, end * layout.unit_tokens, tier)
             begun = follow if self._reserve(follow) else None
             follow.is_over = begun is None
-        self._open[number] = follow
+        self.open[number] = follow
         return number, begun
 
     def cancel(self, number: int) -> None:
         """Give a prefill up, unless another request waits for it. Unknown numbers are ignored."""
-        follow = self._open.pop(number, None)
-        if follow is not None and follow not in self._open.values():
+        follow = self.open.pop(number, None)
+        if follow is not None and follow not in self.open.values():
             _give_up(follow)
 
     def arrived(self, seq: Request, number: int) -> None:
         """Let a request wait for what is read of its prefix: the prefill has ended. Unknown numbers are ignored."""
-        follow = self._open.pop(number, None)
+        follow = self.open.pop(number, None)
         if follow is None:
             return
         follow.has_ended = True
@@ -102,7 +102,7 @@ class Follows:
 
     def give_up(self) -> None:
         """Give all up for which no request has come: pages are short."""
-        for follow in self._open.values():
+        for follow in self.open.values():
             _give_up(follow)
 
     def _reserve(self, follow: Follow) -> bool:

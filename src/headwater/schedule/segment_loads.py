@@ -81,11 +81,11 @@ class SegmentLoads:
     def __init__(self, cache: PrefixCache, reader: SegmentReader, new_id: Callable[[], int]) -> None:
         self._cache, self._reader, self._new_id = cache, reader, new_id
         self._sought: dict[SegmentKey, _Sought] = {}
-        self._open: set[SegmentLoad] = set()  # late ones are among them
+        self.open: set[SegmentLoad] = set()  # late ones are among them
 
     def __len__(self) -> int:
         """Return how many lookups and loads are in progress."""
-        return len(self._open) + sum(bool(sought.unanswered) for sought in self._sought.values())
+        return len(self.open) + sum(bool(sought.unanswered) for sought in self._sought.values())
 
     def hold_back(self, awaited: Awaited, keys: Iterable[SegmentKey]) -> set[SegmentKey]:
         """Return those of the missing segments `keys` that their requester is to wait for; begin loads that pay."""
@@ -125,7 +125,7 @@ class SegmentLoads:
         except OutOfPages:
             return TierOutcome.NO_MEMORY
         sought.load = SegmentLoad(id, plan, seconds, key, tier)
-        self._open.add(sought.load)
+        self.open.add(sought.load)
         self._reader.begin_segment(sought.load)
         return None
 
@@ -160,13 +160,13 @@ class SegmentLoads:
 
     def give_up(self) -> list[SegmentLoad]:
         """Give up all loads in progress, and return them: their pages are free once they are finished."""
-        for load in self._open:
+        for load in self.open:
             load.given_up = True
-        return list(self._open)
+        return list(self.open)
 
     def finished(self, load: SegmentLoad) -> None:
         """Publish what was read, or give its pages back if it failed or was built meanwhile."""
-        self._open.remove(load)
+        self.open.remove(load)
         try:
             load.close(self._cache)
         finally:

@@ -131,11 +131,11 @@ class Loads:
         self._unit = cache.layout.unit_tokens
         self._lookups: dict[int, _Lookup] = {}  # by request
         self._held: set[int] = set()  # requests that wait for their offers or for a load
-        self._open: dict[int, Load] = {}
+        self.open: dict[int, Load] = {}
 
     def __len__(self) -> int:
         """Return how many loads and offers are waited for."""
-        return len(self._open) + sum(bool(lookup.unanswered) for lookup in self._lookups.values())
+        return len(self.open) + sum(bool(lookup.unanswered) for lookup in self._lookups.values())
 
     # -- offers
 
@@ -162,7 +162,7 @@ class Loads:
         lookup = self._lookups.get(seq.id)
         if lookup is None:
             return False
-        is_loading = seq.load is not None and seq.load.id in self._open
+        is_loading = seq.load is not None and seq.load.id in self.open
         holds = bool(lookup.unanswered) or is_loading or self._begins(seq, match, lookup.offers)
         (self._held.add if holds else self._held.discard)(seq.id)
         return holds
@@ -190,13 +190,13 @@ class Loads:
 
     def give_up(self) -> list[Load]:
         """Give up all loads in progress, and return them: their pages are free once they are finished."""
-        for load in self._open.values():
+        for load in self.open.values():
             load.given_up = True
-        return list(self._open.values())
+        return list(self.open.values())
 
     def finished(self, load: Load) -> None:
         """Publish what was read, or give its pages back if it failed."""
-        del self._open[load.id]
+        del self.open[load.id]
         load.is_finished = True
         load.close(self._cache)
 
@@ -214,7 +214,7 @@ class Loads:
             missed = TierOutcome.OTHER_FINGERPRINT if is_elsewhere else TierOutcome.MISS
             seq.tier_outcome = TierOutcome.COMPUTING_IS_FASTER if is_there else missed
             return False
-        if sum(not load.follows for load in self._open.values()) >= MAX_CONCURRENT_LOADS:
+        if sum(not load.follows for load in self.open.values()) >= MAX_CONCURRENT_LOADS:
             return True
         return self._begin(seq, match, *best)
 
@@ -267,7 +267,7 @@ class Loads:
 
     def _covering(self, seq: Request, after: int) -> Load | None:
         """Return a load in progress that ends deeper in the request's prompt than `after`."""
-        for load in self._open.values():
+        for load in self.open.values():
             if not load.is_awaited:
                 continue
             end = load.plan.end
@@ -319,5 +319,5 @@ class Loads:
         except OutOfPages:
             return None
         load = Load(draft.request, plan, seconds, namespace, key, state, runs, match.checkpoint_tokens)
-        self._open[load.id] = load
+        self.open[load.id] = load
         return load

@@ -94,7 +94,7 @@ class RedisStore:
         try:
             if password_file is not None:
                 more["password"] = password_file.read_text(encoding="utf-8").strip()
-            self._client: Any = redis.Redis.from_url(
+            self.client: Any = redis.Redis.from_url(
                 url,
                 socket_connect_timeout=CONNECT_SECONDS,
                 socket_timeout=READ_SECONDS,
@@ -106,8 +106,8 @@ class RedisStore:
             raise StoreError(f"{self.shown} cannot be used: {error}") from error
         self._prefix = prefix
         self._shared = prefix + "entries", prefix + "used", prefix + "bytes", prefix + "states"
-        self._publish = self._client.register_script(PUBLISH)
-        self._remove = self._client.register_script(REMOVE)
+        self._publish = self.client.register_script(PUBLISH)
+        self._remove = self.client.register_script(REMOVE)
         self._evicted = 0
 
     # -- parts
@@ -116,7 +116,7 @@ class RedisStore:
         found: list[bool] = []
         with self._errors("cannot be read"):
             for first in range(0, len(names), NAMES_PER_CALL):
-                pipe = self._client.pipeline(transaction=False)
+                pipe = self.client.pipeline(transaction=False)
                 for name in names[first : first + NAMES_PER_CALL]:
                     pipe.exists(self._manifest(name))
                 found += [bool(n) for n in pipe.execute()]
@@ -147,7 +147,7 @@ class RedisStore:
             upload, count, _ = found
             pieces: list[bytes] = []
             for first in range(0, count, PIECES_IN_FLIGHT):
-                pipe = self._client.pipeline(transaction=False)
+                pipe = self.client.pipeline(transaction=False)
                 for number in range(first, min(first + PIECES_IN_FLIGHT, count)):
                     pipe.get(self._piece(upload, number))
                 pieces += (piece for piece in map(self._found, pipe.execute(raise_on_error=False)) if piece)
@@ -155,13 +155,13 @@ class RedisStore:
                     self._drop(name)
                     return None
             with suppress(self._redis.RedisError):  # a server that takes no writes serves
-                self._client.zadd(self._shared[1], {name: self._clock()}, xx=True)
+                self.client.zadd(self._shared[1], {name: self._clock()}, xx=True)
             return pieces
 
     def _read_key(self, key: str) -> bytes | None:
         """Return the value of a key: None if it is missing, empty if it is not a string."""
         try:
-            return self._found(self._client.get(key))
+            return self._found(self.client.get(key))
         except self._redis.ResponseError as error:
             return self._found(error)
 
@@ -184,11 +184,11 @@ class RedisStore:
     def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:
         size = sum(map(len, pieces))
         with self._errors("cannot be written"):
-            if self._client.exists(self._manifest(name)):
+            if self.client.exists(self._manifest(name)):
                 return
             self._make_room(size, keep)
             upload, count = secrets.token_hex(12), 0
-            pipe = self._client.pipeline(transaction=False)
+            pipe = self.client.pipeline(transaction=False)
             for count, piece in enumerate(_cut(pieces), start=1):
                 pipe.set(self._piece(upload, count - 1), piece, ex=UNFINISHED_SECONDS)
                 if count % PIECES_IN_FLIGHT == 0:
@@ -200,14 +200,14 @@ class RedisStore:
             args = name, manifest, entry, self._clock(), size, self._piece(upload), count, _counted_tag(name)
             published = self._publish(keys=[self._manifest(name), *self._shared], args=args)
             if published != 1:
-                self._client.delete(*(self._piece(upload, number) for number in range(count)))
+                self.client.delete(*(self._piece(upload, number) for number in range(count)))
             if published < 0:
                 raise StoreError(f"{self.shown} has lost pieces of a part before it was whole: is its memory full?")
 
     def touch(self, names: Sequence[str]) -> None:
         with self._errors("cannot be written"):
             if names:
-                self._client.zadd(self._shared[1], dict.fromkeys(names, self._clock()), xx=True)
+                self.client.zadd(self._shared[1], dict.fromkeys(names, self._clock()), xx=True)
 
     def delete(self, names: Sequence[str]) -> None:
         with self._errors("cannot be written"):
@@ -216,7 +216,7 @@ class RedisStore:
 
     def usage(self) -> Usage:
         with self._errors("cannot be read"):
-            pipe = self._client.pipeline(transaction=False)
+            pipe = self.client.pipeline(transaction=False)
             pipe.hlen(self._shared[0])
             pipe.get(self._shared[2])
             pipe.hgetall(self._shared[3])
@@ -229,7 +229,7 @@ class RedisStore:
             return self._catalog()
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
 
     # -- room
 
@@ -239,12 +239,12 @@ class RedisStore:
             return
         if size > self.limit:
             raise StoreFull(f"{self.shown}: a part of {size:,} bytes, and the limit is {self.limit:,}")
-        if int(self._client.get(self._shared[2]) or 0) + size <= self.limit:
+        if int(self.client.get(self._shared[2]) or 0) + size <= self.limit:
             return
         lock, own = self._prefix + "evicting", secrets.token_hex(8)
-        if self._client.ttl(lock) == -1:  # no server of ours has set it
-            self._client.delete(lock)
-        if not self._client.set(lock, own, nx=True, ex=EVICTION_LOCK_SECONDS):
+        if self.client.ttl(lock) == -1:  # no server of ours has set it
+            self.client.delete(lock)
+        if not self.client.set(lock, own, nx=True, ex=EVICTION_LOCK_SECONDS):
             raise StoreFull(f"{self.shown} is full, and another server evicts")
         try:
             catalog = self._catalog()
@@ -260,12 +260,12 @@ class RedisStore:
             if catalog.bytes + size > self.limit:
                 raise StoreFull(f"{self.shown}: {size:,} bytes do not fit in addition to {catalog.bytes:,}")
         finally:
-            if self._client.get(lock) == own.encode():
-                self._client.delete(lock)
+            if self.client.get(lock) == own.encode():
+                self.client.delete(lock)
 
     def _recount(self, catalog: Catalog) -> None:
         """Set bytes and numbers of states: what Redis itself evicted was counted until now."""
-        pipe = self._client.pipeline()
+        pipe = self.client.pipeline()
         pipe.set(self._shared[2], catalog.bytes)
         pipe.delete(self._shared[3])
         for tag, count in catalog.states.items():
@@ -276,15 +276,15 @@ class RedisStore:
     def _catalog(self) -> Catalog:
         """Return the catalog; entries without a manifest, and parts without a valid entry, are dropped."""
         catalog = Catalog()
-        entries = self._client.hgetall(self._shared[0])
-        used = dict(self._client.zrange(self._shared[1], 0, -1, withscores=True))
+        entries = self.client.hgetall(self._shared[0])
+        used = dict(self.client.zrange(self._shared[1], 0, -1, withscores=True))
         known = [name for name in entries if is_name(name.decode("latin-1"))]
         there = dict(zip(known, self.has([name.decode() for name in known]), strict=True))
         for name, stored in entries.items():
             entry = _read_entry(stored, used.get(name, 0.0))
             if not there.get(name):
-                self._client.hdel(self._shared[0], name)
-                self._client.zrem(self._shared[1], name)
+                self.client.hdel(self._shared[0], name)
+                self.client.zrem(self._shared[1], name)
             elif entry is None:
                 log.warning("%s: part %s is dropped: its entry is invalid", self.shown, name.decode())
                 self._delete(name.decode())
@@ -301,7 +301,7 @@ class RedisStore:
         upload, pieces, _ = _read_manifest(manifest) or ("", 0, 0)
         for first in range(0, pieces if removed else 0, NAMES_PER_CALL):
             numbers = range(first, min(first + NAMES_PER_CALL, pieces))
-            if not self._client.delete(*(self._piece(upload, number) for number in numbers)):
+            if not self.client.delete(*(self._piece(upload, number) for number in numbers)):
                 return  # a manifest that is not ours may claim any number
 
     def _mend(self) -> None:
@@ -311,18 +311,17 @@ class RedisStore:
         """
         _, _, size, states = self._shared
         wrong = [
-            key for key, kind in zip(self._shared, KINDS, strict=True) if self._client.type(key) not in (kind, NONE)
+            key for key, kind in zip(self._shared, KINDS, strict=True) if self.client.type(key) not in (kind, NONE)
         ]
-        if size not in wrong and not _is_number(self._client.get(size) or b"0"):
+        if size not in wrong and not _is_number(self.client.get(size) or b"0"):
             wrong.append(size)
         if states not in wrong and not all(
-            re.fullmatch(rb"[0-9a-f]*", tag) and _is_number(count)
-            for tag, count in self._client.hgetall(states).items()
+            re.fullmatch(rb"[0-9a-f]*", tag) and _is_number(count) for tag, count in self.client.hgetall(states).items()
         ):
             wrong.append(states)
         for key in wrong:
             log.warning("%s: key %s is deleted: its value is invalid", self.shown, key)
-            self._client.delete(key)
+            self.client.delete(key)
 
     def _manifest(self, name: str) -> str:
         return f"{self._prefix}part:{name}"
@@ -338,7 +337,7 @@ class RedisStore:
             with suppress(Exception):
                 if isinstance(error, self._redis.ResponseError):  # the server answers
                     self._mend()
-                self._client.connection_pool.disconnect(inuse_connections=False)
+                self.client.connection_pool.disconnect(inuse_connections=False)
             raise StoreError(f"{self.shown} {what}: {error}") from error
         except (ValueError, OSError) as error:
             with suppress(Exception):

@@ -35,13 +35,13 @@ def play(requests: list[Tokens], policy: str, n_pages: int, check: bool = True) 
 def check_users(toy: Toy, oracle: Clairvoyant, requests: list[Tokens], now: int) -> None:
     """No checkpoint claims a request that passes it not, or that finds a deeper one that claims it, too."""
     served: dict[int, list[int]] = {}
-    for node in toy.cache._index:
+    for node in toy.cache.index:
         user = oracle._users.of(node)
         if node.checkpoint is None:
             assert user is None
         elif user is not None:
             assert user > now
-            key, path = key_of(requests[user]), b"".join(part.edge for part in toy.cache._index.path(node))
+            key, path = key_of(requests[user]), b"".join(part.edge for part in toy.cache.index.path(node))
             assert key.startswith(path)
             served.setdefault(user, []).append(node.end)
     assert all(len(ends) == 1 for ends in served.values())

@@ -230,7 +230,7 @@ def test_splitting_and_merging_edges_keeps_efficiencies_right() -> None:
         policy.settle()
         kept = policy._kept
         assert dict(zip(kept.keys, kept.value, strict=False)) == {
-            node: policy.value(node) for node in toy.cache._index if node in kept.row_of
+            node: policy.value(node) for node in toy.cache.index if node in kept.row_of
         }
 
 

@@ -77,8 +77,8 @@ def test_checkpoint_above_an_evicted_deepest_one_counts_again() -> None:
     toy = split(2)
     toy.serve(words(1, 8))
     toy.serve(words(1, 16))
-    deeper = next(node for node in toy.cache._index if node.end == 4)
-    toy.cache._pool.states.give(toy.cache._index.drop(deeper))
+    deeper = next(node for node in toy.cache.index if node.end == 4)
+    toy.cache.pool.states.give(toy.cache.index.drop(deeper))
     toy.serve(words(2, 8))
     toy.serve(words(3, 8))  # 8/1 * 2/40 of the first, which was used, against 8/3 * 1/20 of the second
     assert (resumes(toy, 1, 8), resumes(toy, 2, 8)) == (8, 0)
@@ -119,12 +119,12 @@ def many(monkeypatch: pytest.MonkeyPatch, ranked: int) -> Toy:
 def test_ranked_checkpoints_are_evicted_in_order_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = many(monkeypatch, 4)
     policy, kept = toy.cache.policy, kept_of(toy)
-    deque(kept.rank_all(toy.cache._now))
-    scores = zip(kept.scores(toy.cache._now), kept.keys, strict=True)
+    deque(kept.rank_all(toy.cache.now))
+    scores = zip(kept.scores(toy.cache.now), kept.keys, strict=True)
     expected = [node for *_, node in sorted((score, node.serial, node) for score, node in scores)][:10]
     found = []
     for _ in range(10):
-        victim = policy.victim(Room.STATE, toy.cache._now)
+        victim = policy.victim(Room.STATE, toy.cache.now)
         assert victim is not None
         found.append(victim[0])
         evict(toy.cache, Room.STATE)
@@ -134,7 +134,7 @@ def test_ranked_checkpoints_are_evicted_in_order_of_scores(monkeypatch: pytest.M
 
 def test_changed_checkpoint_is_evicted_by_its_new_score(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = many(monkeypatch, 4)
-    kept, now = kept_of(toy), toy.cache._now
+    kept, now = kept_of(toy), toy.cache.now
     deque(kept.rank_all(now))
     scores = dict(zip(kept.keys, kept.scores(now), strict=True))
     first, second, *_, unranked = sorted(kept.keys, key=lambda node: (scores[node], node.serial))
@@ -177,7 +177,7 @@ def test_a_checkpoint_is_worth_more_once_the_one_above_is_gone() -> None:
     kept = kept_of(toy)
     upper, lower = sorted(kept.keys, key=lambda node: node.end)
     before = kept.worth[kept.row_of[lower]]
-    toy.cache._pool.states.give(toy.cache._index.drop(upper))
+    toy.cache.pool.states.give(toy.cache.index.drop(upper))
     assert kept.worth[kept.row_of[lower]] == Worth(toy.layout).of(lower) > before
 
 
@@ -196,7 +196,7 @@ def test_worth_of_a_checkpoint_resumed_without_hold_counts_its_own_page() -> Non
 def test_kv_of_a_leaf_is_its_own_after_the_other_branch_left() -> None:
     toy = split(4)
     toy.serve((*words(1, 80), *words(2, 8)))
-    leaf = toy.cache._index.find("", key_of((*words(1, 80), *words(2, 8))), 22)[0][-1]
+    leaf = toy.cache.index.find("", key_of((*words(1, 80), *words(2, 8))), 22)[0][-1]
     alone = kept_of(toy).worth[kept_of(toy).row_of[leaf]]
     toy.serve((*words(1, 80), *words(3, 8)), checkpoints=())
     shared = kept_of(toy).worth[kept_of(toy).row_of[leaf]]
@@ -254,7 +254,7 @@ def test_the_prefill_of_an_answer_is_a_class_and_no_use() -> None:
     assert isinstance(policy, Headwater)
 
     def uses() -> tuple[int, float]:
-        node = next(node for node in toy.cache._index if node.end == 2)
+        node = next(node for node in toy.cache.index if node.end == 2)
         return policy.candidates.uses[policy.candidates.row_of[node]], float(policy.rates.reuses.sum())
 
     toy.serve(words(1, 8))
@@ -303,7 +303,7 @@ def test_a_model_without_states_needs_no_history() -> None:
 def test_asking_for_a_ranked_victim_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, other = many(monkeypatch, 4), many(monkeypatch, 4)
     for first in range(500, 560):
-        asked.cache.policy.victim(Room.STATE, asked.cache._now)
+        asked.cache.policy.victim(Room.STATE, asked.cache.now)
         for toy in (asked, other):
             toy.serve(words(first, 12))
     assert dump(asked.cache) == dump(other.cache)

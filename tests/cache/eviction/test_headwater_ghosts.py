@@ -53,9 +53,9 @@ def test_ghost_that_is_not_saved_again_is_used_each_time() -> None:
 
 def drop(toy: Toy, end: int) -> None:
     """Evict a checkpoint at `end` tokens."""
-    index, unit = toy.cache._index, LAYOUT.unit_tokens
+    index, unit = toy.cache.index, LAYOUT.unit_tokens
     found = next(node for node in index if node.end * unit == end and node.checkpoint is not None)
-    toy.cache._pool.states.give(index.drop(found))
+    toy.cache.pool.states.give(index.drop(found))
 
 
 def ghosts(toy: Toy) -> list[tuple[int, int]]:
@@ -151,7 +151,7 @@ def test_replaced_or_ended_checkpoints_leave_no_ghost() -> None:
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)
     toy.serve(words(1, 8))
-    toy.cache._pool.states.give(toy.cache._index.drop(next(iter(toy.cache._index)), evicted=False))
+    toy.cache.pool.states.give(toy.cache.index.drop(next(iter(toy.cache.index)), evicted=False))
     toy.serve(words(2, 8))
     toy.cache.end_conversation("", key_of(words(2, 8)))
     evict(toy.cache, Room.STATE)
@@ -232,6 +232,6 @@ def test_ids_of_a_snapshot_are_those_of_namespace_and_prefix() -> None:
     policy = cache.policy
     assert isinstance(policy, Headwater)
     for row, node in enumerate(policy.candidates.keys):
-        before = hash(cache._index.namespace(node))
-        assert policy.candidates.prefix[row] == prefix_ids(cache._index.key_of(node), LAYOUT.unit_bytes, before)[-1]
+        before = hash(cache.index.namespace(node))
+        assert policy.candidates.prefix[row] == prefix_ids(cache.index.key_of(node), LAYOUT.unit_bytes, before)[-1]
     assert len(set(policy.candidates.prefix)) == 3

@@ -16,7 +16,7 @@ A, B, C = words(1, 8), words(2, 8), words(3, 8)
 
 def ends(toy: Toy) -> list[int]:
     """Depths in tokens of all checkpoints."""
-    return sorted(node.end * 4 for node in toy.cache._index if node.checkpoint is not None)
+    return sorted(node.end * 4 for node in toy.cache.index if node.checkpoint is not None)
 
 
 def test_lru_path_refreshes_the_checkpoints_above_the_one_that_was_used() -> None:

@@ -96,9 +96,9 @@ def test_a_namespace_gives_up_no_checkpoint_for_the_priorities_of_another(seed: 
         kept, known = kept_of(toy), kept_of(toy)._preferred
         roots = zip(kept.root, kept.priority, strict=True)
         assert known == Counter(root for root, priority in roots if priority), "those that were evicted are not counted"
-        victim = policy.victim(room, toy.cache._now)
+        victim = policy.victim(room, toy.cache.now)
         kept._preferred = Counter()
-        without = policy.victim(room, toy.cache._now)
+        without = policy.victim(room, toy.cache.now)
         kept._preferred = known
         assert_only_its_own(toy.cache, victim, without, "a")
         differ += victim != without

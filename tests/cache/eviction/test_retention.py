@@ -95,7 +95,7 @@ def test_large_table_evicts_another_instead_of_a_retained_checkpoint(leaves: boo
     assert len(policy.candidates.keys) > 128
     gone = set()
     for _ in range(40):
-        victim = policy.candidates.lowest(toy.cache._now, leaves, policy.clock)
+        victim = policy.candidates.lowest(toy.cache.now, leaves, policy.clock)
         assert victim not in gone
         assert not (leaves and victim.children)
         policy.retain(victim, 300.0)
@@ -120,7 +120,7 @@ def test_retained_checkpoint_is_evicted_if_its_namespace_has_no_other() -> None:
 def retained_by(toy: Toy, namespace: str = "") -> list[Node]:
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)
-    nodes = [node for node in policy.candidates.keys if toy.cache._index.namespace(node) == namespace]
+    nodes = [node for node in policy.candidates.keys if toy.cache.index.namespace(node) == namespace]
     return policy.candidates.retained(nodes[0], policy.clock()) if nodes else []
 
 
@@ -138,7 +138,7 @@ def test_retentions_of_a_namespace_take_at_most_their_share() -> None:
         retain(toy, first, 3600.0 if first == 1 else 300.0)
         assert pages(retained_by(toy)) <= 25
     assert len(retained_by(toy)) == 8
-    assert [node.edge for node in retained_by(toy)][-1] == toy.cache._index.find("", words_key(1))[0][0].edge
+    assert [node.edge for node in retained_by(toy)][-1] == toy.cache.index.find("", words_key(1))[0][0].edge
     retain(toy, 20, namespace="another")
     assert len(retained_by(toy)) == 8
     assert len(retained_by(toy, "another")) == 1
@@ -167,9 +167,9 @@ def test_retention_costs_other_namespaces_no_checkpoint(seed: int, room: Room) -
         hints = (Retention(8, 300.0),) if namespace == "a" and rng.random() < 0.7 else ()
         toy.serve((*words(rng.randrange(12), 8), *words(50 + rng.randrange(50), 4)), (8, 12), namespace, retained=hints)
         clock.now += 1
-        victim = policy.victim(room, toy.cache._now)
+        victim = policy.victim(room, toy.cache.now)
         policy.clock = lambda: 1e9  # when all retentions have lapsed
-        without = policy.victim(room, toy.cache._now)
+        without = policy.victim(room, toy.cache.now)
         policy.clock = clock
         assert_only_its_own(toy.cache, victim, without, "a")
 

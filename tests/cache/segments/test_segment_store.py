@@ -211,7 +211,7 @@ def test_lru_evicts_the_least_recently_used_segment() -> None:
 def test_a_budget_is_a_share() -> None:
     layout: CacheLayout = LAYOUT
     with pytest.raises(ConfigError, match=r"1\.5"):
-        SegmentStore(layout, Toy().cache._pool, budget=1.5)
+        SegmentStore(layout, Toy().cache.pool, budget=1.5)
 
 
 def test_first_use_of_a_segment_is_its_builders() -> None:

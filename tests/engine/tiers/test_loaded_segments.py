@@ -101,8 +101,8 @@ def test_a_store_that_does_not_answer_is_not_waited_for(make: Make, store, first
     store.waits[call] = threading.Event()
     with server(make, [store]) as rig:
         tiers = rig.engine.scheduler.tiers
-        tiers._segments._timeout = tiers._timeout = 0.1
-        tiers._segments.segment_seconds = lambda tier, key: 1e-3
+        tiers.segments.timeout = tiers.timeout = 0.1
+        tiers.segments.segment_seconds = lambda tier, key: 1e-3
         tiers.prefill_seconds = lambda tokens: 1e-4 * tokens
         begun = time.monotonic()
         again = ask(rig)
@@ -146,7 +146,7 @@ def test_requests_for_one_segment_wait_for_one_load(make: Make, store, first) ->
         spans = (Span(len(LEAD), len(LEAD) + len(DOCUMENTS[0])),)
         answers = [rig.submit(prompt, 4, segments=spans, fidelity=Fidelity.FAST) for prompt in prompts]
         deadline = time.monotonic() + 30
-        while not rig.engine.scheduler.tiers._segments._loads._open and time.monotonic() < deadline:
+        while not rig.engine.scheduler.tiers.segments.loads.open and time.monotonic() < deadline:
             time.sleep(0.01)
         beside = rig.ask(words(200, "beside"))  # others continue
         store.waits["get"].set()
@@ -186,7 +186,7 @@ def test_concurrent_loads_are_compared_with_concurrent_builds(make: Make, store,
     with server(make, [store]) as rig:
         tiers = rig.engine.scheduler.tiers
         tiers.tiers[0].bandwidth.note(1e6, 1.0)
-        size = tiers._segments._bytes
+        size = tiers.segments._bytes
         longest = max(size(one) for one in rig_keys(rig))
         tiers.prefill_seconds = lambda tokens: 1.1 * (1e-3 + longest / 1e6)
         assert ask(rig).account.loaded_segments == 3
@@ -227,7 +227,7 @@ def test_a_cancelled_request_leaves_nothing_behind(make: Make, store, first) -> 
         prompt, span = [*LEAD, *DOCUMENTS[0], *QUESTION], Span(len(LEAD), len(LEAD) + len(DOCUMENTS[0]))
         rig.submit(prompt, 4, segments=(span,), fidelity=Fidelity.FAST)
         request = max(rig.engine.answering.live)
-        while not rig.engine.scheduler.tiers._segments._loads._open:
+        while not rig.engine.scheduler.tiers.segments.loads.open:
             time.sleep(0.01)
         rig.engine.cancel(request)
         store.waits["get"].set()
@@ -267,7 +267,7 @@ def test_a_store_that_does_not_answer_delays_no_other_stores_segments(make, stor
     slow.waits["has"] = threading.Event()
     with server(make, [slow, store]) as rig:
         tiers = rig.engine.scheduler.tiers
-        tiers._timeout = tiers._segments._timeout = 0.2
+        tiers.timeout = tiers.segments.timeout = 0.2
         again = ask(rig)
         slow.waits["has"].set()
     assert again.account.loaded_segments == len(DOCUMENTS)
@@ -291,7 +291,7 @@ def test_a_store_that_does_not_give_segments_delays_no_other(make: Make, store, 
     slow.waits["get"] = threading.Event()
     with server(make, [slow, other]) as rig:
         waiting = submit(rig, DOCUMENTS[:2])
-        while len(rig.engine.scheduler.tiers._segments._loads._open) < 2:
+        while len(rig.engine.scheduler.tiers.segments.loads.open) < 2:
             time.sleep(0.005)
         loaded = ask(rig, DOCUMENTS[2:])
         assert not waiting.done.is_set()
@@ -330,15 +330,15 @@ def test_segment_without_a_waiting_request_is_forgotten(make: Make, store, first
     hung.waits["has"] = threading.Event()
     with server(make, [store, hung]) as rig:
         tiers = rig.engine.scheduler.tiers
-        tiers._timeout = tiers._segments._timeout = 0.2
+        tiers.timeout = tiers.segments.timeout = 0.2
         submit(rig)
-        while not any(one.tiers for one in tiers._segments._loads._sought.values()):
+        while not any(one.tiers for one in tiers.segments.loads._sought.values()):
             time.sleep(0.005)
         rig.engine.cancel(max(rig.engine.answering.live))
         deadline = time.monotonic() + 30
-        while tiers._segments._loads._sought and time.monotonic() < deadline:
+        while tiers.segments.loads._sought and time.monotonic() < deadline:
             with rig.engine.changed:
                 tiers.take_late()
             time.sleep(0.05)
-        assert not tiers._segments._loads._sought
+        assert not tiers.segments.loads._sought
         hung.waits["has"].set()

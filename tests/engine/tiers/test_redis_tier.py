@@ -41,7 +41,7 @@ def test_redis_may_be_killed_at_any_time(make, tmp_path) -> None:
         with server(make, [store]) as rig:
             answers = [rig.ask(prompts[0])]
             copied(rig)
-            store._client.connection_pool.disconnect()
+            store.client.connection_pool.disconnect()
             submitted = rig.submit(prompts[1], 8)
             redis.kill()
             answers += [rig.wait(submitted), rig.ask(prompts[2])]
@@ -64,8 +64,8 @@ def test_redis_that_pauses_is_not_waited_for(make, tmp_path) -> None:
             first = rig.ask(prompt)
         store = RedisStore(redis.url, None)
         with server(make, [store]) as rig:
-            rig.engine.scheduler.tiers._timeout = 0.2
-            store._client.execute_command("CLIENT", "PAUSE", 2000, "ALL")
+            rig.engine.scheduler.tiers.timeout = 0.2
+            store.client.execute_command("CLIENT", "PAUSE", 2000, "ALL")
             begun = time.monotonic()
             again = rig.ask(prompt)
             assert time.monotonic() - begun < 1.9
@@ -84,8 +84,8 @@ def test_a_part_that_redis_has_evicted_in_part_is_gone(make, tmp_path) -> None:
         store = RedisStore(redis.url, None)
         for prompt in prompts[:6]:
             name = state_name(names.digests("", key_of(prompt)), (PROMPT - 1) // 64)
-            upload = store._client.get(store._manifest(name)).split()[0].decode()
-            assert store._client.delete(store._piece(upload, 0)) == 1
+            upload = store.client.get(store._manifest(name)).split()[0].decode()
+            assert store.client.delete(store._piece(upload, 0)) == 1
         with server(make, [store]) as rig:
             again = [rig.ask(prompt) for prompt in prompts]
     assert [answer.account.loaded_tokens > 0 for answer in again] == [False] * 6 + [True] * 6
@@ -96,7 +96,7 @@ def test_a_part_without_its_pieces_costs_itself_where_redis_takes_no_writes(tmp_
     with redis_server(tmp_path) as redis:
         store = RedisStore(redis.url, None)
         store.put("sabc", [b"content"])
-        store._client.set(store._manifest("sdef"), f"{'0' * 24} 1 10")
+        store.client.set(store._manifest("sdef"), f"{'0' * 24} 1 10")
         refuse = Mock(side_effect=store._redis.ReadOnlyError("You can't write against a read only replica."))
         monkeypatch.setattr(store, "_delete", refuse)
         assert store.get("sdef") is None
@@ -131,11 +131,11 @@ def test_a_manifest_of_anybody_is_a_corrupt_part(tmp_path, caplog) -> None:
         @example(b"")
         def of(manifest: bytes) -> None:
             before = tier.counts["corrupt"]
-            store._client.set(store._manifest("sdef"), manifest)
-            store._client.hset(store._shared[0], "sdef", manifest)
+            store.client.set(store._manifest("sdef"), manifest)
+            store.client.hset(store._shared[0], "sdef", manifest)
             assert tier.read("sdef", "s", 1, b"key", [memoryview(bytearray(10))]) == TierOutcome.CORRUPT
             assert (tier.counts["corrupt"], tier.usable, tier.writable) == (before + 1, True, True)
-            store._client.set(store._manifest("sdef"), manifest)
+            store.client.set(store._manifest("sdef"), manifest)
             assert not store.get("sdef")
             store.delete(["sdef"])
             assert store.has(["sdef", "sabc"]) == [False, True]
@@ -167,19 +167,19 @@ def test_foreign_entry_loses_only_itself(tmp_path, name, entry) -> None:
         store = RedisStore(redis.url, 1000)
         for part in (b"sabc", b"sdef"):
             store.put(part.decode(), [bytes(300)])
-        store._client.set(store._prefix.encode() + b"part:" + name, f"{'0' * 24} 1 7")
-        store._client.hset(store._shared[0], name, entry)
+        store.client.set(store._prefix.encode() + b"part:" + name, f"{'0' * 24} 1 7")
+        store.client.hset(store._shared[0], name, entry)
         assert set(store.catalog().entries) == {"sabc", "sdef"} - {name.decode("latin-1")}
         for part in ("s0", "s1", "s2"):
             store.put(part, [bytes(600)])
         assert store.has(["s2"]) == [True]
-        assert not store._client.hexists(store._shared[0], name)
+        assert not store.client.hexists(store._shared[0], name)
 
 
 def of_a_list(store: RedisStore, key: str) -> None:
     """Let a key be of a type that no server of ours writes."""
-    store._client.delete(key)
-    store._client.rpush(key, "a")
+    store.client.delete(key)
+    store.client.rpush(key, "a")
 
 
 def test_manifest_or_piece_of_another_type_loses_only_its_part(tmp_path) -> None:
@@ -189,7 +189,7 @@ def test_manifest_or_piece_of_another_type_loses_only_its_part(tmp_path) -> None
         for damaged in ("manifest", "piece"):
             store.put("sdef", [b"content of sdef"])
             store.put("sabc", [b"content"])
-            upload = store._client.get(store._manifest("sdef")).decode().split()[0]
+            upload = store.client.get(store._manifest("sdef")).decode().split()[0]
             of_a_list(store, store._manifest("sdef") if damaged == "manifest" else store._piece(upload, 0))
             assert not store.read_into("sdef", [memoryview(bytearray(len(b"content of sdef")))])
             tier.read("sdef", "s", 1, b"key", [memoryview(bytearray(10))])
@@ -218,7 +218,7 @@ def test_figures_that_are_not_numbers_are_deleted_in_one_call(tmp_path, caplog, 
     with redis_server(tmp_path) as redis:
         store = RedisStore(redis.url, 10**6)
         store.put("sabc", [b"content"])
-        store._client.execute_command(spoil, f"headwater:{key}", *(["tag"] if spoil == "HSET" else []), "many")
+        store.client.execute_command(spoil, f"headwater:{key}", *(["tag"] if spoil == "HSET" else []), "many")
         with pytest.raises(StoreError):
             store.usage()
         assert f"key headwater:{key} is deleted" in caplog.text
@@ -229,7 +229,7 @@ def test_figures_that_are_not_numbers_are_deleted_in_one_call(tmp_path, caplog, 
 def test_tag_that_is_not_text_is_deleted_in_one_call(tmp_path, caplog) -> None:
     with redis_server(tmp_path) as redis:
         store = RedisStore(redis.url, 10**6)
-        store._client.hset("headwater:states", b"\xff\xfe", "1")
+        store.client.hset("headwater:states", b"\xff\xfe", "1")
         with pytest.raises(StoreError):
             store.usage()
         assert "key headwater:states is deleted" in caplog.text
@@ -240,7 +240,7 @@ def test_a_lock_that_never_ends_holds_up_no_eviction(tmp_path) -> None:
     with redis_server(tmp_path) as redis:
         store = RedisStore(redis.url, 100)
         store.put("sabc", [b"content"])
-        store._client.set("headwater:evicting", "somebody")
+        store.client.set("headwater:evicting", "somebody")
         store.put("sdef", [b"x" * 95])
         assert store.has(["sabc", "sdef"]) == [False, True]
 
@@ -263,7 +263,7 @@ def test_redis_that_evicts_keys_by_itself_changes_no_answer(make, tmp_path) -> N
             with server(make, [store]) as rig:
                 answers += [rig.ask(prompt) for prompt in prompts]
                 copied(rig)
-            assert store._client.info("stats")["evicted_keys"] > 0
+            assert store.client.info("stats")["evicted_keys"] > 0
     assert alike(make, prompts * 2, answers)
 
 
@@ -290,7 +290,7 @@ class Dying(RedisStore):
         super().__init__(server.url, None)
         self._server, self._call, self._left = server, call, pipelines
         self._inside = False
-        make_pipeline = self._client.pipeline
+        make_pipeline = self.client.pipeline
 
         def pipeline(*given, **more):
             pipe = make_pipeline(*given, **more)
@@ -298,7 +298,7 @@ class Dying(RedisStore):
             pipe.execute = lambda *given, **more: self._counted(execute, *given, **more)
             return pipe
 
-        self._client.pipeline = pipeline
+        self.client.pipeline = pipeline
 
     def _counted(self, execute: Callable, *given, **more):
         if self._inside:

@@ -118,7 +118,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(make, call) -> None:
     store.waits[call] = threading.Event()
     with server(make, [store]) as rig:
         tiers = rig.engine.scheduler.tiers
-        tiers._timeout = 0.1
+        tiers.timeout = 0.1
         tiers.load_seconds = lambda tier, state, tokens: 1e-3
         tiers.prefill_seconds = lambda tokens: 1e-4 * tokens
         begun = time.monotonic()
@@ -137,7 +137,7 @@ def test_a_store_that_does_not_answer_delays_no_other(make) -> None:
     slow, (store, prompt) = Broken(), holding(make, words(PROMPT, "other store"))
     slow.waits["has"] = threading.Event()
     with server(make, [slow, store]) as rig:
-        rig.engine.scheduler.tiers._timeout = 0.2
+        rig.engine.scheduler.tiers.timeout = 0.2
         again = rig.ask(prompt)
         assert not slow.waits["has"].is_set()
         slow.waits["has"].set()
@@ -150,7 +150,7 @@ def test_a_store_that_does_not_give_parts_delays_no_other(make) -> None:
     slow.waits["get"] = threading.Event()
     with server(make, [slow, store]) as rig:
         waiting = rig.submit(late, 4)
-        while not rig.engine.scheduler.tiers._loads._open:
+        while not rig.engine.scheduler.tiers.loads.open:
             time.sleep(0.005)
         begun = time.monotonic()
         again = rig.ask(prompt)
@@ -166,7 +166,7 @@ def test_late_load_is_awaited_while_computing_takes_four_times_as_long(make, sec
     store.waits["get"] = threading.Event()
     with server(make, [store]) as rig:
         tiers = rig.engine.scheduler.tiers
-        tiers._timeout = 0.1
+        tiers.timeout = 0.1
         tiers.load_seconds = lambda tier, state, tokens: 1e-3
         tiers.prefill_seconds = lambda tokens: seconds * tokens
         asked = rig.submit(prompt, 4)
@@ -222,7 +222,7 @@ def test_requests_that_wait_for_a_free_load_are_not_held_for_ever(make) -> None:
         firsts = [rig.ask(prompt) for prompt in prompts]
     store.waits["get"] = threading.Event()
     with server(make, [store]) as rig:
-        rig.engine.scheduler.tiers._timeout = 0.1
+        rig.engine.scheduler.tiers.timeout = 0.1
         rig.engine.scheduler.tiers.load_seconds = lambda tier, state, tokens: 1e-3
         rig.engine.scheduler.tiers.prefill_seconds = lambda tokens: 1e-4 * tokens
         begun = time.monotonic()
@@ -244,9 +244,9 @@ def test_prefix_evicted_while_a_request_waits_is_looked_up(make) -> None:
         queued = rig.submit(prompt, 4)
         cache = rig.engine.scheduler.cache
         with rig.engine.changed:
-            for node in list(cache._index):
+            for node in list(cache.index):
                 if node.checkpoint is not None and not node.holds:
-                    cache._pool.states.give(cache._index.drop(node))
+                    cache.pool.states.give(cache.index.drop(node))
         rig.wait(queued)
     assert queued.account.tier_outcome == TierOutcome.LOADED
 
@@ -304,7 +304,7 @@ def test_load_in_progress_is_awaited_and_not_repeated(make) -> None:
     with server(make, [store]) as rig:
         answers = [rig.submit([*prompt, *words(20, i)], 4) for i in range(4)]
         deadline = time.monotonic() + 30
-        while not rig.engine.scheduler.tiers._loads._open and time.monotonic() < deadline:
+        while not rig.engine.scheduler.tiers.loads.open and time.monotonic() < deadline:
             time.sleep(0.01)
         beside = rig.ask(words(200, "beside"))  # others continue
         store.waits["get"].set()
@@ -339,7 +339,7 @@ def test_load_for_a_waiting_request_leaves_running_ones_their_pages(make) -> Non
         while not all(answer.tokens for answer in running[:1]):
             time.sleep(0.005)
         queued = rig.submit(prompt, 4)
-        while not tiers._loads._open:
+        while not tiers.loads.open:
             time.sleep(0.005)
         while not (tiers._given_up or rig.engine.scheduler.preemptions):
             assert not running[0].done.is_set(), "the load left it enough pages"
@@ -357,7 +357,7 @@ def test_a_cancelled_request_leaves_its_load_to_others(make) -> None:
     with server(make, [store]) as rig:
         rig.submit(prompt, 4)
         request = max(rig.engine.answering.live)
-        while not rig.engine.scheduler.tiers._loads._open:
+        while not rig.engine.scheduler.tiers.loads.open:
             time.sleep(0.01)
         rig.engine.cancel(request)
         store.waits["get"].set()

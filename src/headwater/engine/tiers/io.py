@@ -81,24 +81,24 @@ class TierIO(Tiers):
         own, sealer = (key, fingerprint, self._layout.unit_bytes), Sealer(key)
         self.tiers = [Tier(number, store, TierFingerprints(store, *own), sealer) for number, store in enumerate(stores)]
         self._names = names = Names(key, fingerprint.digest, self._layout.unit_bytes)
-        self._changed, self._timeout = changed, config.tier_timeout
+        self._changed, self.timeout = changed, config.tier_timeout
         self._through = config.tier_store == "through"  # copy each checkpoint once it is published, not once it is hit
         self._prefixes = PrefixParts(names, self._layout, runner, lambda tokens: self.prefill_seconds(tokens))
         self.run_tokens = self._prefixes.run_tokens
         self._lookup = Lookup(self._layout.unit_tokens, self.run_tokens)
-        self._loads = Loads(self._cache, self, scheduler.new_id)
+        self.loads = Loads(self._cache, self, scheduler.new_id)
         self._stores = tuple(self.tiers)  # that are written
         private = [(tier.store.medium, tier) for tier in self._stores if isinstance(tier.store, OwnStore)]
         self.own = dict(reversed(private))  # tiers that may be private to this server: the fastest of each medium
-        self._segments = SegmentIO(self._stores, names, scheduler, runner, changed, self._timeout, self)
+        self.segments = SegmentIO(self._stores, names, scheduler, runner, changed, self.timeout, self)
         self._prefill = PrefillSeconds()
         self._waiting: dict[int, tuple[Request, float]] = {}  # requests that wait, and until when
         self._given_up: dict[int, float] = {}  # loads, and when they were given up
         self._closing = False
-        self._peers: Peers | None = None
+        self.peers: Peers | None = None
         self._had: dict[int, int] = {}  # of requests that were not looked up: the position at which memory resumes
         self._readers = Workers(MAX_CONCURRENT_LOADS, "headwater-tier-reader")  # a load each
-        self._copies = Copies(self._stores, scheduler, changed, self._prefixes, self._segments)
+        self._copies = Copies(self._stores, scheduler, changed, self._prefixes, self.segments)
 
     # -- other workers of a cluster
 
@@ -106,33 +106,33 @@ class TierIO(Tiers):
         """Read from other workers, too; return the parts that those may read here. `key`: the cluster's secret key."""
         fingerprints = TierFingerprints(store, key, fingerprint, self._layout.unit_bytes)
         tier = Tier(len(self.tiers), store, fingerprints, Sealer(key))
-        engine = self._scheduler, self._runner, self._changed, self.prefill_seconds, self._segments.part_of
+        engine = self._scheduler, self._runner, self._changed, self.prefill_seconds, self.segments.part_of
         of_pages = page_entries(self._runner.mtp), lambda tokens: self.prefill_seconds(tokens)
         tails = Tails(tier, store, Sealer(key), *engine[:3], *of_pages)
         own = OwnParts(key, fingerprint, *engine, tails)
-        given = tier, store, self._scheduler, self._loads, self._changed, self._read, self._finish
-        self._peers = Peers(tier, store, own, PeerFollows(*given), tails)
+        given = tier, store, self._scheduler, self.loads, self._changed, self._read, self._finish
+        self.peers = Peers(tier, store, own, PeerFollows(*given), tails)
         self.tiers.append(tier)
-        self._segments.join_peers(tier, store)
+        self.segments.join_peers(tier, store)
         return own
 
     def follow(self, peer: bytes, namespace: str, key: bytes, tokens: int) -> int:
-        assert self._peers is not None, "workers that pull are followed"
-        return self._peers.follows.follow(peer, namespace, key, tokens)
+        assert self.peers is not None, "workers that pull are followed"
+        return self.peers.follows.follow(peer, namespace, key, tokens)
 
     def unfollow(self, number: int) -> None:
-        if self._peers is not None:
-            self._peers.follows.cancel(number)
+        if self.peers is not None:
+            self.peers.follows.cancel(number)
 
     def keep_tail(self, seq: Request, first: FirstToken) -> None:
-        if self._peers is not None:
-            self._peers.tails.keep(seq, first)
+        if self.peers is not None:
+            self.peers.tails.keep(seq, first)
 
     @property
     def pull_speed(self) -> ReadSpeed | None:
-        if self._peers is None or not self._peers.store.reachable:
+        if self.peers is None or not self.peers.store.reachable:
             return None
-        return self._speed(self._peers.tier)
+        return self._speed(self.peers.tier)
 
     @property
     def load_speeds(self) -> dict[str, ReadSpeed]:
@@ -146,8 +146,8 @@ class TierIO(Tiers):
 
     def arrived(self, seq: Request) -> None:
         """Look up a request's prompt in the stores, unless memory has all of it."""
-        if self._peers is not None and seq.handover.follows is not None:
-            self._peers.follows.arrived(seq, seq.handover.follows)
+        if self.peers is not None and seq.handover.follows is not None:
+            self.peers.follows.arrived(seq, seq.handover.follows)
         if not self._stores and not seq.handover.peers and seq.load is None:
             return
         match = self._scheduler.planner.match(seq)
@@ -158,14 +158,14 @@ class TierIO(Tiers):
             self._had[seq.id] = match.checkpoint_tokens
             return
         tiers = [tier for tier in self.tiers if tier.usable and (tier in self._stores or seq.handover.peers)]
-        self._loads.ask(seq.id, [tier.number for tier in tiers])
-        self._waiting[seq.id] = seq, time.monotonic() + self._timeout
+        self.loads.ask(seq.id, [tier.number for tier in tiers])
+        self._waiting[seq.id] = seq, time.monotonic() + self.timeout
         prompt = Prompt(seq.id, seq.handover.peers, seq.namespace, seq.key, match.checkpoint_tokens, last)
         for tier in tiers:
             tier.lookups.submit(self._look_up, tier, prompt)
 
     def holds_back(self, seq: Request) -> bool:
-        waits = self._peers is not None and self._peers.tails.holds_back(seq)
+        waits = self.peers is not None and self.peers.tails.holds_back(seq)
         return self._waits_for_prefix(seq) or waits
 
     def _waits_for_prefix(self, seq: Request) -> bool:
@@ -178,10 +178,10 @@ class TierIO(Tiers):
             del self._had[seq.id]  # it was evicted since the request arrived
             self.arrived(seq)
         had = seq.load
-        holds = self._loads.holds_back(seq, match)
+        holds = self.loads.holds_back(seq, match)
         if seq.load is not had and seq.load is not None:
             computing = self.prefill_seconds(seq.load.plan.end - match.checkpoint_tokens)
-            until = time.monotonic() + self._timeout + patience(seq.load.expected, computing)
+            until = time.monotonic() + self.timeout + patience(seq.load.expected, computing)
             self._waiting[seq.id] = seq, until
         return holds
 
@@ -193,31 +193,31 @@ class TierIO(Tiers):
                 self.hold_segments(seq.awaited, missing)
 
     def forget(self, request: int) -> None:
-        self._loads.forget(request)
+        self.loads.forget(request)
         self._waiting.pop(request, None)
         self._had.pop(request, None)
-        if self._peers is not None:
-            self._peers.tails.forget(request)
+        if self.peers is not None:
+            self.peers.tails.forget(request)
 
     @property
     def busy(self) -> bool:
-        of_peers = self._peers is not None and (self._peers.own.reading or len(self._peers.tails))
-        return bool(len(self._loads) or len(self._segments) or self._copies.busy or of_peers)
+        of_peers = self.peers is not None and (self.peers.own.reading or len(self.peers.tails))
+        return bool(len(self.loads) or len(self.segments) or self._copies.busy or of_peers)
 
     def take_late(self) -> None:
         """Stop the wait of requests that are late: they are computed."""
         now = time.monotonic()
         for seq, until in list(self._waiting.values()):
             if now > until:
-                self._loads.stop_waiting(seq)
-        self._segments.take_late(now)
+                self.loads.stop_waiting(seq)
+        self.segments.take_late(now)
 
     def name_holders(self, key: SegmentKey, peers: Sequence[bytes]) -> None:
-        self._segments.expect(key, peers)
+        self.segments.expect(key, peers)
 
     def hold_segments(self, awaited: Awaited, keys: Sequence[SegmentKey]) -> set[SegmentKey]:
-        sought = [] if self._closing else [key for key in keys if self._segments.may_hold(key)]
-        return self._segments.hold_back(awaited, sought) if sought else set()
+        sought = [] if self._closing else [key for key in keys if self.segments.may_hold(key)]
+        return self.segments.hold_back(awaited, sought) if sought else set()
 
     def segment_loaded(self, tokens: int) -> None:
         self.loaded_segments += 1
@@ -227,13 +227,13 @@ class TierIO(Tiers):
         """Look a prompt up in a store (on the store's thread)."""
         offer = Offer(tier.number)
         try:
-            if self._peers is not None and tier is self._peers.tier:
-                self._peers.store.ask(prompt.peers, prompt.namespace, prompt.key, prompt.last + 1)
+            if self.peers is not None and tier is self.peers.tier:
+                self.peers.store.ask(prompt.peers, prompt.namespace, prompt.key, prompt.last + 1)
             offer = self._lookup.offer(tier, prompt)
         except Exception:
             log.exception("tiers cannot be asked")
         with self._changed:
-            self._loads.answered(prompt.request, offer)
+            self.loads.answered(prompt.request, offer)
             self._changed.notify_all()
 
     # -- costs
@@ -290,7 +290,7 @@ class TierIO(Tiers):
     def _finish(self, load: Load) -> None:
         """Publish the content that was read, or release its pages."""
         with self._changed:
-            self._loads.finished(load)
+            self.loads.finished(load)
             self._scheduler.room_was_made()
             if load.failed is None:
                 self.loaded_tokens += load.plan.end - load.before
@@ -300,7 +300,7 @@ class TierIO(Tiers):
         return TierOutcome.NO_MEMORY if load.given_up else self._prefixes.read(tier, load, source, digests)
 
     def give_up_loads(self) -> bool:
-        now, loads = time.monotonic(), (*self._loads.give_up(), *self._segments.give_up())
+        now, loads = time.monotonic(), (*self.loads.give_up(), *self.segments.give_up())
         self._given_up = {load.id: self._given_up.get(load.id, now) for load in loads}
         return any(now - since < GIVE_UP_SECONDS for since in self._given_up.values())
 
@@ -316,9 +316,9 @@ class TierIO(Tiers):
 
     def make_room(self) -> bool:
         given_up = self._copies.queued
-        if self._peers is not None:
-            self._peers.follows.give_up()
-            given_up += self._peers.tails.give_up()
+        if self.peers is not None:
+            self.peers.follows.give_up()
+            given_up += self.peers.tails.give_up()
         self._copies.drop_queued()
         return given_up > 0
 
@@ -349,7 +349,7 @@ class TierIO(Tiers):
             self._closing = True
             self._copies.close()
         until = time.monotonic() + CLOSE_SECONDS
-        follows = [self._peers.follows.threads] if self._peers is not None else []
+        follows = [self.peers.follows.threads] if self.peers is not None else []
         lookups, parts = ([getattr(tier, of) for tier in self.tiers] for of in ("lookups", "parts"))
         threads = (
             *lookups,
@@ -371,4 +371,4 @@ class TierIO(Tiers):
 
     def stats(self) -> tuple[TierStats, ...]:
         stores = tuple(tier.stats for tier in self._stores)
-        return stores if self._peers is None else (*stores, self._peers.stats)
+        return stores if self.peers is None else (*stores, self.peers.stats)

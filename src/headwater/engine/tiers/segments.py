@@ -52,9 +52,9 @@ class SegmentIO:
         self._peers: tuple[Tier, PeerStore] | None = None
         self._expected: dict[SegmentKey, None] = {}  # that peers are reported to have, the oldest first
         self._pages = runner.arena.bytes
-        self._changed, self._timeout, self._owner = changed, timeout, owner
+        self._changed, self.timeout, self._owner = changed, timeout, owner
         self._cache, self._layout = scheduler.cache, scheduler.layout
-        self._loads = SegmentLoads(scheduler.cache, self, scheduler.new_id)
+        self.loads = SegmentLoads(scheduler.cache, self, scheduler.new_id)
         self._until: dict[SegmentKey, float] = {}  # when a lookup or a load is late
 
     # -- other workers of a cluster
@@ -80,27 +80,27 @@ class SegmentIO:
 
     def __len__(self) -> int:
         """Return how many lookups and loads are in progress."""
-        return len(self._loads)
+        return len(self.loads)
 
     def hold_back(self, awaited: Awaited, keys: Iterable[SegmentKey]) -> set[SegmentKey]:
         """Return those of the missing segments `keys` that their requester is to wait for; begin loads that pay."""
-        return self._loads.hold_back(awaited, keys)
+        return self.loads.hold_back(awaited, keys)
 
     def give_up(self) -> list[SegmentLoad]:
         """Give up all loads in progress, and return them."""
-        return self._loads.give_up()
+        return self.loads.give_up()
 
     def take_late(self, now: float) -> None:
         """Let segments be built that were waited for too long."""
         for key in [key for key, until in self._until.items() if now > until]:
             del self._until[key]
-            if self._loads.stop_waiting(key):
-                self._until[key] = now + self._timeout  # unless its requester has gone, it begins the load before
+            if self.loads.stop_waiting(key):
+                self._until[key] = now + self.timeout  # unless its requester has gone, it begins the load before
 
     # -- lookups
 
     def look_up_segments(self, keys: Sequence[SegmentKey]) -> Set[int]:
-        self._until |= dict.fromkeys(keys, time.monotonic() + self._timeout)
+        self._until |= dict.fromkeys(keys, time.monotonic() + self.timeout)
         expected = not self._expected.keys().isdisjoint(keys)
         asked = [tier for tier in self._tiers if tier.usable and (expected or tier in self._stores)]
         for tier in asked:
@@ -119,7 +119,7 @@ class SegmentIO:
             log.exception("tiers cannot be asked for segments")
         with self._changed:
             for key, there in zip(keys, found, strict=True):
-                self._loads.answered(key, tier.number, there)
+                self.loads.answered(key, tier.number, there)
             self._changed.notify_all()
 
     # -- costs
@@ -137,7 +137,7 @@ class SegmentIO:
 
     def begin_segment(self, load: SegmentLoad) -> None:
         self._tiers[load.tier].waiting += self._bytes(load.key)
-        late = self._timeout + patience(load.expected, self.prefill_seconds(load.key.tokens))
+        late = self.timeout + patience(load.expected, self.prefill_seconds(load.key.tokens))
         self._until[load.key] = time.monotonic() + late
         self._tiers[load.tier].parts.submit(self._load, load, time.perf_counter())
 
@@ -159,7 +159,7 @@ class SegmentIO:
         load.seconds = time.perf_counter() - begun
         with self._changed:
             tier.waiting -= self._bytes(key)
-            self._loads.finished(load)
+            self.loads.finished(load)
             self._scheduler.room_was_made()
             if load.failed is None:
                 self._owner.segment_loaded(key.widths.interior(key.tokens))

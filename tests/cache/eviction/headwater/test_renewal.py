@@ -84,7 +84,7 @@ def test_ranking_in_slices_has_the_lowest_scores_while_rows_leave(
 def test_eviction_of_more_than_is_ranked_in_one_tick_finds_victims(sliced: None) -> None:
     toy, policy = filled()
     for left in range(len(policy.candidates) - 1, -1, -1):
-        victim = policy.victim(Room.STATE, toy.cache._now)
+        victim = policy.victim(Room.STATE, toy.cache.now)
         assert victim is not None
         evict(toy.cache, Room.STATE)
         assert len(policy.candidates) == left
