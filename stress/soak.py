@@ -192,8 +192,9 @@ def report(soak: Soak, console: Console) -> None:
     spec, stats = soak.server.engine.spec, soak.server.engine.stats()
     cache, pages = stats.cache, stats.cache.pages_by_use()
     prompts = stats.prefill_tokens + cache.resumed_tokens
+    threads = soak.server.engine.loop.compute_threads
     for name, value in {
-        "computed in": f"{spec.dtype_name}, weights {spec.weights_held}, {soak.server.engine.threads} threads",
+        "computed in": f"{spec.dtype_name}, weights {spec.weights_held}, {threads} threads",
         "steps": stats.steps,
         "tokens (prefill, answers, decode)": (stats.prefill_tokens, stats.answer_tokens, stats.decode_tokens),
         "resumed": f"{cache.resumes:,} requests, {cache.resumed_tokens:,} of {prompts:,} tokens",

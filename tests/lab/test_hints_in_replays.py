@@ -105,9 +105,9 @@ def test_ended_conversations_free_memory_for_open_ones(engine: Engine | None, jo
 def test_a_time_to_live_lapses_by_the_time_of_the_trace(engine: Engine | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy reads the seconds of arrivals."""
     seconds = list[float]()
-    lowest = Headwater.lowest
+    victim = Headwater.victim
     monkeypatch.setattr(
-        Headwater, "lowest", lambda self, *given: (seconds.append(self.clock()), lowest(self, *given))[1]
+        Headwater, "victim", lambda self, *given: (seconds.append(self.clock()), victim(self, *given))[1]
     )
     trace, setup = workload(60, seed=3, rate=0.1), Setup(PROFILE, 1_000_000_000, eviction="headwater")
     replay(trace, replace(setup, memory=3_000_000_000) if engine else setup, make_natural(trace), engine)

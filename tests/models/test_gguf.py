@@ -98,8 +98,8 @@ def test_the_header_has_values_of_every_type_and_places_of_tensors(tmp_path: Pat
 
 Change = Callable[[bytes], bytes]
 BROKEN: dict[str, tuple[Change, str]] = {
-    "no magic": (lambda raw: b"GGML" + raw[4:], "no GGUF file: it begins with b'GGML', not with b'GGUF'"),
-    "a pointer": (lambda raw: b"version https://git-lfs", "no GGUF file: it is a pointer of Git LFS"),
+    "no magic": (lambda raw: b"GGML" + raw[4:], "not a GGUF file: it begins with b'GGML', not with b'GGUF'"),
+    "a pointer": (lambda raw: b"version https://git-lfs", "not a GGUF file: it is a pointer of Git LFS"),
     "empty": (lambda raw: b"", "its 0 bytes are not a GGUF file"),
     "a version": (lambda raw: raw[:4] + struct.pack("<I", 1) + raw[8:], r"version 1 is not one of \(2, 3\)"),
     "no header's end": (lambda raw: raw[:60], "header of its 60 bytes is cut off"),

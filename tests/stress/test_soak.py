@@ -186,6 +186,6 @@ def test_census_sees_a_container_that_grows(model):
     server.engine.loop.cancelled.update(range(1000))
     hoard = [ServeConfig() for _ in range(100)]
     found = grown(before, census(), {}, SLACK)
-    assert found["Engine._cancelled"][1] - found["Engine._cancelled"][0] == 1000
+    assert found["StepLoop.cancelled"][1] - found["StepLoop.cancelled"][0] == 1000
     assert found["ServeConfig: instances"][1] - found["ServeConfig: instances"][0] == len(hoard)
     server._socket.close()

@@ -81,7 +81,7 @@ class StepLoop:
         self.stopping = False
         self.broken: Exception | None = None  # the error that ended the thread
         self.thread = threading.Thread(target=self._work, name="headwater-engine", daemon=True)
-        self._compute_threads = torch.get_num_threads()
+        self.compute_threads = torch.get_num_threads()
 
     @property
     def is_ending(self) -> bool:
@@ -97,7 +97,7 @@ class StepLoop:
             self.thread.join()
 
     def _work(self) -> None:
-        prepare_process(self._compute_threads)  # denormals are a setting of each thread
+        prepare_process(self.compute_threads)  # denormals are a setting of each thread
         try:
             while self._turn():
                 pass
