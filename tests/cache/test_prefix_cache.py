@@ -191,6 +191,27 @@ def test_rolling_checkpoint_at_branch_point_or_pin_is_kept() -> None:
     assert toy.match(A[:24]).checkpoint_tokens == 20
 
 
+def test_guessed_checkpoint_that_another_request_saves_is_confirmed() -> None:
+    toy = Toy()
+    guess, asked = toy.draft(A, 0, speculative=(8,)), toy.draft(A, 0, checkpoints=(8,))
+    plans = toy.reserve(guess), toy.reserve(asked)
+    toy.commit(plans[0], guess)
+    toy.commit(plans[1], asked)
+    assert [node.speculative for node in toy.cache._index if node.checkpoint is not None] == [False]
+
+
+def test_rolling_checkpoint_with_a_hit_is_kept() -> None:
+    toy = Toy()
+    first = toy.draft(A, 0, end=20, publish=20, checkpoints=(20,))
+    toy.commit(toy.reserve(first), first)
+    other = toy.draft(A[:24], 20, publish=20, checkpoints=())
+    toy.commit(toy.reserve(other), other)
+    toy.release(other.request)
+    second = replace(first, start=20, end=40, publish=40, checkpoints=(40,), replaces=20)
+    toy.commit(toy.reserve(second), second)
+    assert toy.match(A[:24]).checkpoint_tokens == 20
+
+
 def test_abandon_loses_the_open_leg_only() -> None:
     toy = Toy()
     draft = toy.draft(A, 0, end=20, publish=20, checkpoints=(20,), slot=True)

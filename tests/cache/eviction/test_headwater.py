@@ -170,6 +170,15 @@ def test_time_in_memory_is_counted_once() -> None:
     assert counted.sum() == 30
 
 
+def test_time_before_a_change_of_class_is_counted_once() -> None:
+    toy, counted, since = with_one_checkpoint()
+    kept = kept_of(toy)
+    kept.change(0, kept.kind[0], since + 10)
+    deque(kept.watch_all(since + 30))
+    kept._rates.renew()
+    assert counted.sum() == 30
+
+
 def test_a_checkpoint_is_worth_more_once_the_one_above_is_gone() -> None:
     toy = split(3)
     toy.serve(words(1, 8))

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from headwater.cache.segments.compose import LEVELS, MAX_TOKEN_ID, WHOLE_LEVEL, marked
+from headwater.cache.segments.compose import LEVELS, MAX_TOKEN_ID, WHOLE_LEVEL, composed_key, marked
 from headwater.request import Fidelity, Span
 
 
@@ -41,3 +41,9 @@ def test_marking_twice_is_refused() -> None:
     assert marked(once, 2, Fidelity.FAST) == once
     with pytest.raises(ValueError, match="token 1"):
         marked(once, 0, Fidelity.FAST)
+
+
+def test_segment_with_the_last_token_is_not_composed() -> None:
+    exact = key(*range(8))
+    assert composed_key(exact, [Span(4, 7)], Fidelity.W0, 1) == marked(exact, 4, Fidelity.W0)
+    assert composed_key(exact, [Span(4, 8)], Fidelity.W0, 1) is None

@@ -245,3 +245,14 @@ def test_often_used_segment_outlives_those_used_once() -> None:
     for _ in range(3):
         toy.cache.segments.evict()
     assert list(toy.cache.segments) == [often]
+
+
+def test_often_used_segment_is_evicted_after_long_disuse() -> None:
+    toy = Toy(replace(WITH_TRANSITIONS, n_pages=200))
+    often = stored(toy.cache, key(1))
+    for _ in range(3):
+        toy.cache.use_segment(often)
+    for number in range(2, 6):
+        toy.cache.use_segment(stored(toy.cache, key(number)))
+        toy.cache.segments.evict()
+    assert toy.cache.segments.find(often.key) is None

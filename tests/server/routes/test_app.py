@@ -323,6 +323,11 @@ def test_prompt_longer_than_memory_is_refused_with_both_numbers(call, engine):
     assert told["message"] == "prompt has 700 tokens, the server's memory takes 640 with the answer"
 
 
+def test_prompt_that_leaves_no_token_to_the_answer_is_refused(call, engine):
+    engine.max_model_len = chat(call).json()["usage"]["prompt_tokens"]
+    assert error(chat(call, max_tokens=None))["code"] == "context_length_exceeded"
+
+
 def test_request_too_large_for_memory_is_refused_whole(call, engine):
     engine.memory_tokens = 500
     told = error(complete(call, prompt=["a", "x" * 500]))
