@@ -30,10 +30,10 @@ def cells() -> Iterator[object]:
 
 
 class Script:
-    """Drafts what an earlier server said to the same prompt; every third token is another one."""
+    """Drafts what an earlier server said to the same prompt; every third token is another one, if it `errs`."""
 
-    def __init__(self, texts: list[list[int]]) -> None:
-        self.texts, self.tokens, self.drafted = texts, list[int](), 0
+    def __init__(self, texts: list[list[int]], errs: bool = True) -> None:
+        self.texts, self.tokens, self.drafted, self.errs = texts, list[int](), 0, errs
 
     def take(self, tokens: Iterable[int]) -> None:
         self.tokens += tokens
@@ -42,7 +42,8 @@ class Script:
         n = len(self.tokens)
         known = next((text[n : n + most] for text in self.texts if text[:n] == self.tokens), [])
         self.drafted += 1
-        return Draft([token ^ 1 if (i + self.drafted) % 3 == 0 else token for i, token in enumerate(known)])
+        wrong = [self.errs and (i + self.drafted) % 3 == 0 for i in range(len(known))]
+        return Draft([token ^ 1 if is_wrong else token for token, is_wrong in zip(known, wrong, strict=True)])
 
 
 @contextmanager
@@ -103,6 +104,24 @@ def test_drafts_change_no_bit_of_an_answer_and_no_hit(load, family: str, dtype: 
             hits = [[answer.account.cached_tokens for answer in answers] for answers in (found, expected)]
             assert hits[0] == hits[1]
             assert sum(hits[0]) > 0
+
+
+def test_right_draft_after_a_stop_token_is_not_sampled(load) -> None:
+    loaded, check = load("qwen3_5", "float32", 2)
+    make, prompt = Make(loaded, check), words(100, "stop")
+    with make(PAGES) as rig:
+        whole = rig.ask(prompt, 40)
+        at = next(at for at in range(20, 40) if whole.tokens[at] not in whole.tokens[:at])
+        params = {"temperature": 0, "stop_token_ids": (whole.tokens[at],)}
+        expected = rig.wait(sampled(rig, prompt, **params))
+    with make(PAGES) as rig:
+        rig.engine.scheduler.speculation = Speculation(lambda namespace: [Script([whole.everything], errs=False)])
+        verify_every_draft(rig.engine.scheduler.speculation)
+        found = rig.wait(sampled(rig, prompt, **params))
+        rig.settle()
+        assert rig.engine.scheduler.speculation.accepted > 0
+    assert found.tokens == expected.tokens
+    assert len(found.logits) == len(expected.logits) == at + 1
 
 
 KEYS = ("first name", "last name", "street and number")
