@@ -197,7 +197,7 @@ def test_guessed_checkpoint_that_another_request_saves_is_confirmed() -> None:
     plans = toy.reserve(guess), toy.reserve(asked)
     toy.commit(plans[0], guess)
     toy.commit(plans[1], asked)
-    assert [node.speculative for node in toy.cache._index if node.checkpoint is not None] == [False]
+    assert [node.speculative for node in toy.cache.index if node.checkpoint is not None] == [False]
 
 
 def test_rolling_checkpoint_with_a_hit_is_kept() -> None:
