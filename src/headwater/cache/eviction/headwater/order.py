@@ -116,7 +116,7 @@ class Candidates(Aging[Node]):
 
     @property
     def is_used_up(self) -> bool:
-        """Whether candidates should be ranked again: in a large table some are left until that is done."""
+        """True if candidates should be ranked again; in a large table some are left until that is done."""
         spare = len(self) // MAX_SLICE_ROWS * SPARE_A_SLICE
         return self.ranking.left <= spare and len(self) >= 2 * RANKED_FRACTION
 
