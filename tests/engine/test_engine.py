@@ -29,7 +29,7 @@ from headwater.events import FailedEvent, FinishedEvent, TokenEvent
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model
-from headwater.request import Generation, SamplingParams
+from headwater.request import Boundaries, Generation, SamplingParams
 from headwater.schedule.sequence import Sequence, key_of
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make, Rig, words
@@ -210,6 +210,26 @@ def test_a_cancelled_request_is_gone_from_memory(make):
         rig.settle()
         stats = rig.engine.scheduler.cache.stats()
     assert stats.leases == stats.pages_private == stats.pages_slot == 0
+
+
+def test_abandoned_prefill_hits_with_the_same_bits_when_sent_again(make):
+    """The question is long, and has no checkpoint that a placement policy would have taken."""
+    prompt, parts = words(1200, 1), Boundaries(system_end=100, query_start=103, query_end=1190)
+    with make(500) as rig:
+        cold = rig.ask(prompt, 3, boundaries=parts)
+    with make(500, max_tokens_per_step=64) as rig:
+        asked = Generation(tuple(prompt), SamplingParams(max_tokens=3), boundaries=parts)
+        with rig.engine.changed:
+            request = rig.engine.submit(asked, lambda event: None)
+            rig.engine.stepped = lambda: (
+                rig.engine.cancel(request) if rig.engine.prefilled(request) == (640, 1200) else None
+            )
+        rig.settle()
+        assert rig.engine.prefilled(request) is None
+        assert rig.engine.stats().cache.leases == 0
+        again = rig.ask(prompt, 3, boundaries=parts)
+    assert again.account.resumed_at == 704
+    assert again.same_bits(cold)
 
 
 def test_a_request_that_cannot_fit_is_refused_at_once(make):

@@ -141,7 +141,7 @@ class Answering:
         """End a request whose client is gone, with the engine's lock held; no event is sent."""
         live = self.live.pop(request, None)
         if live is not None:
-            self._scheduler.cancel(live.seq)
+            self._scheduler.leave(live.seq)
             self._drop(request)
 
     def report_failures(self) -> None:

@@ -270,10 +270,15 @@ class Engine:
         return Preparations(self.scheduler, self.changed, self.spec.vocab_size)
 
     def cancel(self, request_id: int) -> None:
-        """Give up a request; its memory is free within one step. Unknown and finished ids are ignored."""
+        """Give up a request; its memory is free within two steps. Unknown and finished ids are ignored."""
         with self.changed:
             self.loop.cancelled.add(request_id)
             self.changed.notify_all()
+
+    def prefilled(self, request_id: int) -> tuple[int, int] | None:
+        """Return how many tokens of an open request's prompt are computed or cached, and all of them. Takes no lock."""
+        live = self.answering.live.get(request_id)
+        return None if live is None else (min(live.seq.computed, live.seq.n_prompt), live.seq.n_prompt)
 
     def health(self) -> dict[str, object]:
         """Return the content of /health."""

@@ -208,4 +208,4 @@ class StepLoop:
                 self._meter.expired += 1
                 asked = live.seq.generation
                 error = DeadlineExceeded(asked.deadline or 0.0, live.seq.n_output, asked.deadline_of)
-                self._scheduler.give_up(live.seq, error)
+                self._scheduler.leave(live.seq, error)

@@ -11,6 +11,7 @@ from headwater.request import Generation, Healing
 from headwater.schedule.admission import Admission
 from headwater.schedule.background import Background
 from headwater.schedule.decoding import Decoding
+from headwater.schedule.kinds.abandoned import AbandonedPrefill
 from headwater.schedule.kinds.answer import FinishedAnswer
 from headwater.schedule.kinds.healing import Healer, Recomputation
 from headwater.schedule.kinds.request import Request
@@ -131,6 +132,20 @@ class Scheduler:
     def cancel(self, seq: Sequence) -> None:
         """End a sequence, and give back all that it holds. Call it between steps."""
         self.workload.cancel(seq)
+
+    def leave(self, seq: Request, error: Exception | None = None) -> None:
+        """End a request that its client or its deadline gave up; `failures` has the error, if one is given.
+
+        A long prefill is first continued to the end of one more page, where it saves its state: the same request
+        resumes there. Call it between steps.
+        """
+        rest = AbandonedPrefill.of(seq, self.cache)
+        if rest is None:
+            self.cancel(seq)
+        else:
+            self.workload.replace(seq, rest)
+        if error is not None:
+            self.failures.append((seq, error))
 
     def give_up(self, seq: Sequence, error: Exception) -> None:
         """End a sequence that cannot be served; `failures` has the error. Call it between steps."""

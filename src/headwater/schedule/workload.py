@@ -158,6 +158,14 @@ class Workload:
         seq.phase = Phase.DONE
         seq.ended()
 
+    def replace(self, seq: Request, rest: Sequence) -> None:
+        """End a running request, and let `rest`, which has its id, continue with all that it holds."""
+        self.running[seq.id] = rest
+        seq.slot = None
+        self.shares.leave(seq.namespace)
+        seq.phase = Phase.DONE
+        seq.ended()
+
     def give_up(self, seq: Sequence, error: Exception) -> None:
         """End a sequence that cannot be served, with an entry in `failures`. Call it between steps, or in planning."""
         self.cancel(seq)
