@@ -7,9 +7,10 @@ import json
 
 import httpx
 import pytest
+from rich.console import Console
 
 from headwater.cli import run
-from headwater.cli.chat import COMMANDS, outline
+from headwater.cli.chat import COMMANDS, PrefillBar, outline
 from tests.load.openai_server import OpenAiServer, Script, chunk, usage
 
 
@@ -47,6 +48,24 @@ def test_reasoning_is_shown_and_not_sent_back(chat, server):
     _, printed = chat("one", "two")
     assert printed.splitlines()[0] == "hm, so"
     assert server.bodies[1]["messages"][1]["content"] == "so"
+
+
+def test_progress_is_not_printed_into_a_pipe(chat, server):
+    server.answer = lambda *_: Script([": progress 3/9\n\n", chunk("a", "stop"), usage(9, 1, 0)], gap=0.01)
+    assert chat("one")[1].splitlines()[0] == "a"
+
+
+def test_prefill_has_a_bar_on_a_terminal_until_its_answer_begins():
+    out = io.StringIO()
+    bar = PrefillBar(Console(file=out, force_terminal=True, width=80))
+    bar.close()
+    assert out.getvalue() == ""
+    bar.show(1024, 8000)
+    bar.show(2048, 8000)
+    bar.close()
+    drawn, _, erased = out.getvalue().rpartition("2,048 of 8,000 tokens")
+    assert "prompt" in drawn
+    assert "\x1b[2K" in erased  # the line is cleared
 
 
 def test_ctrl_c_stops_the_answer_only(chat, server, monkeypatch):

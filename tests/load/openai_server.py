@@ -19,7 +19,7 @@ PATIENCE = 20  # seconds after which something that must happen has not
 class Script:
     """Script of the answer to one request."""
 
-    events: list[Json] = field(default_factory=list)
+    events: list[Json | str] = field(default_factory=list)  # a text is sent as it is
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     body: Json = field(default_factory=dict)  # of any other status, or instead of events
@@ -128,7 +128,7 @@ class OpenAiServer:
                 await asyncio.Event().wait()
             if script.gap:
                 await asyncio.sleep(script.gap)
-            self._piece(writer, f"data: {json.dumps(event)}\n\n".encode())
+            self._piece(writer, (event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n").encode())
             await writer.drain()
         self._piece(writer, b"data: [DONE]\n\n" if script.done else b": over\n\n")
         writer.write(b"0\r\n\r\n")

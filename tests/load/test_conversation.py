@@ -35,6 +35,16 @@ def test_each_turn_sends_the_whole_conversation(talk):
     assert conversation.ttft >= 0
 
 
+def test_progress_of_a_prompt_precedes_its_answer(talk):
+    server, conversation = talk
+    comments = [": progress 3/9\n\n", ": keep-alive\n\n", ": progress 6/9\n\n"]
+    server.answer = lambda *_: Script([*comments, chunk("a", "stop")], gap=0.01)
+    pieces = [(piece.kind, piece.text) for piece in conversation.say("one")]
+    assert pieces == [("progress", "3/9"), ("progress", "6/9"), ("text", "a")]
+    assert conversation.answer.text == "a"
+    assert server.bodies[0]["stream_options"] == {"include_usage": True, "include_progress": True}
+
+
 def test_a_retry_asks_the_same_again(talk):
     server, conversation = talk
     with pytest.raises(ServerError, match="nothing was asked"):

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from typer import Option
 
 from headwater.cli.common import ApiKey, ServedModel, commands
@@ -77,9 +78,14 @@ class Terminal:
                 return None
 
     def _turn(self, text: str) -> None:
-        with self._errors_shown(), contextlib.closing(self._conversation.say(text)) as pieces:
+        bar = PrefillBar(self._console)
+        with self._errors_shown(), contextlib.closing(self._conversation.say(text)) as pieces, contextlib.closing(bar):
             try:
                 for piece in pieces:
+                    if piece.kind == "progress":
+                        bar.show(*map(int, piece.text.split("/")))
+                        continue
+                    bar.close()
                     style = None if piece.kind == "text" else "dim"
                     self._console.print(piece.text, end="", style=style, markup=False)
             except KeyboardInterrupt:
@@ -146,6 +152,29 @@ class Terminal:
         """List the commands."""
         for name, command in COMMANDS.items():
             self._note(f"/{name:<8}{command.__doc__}")
+
+
+class PrefillBar:
+    """Bar of a prompt that is being computed, on a terminal until the answer begins."""
+
+    def __init__(self, console: Console) -> None:
+        columns = TextColumn("prompt"), BarColumn(), TextColumn("{task.completed:,} of {task.total:,} tokens")
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task: TaskID | None = None
+
+    def show(self, computed: int, tokens: int) -> None:
+        """Show how many of the prompt's tokens are computed."""
+        if self._task is None:
+            self._task = self._progress.add_task("", total=tokens)
+            self._progress.start()
+        self._progress.update(self._task, completed=computed, total=tokens)
+
+    def close(self) -> None:
+        """Remove the bar, if there is one."""
+        if self._task is not None:
+            self._progress.stop()
+            self._progress.remove_task(self._task)
+            self._task = None
 
 
 COMMANDS: dict[str, Callable[[Terminal, str], None]] = {

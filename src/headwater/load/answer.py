@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 Json = dict[str, Any]
 REFUSALS = ("queue_full", "rate_limit_exceeded")  # codes of errors that mean overload
+PROGRESS = re.compile(rb"progress (\d+/\d+)")  # comment of a server that was asked for include_progress
 REASONING = ("reasoning_content", "reasoning")  # both names are in use
 
 
@@ -16,7 +18,7 @@ REASONING = ("reasoning_content", "reasoning")  # both names are in use
 class Piece:
     """A part of an answer that can be shown."""
 
-    kind: str  # "text" | "reasoning" | "tool"
+    kind: str  # "text" | "reasoning" | "tool" | "progress": computed tokens of the prompt, a slash, all of them
     text: str
 
 
@@ -41,7 +43,8 @@ class Answer:
         for data in self._events.feed(chunk):
             if data != b"[DONE]":
                 pieces += self._take(data, now)
-        return pieces
+        progress = PROGRESS.fullmatch(self._events.take_comment())
+        return [Piece("progress", progress[1].decode())] if progress and not pieces else pieces
 
     @property
     def text(self) -> str:
@@ -137,12 +140,13 @@ def error_message(body: object) -> str:
 class EventParser:
     """A parser of server-sent events from bytes that are cut anywhere (WHATWG HTML, section 9.2).
 
-    It keeps the data of events; other fields and comments are dropped.
+    It keeps the data of events, and the last comment; other fields are dropped.
     """
 
     def __init__(self) -> None:
         self._rest = b""  # of a line that is not complete
         self._data: list[bytes] = []  # lines of an event that is not complete
+        self._comment = b""
         self._after_return = False  # the last line ended with CR: an LF that follows belongs to it
 
     def feed(self, chunk: bytes) -> list[bytes]:
@@ -158,10 +162,17 @@ class EventParser:
         for line in lines:
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
+            elif line.startswith(b":"):
+                self._comment = line[1:].strip()
             elif not line and self._data:
                 events.append(b"\n".join(self._data))
                 self._data = []
         return events
+
+    def take_comment(self) -> bytes:
+        """Return the last comment since the last call, without its colon; empty: there is none."""
+        comment, self._comment = self._comment, b""
+        return comment
 
 
 def object_of(value: object) -> Json:

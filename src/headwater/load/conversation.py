@@ -31,7 +31,7 @@ class Conversation:
         self.started = 0.0  # time at which that was sent
 
     def say(self, text: str) -> Generator[Piece, None, None]:
-        """Send a message; yields the answer's pieces. `close()` of the generator keeps the pieces so far.
+        """Send a message; yields the prompt's progress and the answer's pieces. `close()` keeps the pieces so far.
 
         Raises ServerError; the conversation is then as it was before the turn.
         """
@@ -80,6 +80,7 @@ class Conversation:
         if self._model is None:
             self._model = first_model({"/v1/models": self.get("/v1/models")})
         body = streamed(self._model, {"messages": self._sent(), "max_tokens": self._max_tokens})
+        body["stream_options"]["include_progress"] = True
         answer = self.answer = Answer()
         self.started = time.perf_counter()
         with self._client.http.stream("POST", CHAT, json=body) as response:
