@@ -200,6 +200,12 @@ class ServeConfig:
     send_timeout: float = setting(
         60.0, SECONDS, NETWORK, "Time in which a client must read some of its answer.", least=SHORTEST
     )
+    stream_start: float = setting(
+        2.0, SECONDS, NETWORK, "Time after which a stream begins even if nothing is computed yet.", least=0
+    )
+    keep_alive: float = setting(
+        10.0, SECONDS, NETWORK, "Time without a byte after which a stream sends a comment or a ping.", least=0.01
+    )
 
     api_key: str | None = setting(
         None, TEXT, ACCESS, "Key that every request but /health must send.", unset="no key is needed", secret=True

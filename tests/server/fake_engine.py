@@ -51,6 +51,7 @@ class FakeEngine:
     """Fake with the interface of headwater.engine.engine.Engine; tests may set and read its other fields."""
 
     script: str = "Grüße 🙂 from the fake."
+    computed: int | None = None  # tokens of each prompt, as `prefilled` returns them
     hold_after: int | None = None  # tokens after which a request waits until it is cancelled
     fail: Exception | None = None  # given instead of an answer, or of its rest
     fail_after: int = 0  # tokens
@@ -138,6 +139,9 @@ class FakeEngine:
         self.cancelled.append(request_id)
         self.was_cancelled.set()
 
+    def prefilled(self, request_id: int) -> tuple[int, int] | None:
+        return None if self.computed is None else (self.computed, len(self.seen[request_id].prompt))
+
     def _work(self) -> None:
         while (order := self._orders.get()) is not None:
             self._answer(*order)
@@ -152,13 +156,13 @@ class FakeEngine:
             told = (self._token_event(token, "", params.prompt_logprobs) for token in others)
             on_event(PromptEvent((TokenEvent(first, ""), *told)))
         for done, token in enumerate(tokens):
-            if self.fail is not None and done == self.fail_after:
-                return on_event(FailedEvent(self.fail))
             if done == self.hold_after:
                 self.held.set()
                 self.was_cancelled.wait()
             if request_id in self.cancelled:
                 return None
+            if self.fail is not None and done == self.fail_after:
+                return on_event(FailedEvent(self.fail))
             text, hit = stream.push(token)
             on_event(self._token_event(token, text, params.logprobs))
             if hit is not None:

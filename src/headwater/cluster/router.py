@@ -159,6 +159,9 @@ class Router:
         """Cancel a request. Unknown and finished ids are ignored."""
         self._do(lambda: self._cancel(request_id))
 
+    def prefilled(self, request_id: int) -> None:
+        """Return None: workers do not report how far a prompt is computed."""
+
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and answer that every worker accepts."""

@@ -44,7 +44,7 @@ def listener():
 
 @pytest.fixture
 def url(engine, listener):
-    with Server(create_app(engine, ServeConfig()), listener):
+    with Server(create_app(engine, ServeConfig(stream_start=0)), listener):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
@@ -158,6 +158,20 @@ def test_healing_has_a_tile_where_segments_are_in_use(page, engine):
     until(page, lambda: "Healed" in tiles(page))
     assert tiles(page)["Healed"] == ["1,234", "2 waiting, 3 given up, 45.7k tokens"]
     assert len({tile.rect["y"] for tile in all_of(page, "#tiles > div")}) == 1, "one row"
+    assert errors(page) == []
+
+
+def test_long_prefill_has_a_bar_until_its_answer_begins(page, url, engine):
+    assert not page.find_element("css selector", "#computing").is_displayed()
+    engine.computed, engine.hold_after = 1500, 0
+    body = {"prompt": "x" * 3000, "max_tokens": 4, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as stream:
+        until(page, lambda: "1,500 of 3,000 tokens" in text(page, "#computing"))
+        bar = page.find_element("css selector", "#prefills progress")
+        assert (bar.get_attribute("value"), bar.get_attribute("max")) == ("1500", "3000")
+        engine.was_cancelled.set()
+        stream.read()
+    until(page, lambda: not page.find_element("css selector", "#computing").is_displayed())
     assert errors(page) == []
 
 
@@ -325,7 +339,7 @@ def test_node_ages_are_shown_in_seconds(page, engine):
 def test_every_control_and_picture_has_a_name(page, engine):
     remember(engine, "a" * 128)
     node(page, 0, 64)
-    for element in all_of(page, "button, svg[role], section, [role=treeitem], [tabindex='0']"):
+    for element in all_of(page, "button, svg[role], section:not([hidden]), [role=treeitem], [tabindex='0']"):
         assert element.accessible_name, element.get_attribute("outerHTML")[:200]
 
 

@@ -11,10 +11,10 @@ from headwater.events import FinishedEvent, TokenEvent
 from headwater.server.answer.formats.grammar import decoded
 from headwater.server.answer.formats.parser import AnswerParser, CallBegin, Content, Delta, Reasoning, joined
 from headwater.server.answer.forms import Json
-from headwater.server.answer.reply import one_line
+from headwater.server.answer.reply import comment, one_line
 from headwater.server.http.error_forms import anthropic_form
 from headwater.server.http.errors import error_body
-from headwater.server.http.exchange import EVENTS_TYPE, Events
+from headwater.server.http.exchange import EVENTS_TYPE, Events, Prefilled
 from headwater.server.http.middleware import current_request_id
 from headwater.server.requests.anthropic import MessagesRequest
 
@@ -52,7 +52,7 @@ class MessagesReply:
         """Yield server-sent events; a failure midway ends them with an error event. Usage is always included."""
         try:
             yield sse({"type": "message_start", "message": self._message})
-            yield sse({"type": "ping"})
+            yield PING
             async for _, event in events:
                 for block_event in self._blocks.take(joined(self._shown(event))):
                     yield sse(block_event)
@@ -65,6 +65,10 @@ class MessagesReply:
         except Exception as error:  # the status was sent already, so the error can only be sent as an event
             status, body = error_body(error)
             yield sse(anthropic_form(status, body["error"], current_request_id()))
+
+    def keep_alive(self, progress: Prefilled) -> str:
+        """Return a text for a waiting client: a ping, after a comment with the progress if that is given."""
+        return PING if progress is None else comment(progress) + PING
 
     def _shown(self, event: object) -> list[Delta]:
         """Return the deltas of an event's text; reasoning only if it was requested."""
@@ -110,6 +114,9 @@ def input_usage(account: CacheAccount, page: int) -> Json:
 
 def sse(event: Json) -> str:
     return f"event: {event['type']}\ndata: {one_line(event)}\n\n"
+
+
+PING = sse({"type": "ping"})
 
 
 class Blocks:

@@ -15,7 +15,7 @@ from headwater.server.answer.forms import Json, TokenNames, chat_logprobs, new_c
 from headwater.server.answer.reply import one_line
 from headwater.server.http.error_forms import ollama_form
 from headwater.server.http.errors import error_body
-from headwater.server.http.exchange import Events
+from headwater.server.http.exchange import Events, Prefilled
 from headwater.server.http.middleware import current_context, current_request_id
 from headwater.server.requests.ollama import OllamaRequest
 
@@ -94,6 +94,10 @@ class OllamaReply:
         except Exception as error:  # the status was sent already, so the error can only be sent as a line
             status, body = error_body(error)
             yield line(ollama_form(status, body["error"], current_request_id()))
+
+    def keep_alive(self, progress: Prefilled) -> str:
+        """Return a text for a waiting client: a piece without text, since NDJSON has no comments."""
+        return line(self._object(Piece(), []) | {"done": False})
 
     def _object(self, piece: Piece, tokens: list[TokenEvent]) -> Json:
         shown = head(self._model) | self._fields(piece)

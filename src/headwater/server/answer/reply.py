@@ -16,7 +16,7 @@ from headwater.engine.detokenizer import decoder_for
 from headwater.events import FinishedEvent, PromptEvent, TokenEvent
 from headwater.server.answer.forms import Form, Json, TokenNames
 from headwater.server.http.errors import error_body
-from headwater.server.http.exchange import EVENTS_TYPE, Events, Progress
+from headwater.server.http.exchange import EVENTS_TYPE, Events, Prefilled, Progress
 from headwater.server.prompt.encoding import Encoded, encode, whole_characters
 from headwater.server.requests.chat import CompletionRequest
 
@@ -91,6 +91,10 @@ class Reply:
         if include_usage:
             yield {**self._head, "object": self._form.chunk_object, "choices": [], **self._outcome(finished)}
 
+    def keep_alive(self, progress: Prefilled) -> str:
+        """Return a text for a waiting client."""
+        return comment(progress)
+
     def _outcome(self, finished: dict[int, FinishedEvent]) -> Json:
         ends = [end for _, end in sorted(finished.items())]
         accounts = [end.account.as_dict() for end in ends]
@@ -116,6 +120,11 @@ class Reply:
 
     def _wrapped(self, choice: Json) -> Json:
         return {**self._head, "object": self._form.chunk_object, "choices": [choice]}
+
+
+def comment(progress: Prefilled) -> str:
+    """Return a comment for an event stream: the computed and all tokens of the prompt, if they are given."""
+    return ": keep-alive\n\n" if progress is None else f": progress {progress[0]}/{progress[1]}\n\n"
 
 
 def sse(value: Json) -> str:

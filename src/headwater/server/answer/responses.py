@@ -10,9 +10,9 @@ from typing import Any
 from headwater.events import FinishedEvent, TokenEvent
 from headwater.server.answer.formats.parser import AnswerParser, CallBegin, Content, Delta, Reasoning, joined
 from headwater.server.answer.forms import Json, new_call_id
-from headwater.server.answer.reply import one_line
+from headwater.server.answer.reply import comment, one_line
 from headwater.server.http.errors import error_body
-from headwater.server.http.exchange import EVENTS_TYPE, Events
+from headwater.server.http.exchange import EVENTS_TYPE, Events, Prefilled
 from headwater.server.requests.responses import Named, ResponsesRequest
 
 ID_PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
@@ -60,6 +60,10 @@ class ResponsesReply:
             sent = error_body(error)[1]["error"]
             plain = {name: sent[name] for name in ("code", "message", "param")}
             yield self._sse("error", **plain, error=sent)  # clients raise the value of `error`
+
+    def keep_alive(self, progress: Prefilled) -> str:
+        """Return a text for a waiting client."""
+        return comment(progress)
 
     def _parsed(self, event: object) -> list[Delta]:
         """Return the deltas of an event's text."""

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
@@ -24,9 +27,11 @@ from headwater.spec import ModelSpec
 
 CLIENT_GONE = 499  # status in the log if the client disconnected
 EVENTS_TYPE = "text/event-stream"
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second keeps nginx from buffering
 MAX_HELD_CHARACTERS = 16_384  # characters of events that a stream holds before it writes them
 
 Progress = PromptEvent | TokenEvent | FinishedEvent
+Prefilled = tuple[int, int] | None  # computed and all tokens of prompts; None: not known
 Events = AsyncIterator[tuple[int, Progress]]  # each with the number of its generation within the request
 Outcome = TypeVar("Outcome")
 
@@ -54,6 +59,8 @@ class ServedEngine(Protocol):
 
     def cancel(self, request_id: int) -> None: ...
 
+    def prefilled(self, request_id: int) -> Prefilled: ...
+
     def health(self) -> dict[str, Any]: ...
 
     def stats(self) -> EngineStats: ...
@@ -74,12 +81,16 @@ class Exchange:
             None  # called when all arrived events have been read
         )
         self._open: dict[int, int] = {}  # number of a generation that has not ended -> the engine's id
+        self._cancelled = False
 
     def submit_all(self, generations: list[Generation]) -> None:
-        """Submit all or none; raises what the engine raises."""
+        """Submit all or none; raises what the engine raises. May be called on another thread."""
         try:
             for number, generation in enumerate(generations):
                 self._open[number] = self._engine.submit(generation, self._receiver(number))
+                if self._cancelled:  # meanwhile, on the event loop
+                    self.cancel()
+                    return
         except Exception:
             self.cancel()
             raise
@@ -98,9 +109,17 @@ class Exchange:
 
     def cancel(self) -> None:
         """Cancel the generations that have not ended; may be called at any time."""
-        for request_id in self._open.values():
+        self._cancelled = True
+        for request_id in tuple(self._open.values()):
             self._engine.cancel(request_id)
         self._open.clear()
+
+    @property
+    def prefilled(self) -> Prefilled:
+        """Computed and all tokens of the prompts whose answers have not ended; None if the engine does not know."""
+        found = [self._engine.prefilled(request_id) for request_id in tuple(self._open.values())]
+        known = [one for one in found if one is not None]
+        return (sum(done for done, _ in known), sum(tokens for _, tokens in known)) if known else None
 
     async def _wait(self) -> None:
         if self.before_waiting is not None:
@@ -124,17 +143,33 @@ class Exchange:
         self._awake.set()
 
 
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """Text that a stream writes after `seconds` without any other; the first at once if `now`."""
+
+    seconds: float
+    text: Callable[[], str]
+    now: bool = False
+
+
 class EventStream(StreamingResponse):
     """Events as text. `close` is called when the stream ends for any reason, also when the client disconnects.
 
     Events are held until `flush`, or until there are many: events that are ready together are written together.
     """
 
-    def __init__(self, content: AsyncIterator[str], close: Callable[[], None], media_type: str = EVENTS_TYPE) -> None:
-        super().__init__(content, media_type=media_type, headers={"cache-control": "no-cache"})
-        self._close = close
+    def __init__(
+        self,
+        content: AsyncIterator[str],
+        close: Callable[[], None],
+        media_type: str = EVENTS_TYPE,
+        keep_alive: KeepAlive | None = None,
+    ) -> None:
+        super().__init__(content, media_type=media_type, headers=STREAM_HEADERS)
+        self._close, self._keep_alive = close, keep_alive
         self._held: list[str] = []
         self._send: Send | None = None
+        self._written = -math.inf if keep_alive is not None and keep_alive.now else time.monotonic()  # last write
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -145,15 +180,20 @@ class EventStream(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         self._send = send
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        kept = None if self._keep_alive is None else asyncio.create_task(self._keep(self._keep_alive))
         held = 0
-        async for text in self.body_iterator:
-            assert isinstance(text, str)
-            self._held.append(text)
-            held += len(text)
-            if held > MAX_HELD_CHARACTERS:
-                held = 0
-                await self.flush()
-                await asyncio.sleep(0)  # a stream that always has events ready must not block other requests
+        try:
+            async for text in self.body_iterator:
+                assert isinstance(text, str)
+                self._held.append(text)
+                held += len(text)
+                if held > MAX_HELD_CHARACTERS:
+                    held = 0
+                    await self.flush()
+                    await asyncio.sleep(0)  # a stream that always has events ready must not block other requests
+        finally:
+            if kept is not None:
+                kept.cancel()
         await self.flush()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -163,17 +203,36 @@ class EventStream(StreamingResponse):
             body = "".join(self._held).encode()
             self._held.clear()
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            self._written = time.monotonic()
+
+    async def _keep(self, keep_alive: KeepAlive) -> None:
+        """Write the held events, or else a keep-alive, after each `seconds` in which nothing was written."""
+        while True:
+            left = self._written + keep_alive.seconds - time.monotonic()
+            if left > 0:
+                await asyncio.sleep(left)
+                continue
+            if not self._held:
+                self._held.append(keep_alive.text())
+            await self.flush()
 
 
 async def unless_gone(request: Request, work: Awaitable[Outcome]) -> Outcome | None:
     """Return the result of `work`, or None if the client disconnects first."""
     working = asyncio.ensure_future(work)
-    watching = asyncio.create_task(_disconnected(request))
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        return working.result() if await stays(request, working) else None
     finally:
         working.cancel()
+
+
+async def stays(request: Request, work: asyncio.Future[Any], seconds: float | None = None) -> bool:
+    """Wait for `work`, at most `seconds`; return False if the client disconnects first. The work is not cancelled."""
+    watching = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({work, watching}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return work.done() or not watching.done()
+    finally:
         watching.cancel()
 
 

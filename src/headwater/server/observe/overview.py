@@ -29,6 +29,7 @@ from headwater.server.observe.record import GenerationEnd, Watcher
 MIN_VIEW_SECONDS = 1.0  # for which a view of the tree is reused
 MAX_VIEW_SHARE = 0.02  # of the time may be spent on viewing the tree, which holds the engine's lock
 MAX_RECENT_REQUESTS = 100
+MAX_PREFILLS = 16
 MAX_SAMPLES = 900
 MAX_TICKS = 8192  # times of the cache's clock that are kept: more than an hour, at one a second
 SAMPLE_SECONDS = 1.0  # seconds between two samples
@@ -47,7 +48,9 @@ Sample = tuple[float, ...]  # in the order of COLUMNS; pages, tokens and request
 class Overview:
     """Data of the live page."""
 
-    def __init__(self, engine: ServedEngine) -> None:
+    def __init__(self, engine: ServedEngine, prefills: Callable[[], list[Json]] = list) -> None:
+        """`prefills` returns the long prefills of now."""
+        self._prefills = prefills
         self.recent, ticks = Recent(), Ticks()
         self.timeline = Timeline(engine.stats, self.recent, ticks)
         self._engine, self._tree = engine, TreeWatch(engine, ticks)
@@ -65,6 +68,7 @@ class Overview:
             "held": _fields(stats.cache, ("checkpoints", "nodes", "namespaces", "dead_kv_tokens")),
             "requests_running": stats.running,
             "requests_waiting": stats.waiting,
+            "prefills": self._prefills()[:MAX_PREFILLS],
             **_fields(stats, ("answers_waiting", "healings_waiting")),
             "since_start": _since_start(stats, self.recent),
             "tree": None if tree["tick"] == tick else tree,

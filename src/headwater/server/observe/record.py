@@ -71,6 +71,11 @@ class RequestRecord:
         self._first: dict[int, float] = {}  # time of each answer's first token, and of its last one so far
         self._last: dict[int, float] = {}
 
+    def as_dict(self) -> dict[str, object]:
+        """Return the fields of /cache for a request that has not ended."""
+        context = self.context
+        return {"request_id": context.id, "endpoint": self.endpoint, "total_seconds": round(context.seconds, 6)}
+
     async def watch(self, events: Events) -> Events:
         """Yield the events, and report the end or failure of each generation."""
         submitted = self.context.seconds
@@ -83,8 +88,12 @@ class RequestRecord:
                 yield number, event
             self._open = False
         except Exception as error:
-            self._close("failed", error)
+            self.failed(error)
             raise
+
+    def failed(self, error: Exception) -> None:
+        """Close the record of a request that failed after the head of its answer."""
+        self._close("failed", error)
 
     def close(self) -> None:
         """Close the record after the answer; reports a request whose client disconnected before."""

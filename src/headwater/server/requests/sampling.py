@@ -84,6 +84,7 @@ def refuse_unsupported(neutral: Mapping[str, tuple[Any, ...]], values: Any) -> N
 
 class StreamOptions(BaseModel, strict=True):
     include_usage: bool | None = None
+    include_progress: bool | None = None  # computed and all tokens of the prompt, in comments
 
 
 class SpeculationOptions(BaseModel, strict=True, extra="forbid"):
@@ -178,6 +179,10 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def include_progress(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_progress)
 
     @property
     def ended(self) -> bool:

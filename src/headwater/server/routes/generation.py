@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -16,7 +17,16 @@ from headwater.server.answer.ollama import OllamaReply
 from headwater.server.answer.reply import Echo, Reply, without_echo
 from headwater.server.answer.responses import ResponsesReply
 from headwater.server.http.errors import ANTHROPIC_BODY_REFUSALS, BadRequest, generated
-from headwater.server.http.exchange import CLIENT_GONE, Events, EventStream, Exchange, Progress, unless_gone
+from headwater.server.http.exchange import (
+    CLIENT_GONE,
+    Events,
+    EventStream,
+    Exchange,
+    KeepAlive,
+    Progress,
+    stays,
+    unless_gone,
+)
 from headwater.server.observe.record import RequestRecord
 from headwater.server.requests.anthropic import MessagesRequest
 from headwater.server.requests.chat import ChatRequest, CompletionRequest
@@ -25,6 +35,9 @@ from headwater.server.requests.sampling import SamplingRequest
 from headwater.server.routes.service import Service, json_routes, service_of
 
 AnyReply = Reply | ResponsesReply | MessagesReply | OllamaReply
+First = asyncio.Task[tuple[int, Progress]]
+
+PROGRESS_SECONDS = 1.0  # between comments of a stream whose client asks for its prompt's progress
 
 FIELDS = ("id", "object", "created", "model", "choices", "usage", "headwater")
 RESPONSES_FIELDS = ("id", "object", "created_at", "model", "status", "output", "usage", "headwater")
@@ -86,46 +99,81 @@ class Answering:
 
     def __init__(self, service: Service, endpoint: str, body: SamplingRequest, request: Request) -> None:
         service.note_model(body.model)
-        self._body, self._request = body, request
+        self._service, self._body, self._request = service, body, request
         self._exchange, self._record = Exchange(service.engine), RequestRecord(endpoint, service.watchers)
+        self._events = self._record.watch(self._exchange.events())
+        self._first: First | None = None
 
     async def answer(self, generations: list[Generation], reply: AnyReply, echo: Echo = without_echo) -> Response:
         """Submit the generations and answer as events come; cancel them if the client disconnects."""
-        if any(generation.params.constraint for generation in generations):
-            await run_in_threadpool(self._exchange.submit_all, generations)  # compiling one may take a second
-        else:
-            self._exchange.submit_all(generations)
-        events = self._record.watch(self._exchange.events())
         if self._body.stream:
-            return await self._streamed(events, reply, echo)
+            return await self._streamed(generations, reply, echo)
+        await self._submit(generations)
         try:
-            whole = await unless_gone(self._request, reply.whole(echo(events)))
+            whole = await unless_gone(self._request, reply.whole(echo(self._events)))
         finally:
             self._close()
         return Response(status_code=CLIENT_GONE) if whole is None else JSONResponse(whole)
 
-    async def _streamed(self, events: Events, reply: AnyReply, echo: Echo) -> Response:
-        """Return a stream after the engine's first event; an error before that is answered with its own status."""
-        first = None
+    async def _streamed(self, generations: list[Generation], reply: AnyReply, echo: Echo) -> Response:
+        """Return a stream after the engine's first event, or `stream_start` seconds after the request's arrival.
+
+        An error before that is answered with its own status, a later one by the stream.
+        """
+        first = self._first = asyncio.create_task(self._begin(generations))
+        left = max(0.0, self._service.config.stream_start - self._record.context.seconds)
+        streams = False
         try:
-            first = await unless_gone(self._request, anext(events))
+            stayed = await stays(self._request, first, left)
+            if first.done():
+                first.result()
+            streams = stayed
         finally:
-            if first is None:
+            if not streams:
                 self._close()
-        if first is None:
+        if not streams:
             return Response(status_code=CLIENT_GONE)
-        shown = echo(resumed(first, events))
-        stream = EventStream(reply.stream(shown, self._body.include_usage), self._close, reply.media_type)
+        shown = reply.stream(echo(resumed(first, self._events)), self._body.include_usage)
+        keep_alive = KeepAlive(self._period, partial(self._keep_alive, reply), now=not first.done())
+        stream = EventStream(shown, self._close, reply.media_type, keep_alive)
         self._exchange.before_waiting = stream.flush
         return stream
 
+    async def _begin(self, generations: list[Generation]) -> tuple[int, Progress]:
+        """Submit the generations, and return their first event."""
+        try:
+            await self._submit(generations)
+        except Exception as error:
+            if self._record.context.status is not None:  # the stream answers it
+                self._record.failed(error)
+            raise
+        return await anext(self._events)
+
+    async def _submit(self, generations: list[Generation]) -> None:
+        if any(generation.params.constraint for generation in generations):
+            await run_in_threadpool(self._exchange.submit_all, generations)  # compiling one may take a second
+        else:
+            self._exchange.submit_all(generations)
+        self._service.answering[self._exchange] = self._record
+
+    @property
+    def _period(self) -> float:
+        period = self._service.config.keep_alive
+        return min(period, PROGRESS_SECONDS) if self._body.include_progress else period
+
+    def _keep_alive(self, reply: AnyReply) -> str:
+        return reply.keep_alive(self._exchange.prefilled if self._body.include_progress else None)
+
     def _close(self) -> None:
         self._exchange.cancel()
+        if self._first is not None:
+            self._first.cancel()
+        self._service.answering.pop(self._exchange, None)
         self._record.close()
 
 
-async def resumed(first: tuple[int, Progress], events: Events) -> Events:
-    """Yield an event that was read from `events`, and the events after it."""
-    yield first
+async def resumed(first: First, events: Events) -> Events:
+    """Yield an event that is read from `events` meanwhile, and the events after it."""
+    yield await first
     async for event in events:
         yield event

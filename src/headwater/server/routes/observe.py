@@ -77,7 +77,8 @@ def install(app: FastAPI, service: Service) -> None:
     engine, endpoint = service.engine, service.config.otlp_endpoint
     spec = engine.spec
     formats = spec.dtype_name, spec.weights_held
-    metrics, overview = Metrics(engine.model_name, engine.stats, spec.page_bytes, formats), Overview(engine)
+    metrics = Metrics(engine.model_name, engine.stats, spec.page_bytes, formats)
+    overview = Overview(engine, service.prefills)
     tracing = None if endpoint is None else Tracing(otlp_exporter(endpoint), engine.model_name)
     service.watchers = (RequestLog(), metrics, overview.recent, *([] if tracing is None else [tracing]))
     around(app, lambda stack: Identified(stack, metrics.request_ended))

@@ -18,8 +18,8 @@ from headwater.server.answer.formats.parser import AnswerParser
 from headwater.server.answer.forms import TokenNames
 from headwater.server.answer.reply import Echo, echo_of, without_echo
 from headwater.server.http.errors import BadRequest, shown
-from headwater.server.http.exchange import ServedEngine
-from headwater.server.observe.record import Watcher
+from headwater.server.http.exchange import Exchange, ServedEngine
+from headwater.server.observe.record import RequestRecord, Watcher
 from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.prompt.encoding import Encoded, encode, longest_token
 from headwater.server.prompt.segments import SegmentEncoder
@@ -45,6 +45,7 @@ class Service:
         self.lengths = Lengths(engine, config)
         self.started = int(time.time())
         self.watchers: tuple[Watcher, ...] = ()
+        self.answering: dict[Exchange, RequestRecord] = {}  # submitted requests that have not ended
         self._other_names: set[str] = set()  # of models, as clients sent them
         self.names = TokenNames(engine.tokenizer)
         engine.tokenizer.no_truncation()
@@ -63,6 +64,15 @@ class Service:
     def capabilities(self) -> list[str]:
         """Abilities of the model by Ollama's names."""
         return ["completion", *self._dialect.capabilities]
+
+    def prefills(self) -> list[dict[str, object]]:
+        """Return requests that have waited longer than a stream's start for their prompts, in order of arrival."""
+        found = ((record, exchange.prefilled) for exchange, record in tuple(self.answering.items()))
+        return [
+            {**record.as_dict(), "computed_tokens": at[0], "prompt_tokens": at[1]}
+            for record, at in found
+            if at is not None and at[0] < at[1] and record.context.seconds >= self.config.stream_start
+        ]
 
     def note_model(self, name: str | None) -> None:
         """Warn in the log of a name that is not the model's, once for each: the server answers to any name."""

@@ -99,6 +99,7 @@ function show(body) {
   byId("model").textContent = body.model;
   byId("uptime").textContent = `up ${duration(body.time - body.started)}`;
   showTiles(body);
+  showPrefills(body.prefills);
   showMemory(body);
   showTiers(body.tiers);
   rate.show(state.samples);
@@ -127,6 +128,18 @@ function showTiles(body) {
   ];
   join(byId("tiles"), tiles, (tile) => tile[0], () => el("div", {}, el("dt"), el("dd"), el("dd", { class: "note" })), (tile, texts) => {
     texts.forEach((text, i) => (tile.children[i].textContent = text));
+  });
+}
+
+// A bar for each long prefill, if there are any.
+function showPrefills(prefills) {
+  set(byId("computing"), { hidden: prefills.length ? null : "" });
+  const make = () => el("li", {}, el("b"), el("span"), el("progress", { "aria-labelledby": "prefills-title" }));
+  join(byId("prefills"), prefills, (prefill) => prefill.request_id, make, (item, prefill) => {
+    const [name, share, bar] = item.children;
+    name.textContent = `${prefill.endpoint}, ${seconds(prefill.total_seconds)}`;
+    share.textContent = `${number(prefill.computed_tokens)} of ${number(prefill.prompt_tokens)} tokens`;
+    set(bar, { value: prefill.computed_tokens, max: prefill.prompt_tokens });
   });
 }
 
