@@ -93,6 +93,10 @@ class ServeConfig:
         choices=REASONING_FORMATS,
     )
 
+    billing_lines: bool = setting(
+        False, SWITCH, MODEL, "Keep agents' billing lines in system texts: each request has another, so nothing hits."
+    )
+
     memory: int = setting(
         4 * 10**9, BYTES, MEMORY, "Memory for KV, checkpoints and running states; GB is 10^9 bytes, GiB 2^30.", least=1
     )

@@ -1,5 +1,12 @@
 """Chat templates in the style of real ones, each with one of the habits that make boundaries hard to find."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 # strips the reasoning of turns before the last real query, as Qwen3.5's does; thinks unless told not to
 REASONING = """
 {%- if tools %}<|im_start|>system
@@ -89,3 +96,105 @@ ALTERNATING = """
 BROKEN = """
 {%- if messages | length > 1 or messages[0].content != 'hello' %}{{ raise_exception('no such luck') }}{% endif %}
 {{- messages[0].content }}"""
+
+
+# takes one system message, at the start, and needs a user's query; walks arguments as a mapping, as Qwen3.5's does
+STRICT = """
+{%- if messages[0].role == 'system' %}<|im_start|>system
+{{ messages[0].content | trim }}<|im_end|>
+{% endif %}
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}
+{%- if m.role == 'user' and not (m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>')) %}
+{%- set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- if ns.last < 0 %}{{ raise_exception('no query of a user') }}{% endif %}
+{%- for m in messages %}
+{%- if m.role == 'system' and not loop.first %}{{ raise_exception('the system comes first') }}
+{%- elif m.role == 'user' %}<|im_start|>user
+{{ m.content | trim }}<|im_end|>
+{% elif m.role == 'assistant' %}<|im_start|>assistant
+{% if loop.index0 > ns.last %}<think>
+{{ (m.reasoning_content or '') | trim }}
+</think>
+
+{% endif %}{{ m.content | trim }}
+{%- for call in m.tool_calls or [] %}
+{{- '\\n\\n' if loop.first and m.content | trim else ('' if loop.first else '\\n') }}<tool_call>
+<function={{ call.function.name }}>
+{% for name, value in call.function.arguments.items() %}<parameter={{ name }}>
+{{ value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}
+</parameter>
+{% endfor %}</function>
+</tool_call>
+{%- endfor %}<|im_end|>
+{% elif m.role == 'tool' %}<|im_start|>user
+<tool_response>
+{{ m.content }}
+</tool_response><|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{{ '<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n' }}{% endif %}"""
+
+# drops later system messages without a word, switches reasoning by words, and shows no thoughts, as Nemotron v2's does
+DROPPING = """
+{%- set ns = namespace(think=true) %}
+{%- for m in messages %}{% if m.role in ('user', 'system') %}
+{%- if '/think' in m.content %}{% set ns.think = true %}
+{%- elif '/no_think' in m.content %}{% set ns.think = false %}{% endif %}{% endif %}{% endfor -%}
+<S>System
+{{ messages[0].content.replace('/no_think', '').replace('/think', '').strip() if messages[0].role == 'system' }}
+
+{% for m in messages %}
+{%- if m.role == 'user' %}<S>User
+{{ m.content.replace('/no_think', '').replace('/think', '').strip() }}
+{% elif m.role == 'tool' %}<S>User
+<TOOL_RESPONSE>[{{ m.content }}]</TOOL_RESPONSE>
+
+{% elif m.role == 'assistant' %}<S>Assistant
+{{ m.content.strip() }}
+{%- if m.tool_calls %}<TOOLCALL>[
+{%- for call in m.tool_calls %}{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+{{- '' if loop.last else ', ' }}{% endfor %}]</TOOLCALL>{% endif %}
+<E>
+
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<S>Assistant
+{{ '<think>\\n\\n' if ns.think else '<think></think>' }}{% endif %}"""
+
+# joins parts by line ends, and takes system messages anywhere, as Granite 4's does
+LINES = """
+{%- for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}
+{{ m.content if m.content is string else m.content | map(attribute='text') | join('\\n') }}
+{%- for call in m.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+# marks answers for training, reads thoughts from `thinking`, and takes items() of arguments, as LFM2.5's does
+MARKING = """
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' %}{% generation %}
+{%- if m.thinking is defined %}<think>{{ m.thinking }}</think>{% endif %}{{ m.content }}
+{%- for call in m.tool_calls or [] %}{{ call.function.name }}(
+{%- for name, value in call.function.arguments.items() %}{{ name }}={{ value }};{% endfor %}){% endfor %}
+{%- endgeneration %}
+{%- else %}{{ m.content }}{% endif %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def published() -> list[Any]:
+    """Return the published templates as parameters of tests; tests of those that are not there are skipped."""
+    folder = Path(__file__).parents[3] / "shared" / "data" / "chat_templates"
+    found = sorted(folder.glob("*.jinja"))
+    missing = pytest.mark.skip("published chat templates are not beside the checkout")
+    return [pytest.param(path.read_text(), id=path.name.split(".chat")[0]) for path in found] or [
+        pytest.param("", id="published", marks=missing)
+    ]

@@ -13,7 +13,7 @@ from headwater.models.embedded import embedded
 from headwater.request import Boundaries
 from headwater.server.prompt.chat import ChatPrompter, common_prefix
 from headwater.server.prompt.template import ChatTemplate
-from headwater.server.requests.messages import Conversation, template_message
+from headwater.server.requests.messages import Conversation
 from tests.server import templates
 from tests.server.fake_engine import byte_tokenizer
 
@@ -179,26 +179,6 @@ def test_message_beginning_like_its_probe_still_gets_a_boundary():
     for text in ("Quick, why?", "zigzag?", "  Quick", ""):
         prompt = prepare(templates.DEFAULT_SYSTEM, [user(text)])
         assert text_before(prompt, prompt.boundaries.query_start).endswith("<|im_start|>user\n")
-
-
-def test_text_parts_are_joined_and_arguments_decoded():
-    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": [1, 2]}'}}
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    message = template_message({"role": "assistant", "content": parts, "tool_calls": [call], "name": None})
-    assert message["content"] == "ab"
-    assert message["tool_calls"][0]["function"]["arguments"] == {"a": [1, 2]}
-    assert "name" not in message
-    assert call["function"]["arguments"] == '{"a": [1, 2]}'
-
-
-def test_call_arguments_that_are_not_json_stay_unchanged():
-    call = {"type": "function", "function": {"name": "add", "arguments": "{oops"}}
-    assert template_message({"role": "assistant", "content": None, "tool_calls": [call]})["tool_calls"] == [call]
-
-
-def test_other_content_than_text_is_refused_by_name():
-    with pytest.raises(ValueError, match="image_url"):
-        template_message({"role": "user", "content": [{"type": "image_url", "image_url": {}}]})
 
 
 @given(st.text("ab"), st.text("ab"))

@@ -29,7 +29,7 @@ def request(*messages, **fields):
 
 
 def shown(body):
-    return list(body.conversation.messages)
+    return list(body.conversation().messages)
 
 
 def test_turn_with_reasoning_a_call_and_its_results_becomes_four_messages():
@@ -86,7 +86,7 @@ def test_breakpoints_are_found_in_system_tools_texts_and_results():
         system=[text("Be brief.", **MARK)],
         tools=[LOOK, {**LOOK, "name": "seek", **MARK}],
     )
-    found = body.conversation
+    found = body.conversation()
     assert found.breakpoints == (Breakpoint(0, 9), Breakpoint(1, 2), Breakpoint(3, 4))
     assert found.tool_breakpoints == (ToolBreakpoint(1),)
     assert "cache_control" not in str(found.tools) + str(found.messages)
@@ -94,22 +94,22 @@ def test_breakpoints_are_found_in_system_tools_texts_and_results():
 
 def test_breakpoint_on_a_call_stands_before_the_next_text():
     body = request("a", ("assistant", [text("b"), {**CALL, **MARK}]), ("user", [{**RESULT, "content": "c"}]))
-    assert body.conversation.breakpoints == (Breakpoint(2, 0),)
+    assert body.conversation().breakpoints == (Breakpoint(2, 0),)
     assert shown(body)[2]["content"] == "c"
 
 
 def test_breakpoint_of_the_request_stands_at_its_end():
     body = request("abc", **MARK)
-    assert body.conversation.breakpoints == (Breakpoint(0, 3),)
+    assert body.conversation().breakpoints == (Breakpoint(0, 3),)
 
 
 def test_more_than_four_breakpoints_are_refused():
     with pytest.raises(ValueError, match="5 parts have cache_control, at most 4"):
-        _ = request(("user", [text("a", **MARK)] * 4), **MARK, system=[text("b", **MARK)]).conversation
+        _ = request(("user", [text("a", **MARK)] * 4), **MARK, system=[text("b", **MARK)]).conversation()
 
 
 def test_segment_is_declared_on_a_block():
-    (part,) = request(("user", [text("A.", segment=True), text("why?")])).conversation.parts
+    (part,) = request(("user", [text("A.", segment=True), text("why?")])).conversation().parts
     assert (part.start, part.end, part.segment) == (0, 2, True)
 
 
@@ -126,14 +126,14 @@ def test_line_for_accounting_is_removed_from_the_system_prompt(system):
 def test_tools_are_spelled_as_chats():
     body = request(tools=[{**LOOK, "type": "custom", "strict": True, "input_examples": [{"q": "x"}]}])
     function = {"name": "look", "description": "d", "parameters": SCHEMA, "strict": True}
-    assert body.conversation.tools == [{"type": "function", "function": function}]
+    assert body.conversation().tools == [{"type": "function", "function": function}]
     assert body.warnings == []
 
 
 def test_tools_that_anthropic_runs_are_left_out_with_a_warning():
     hosted = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}, {"type": "mcp_toolset"}]
     body = request(tools=[LOOK, *hosted])
-    assert [tool["function"]["name"] for tool in body.conversation.tools] == ["look"]
+    assert [tool["function"]["name"] for tool in body.conversation().tools] == ["look"]
     (warning,) = body.warnings
     assert "web_search_20250305" in warning
     assert "mcp_toolset" in warning
@@ -167,12 +167,12 @@ def test_choices_are_spelled_as_chats(choice, mode, names, one):
 def test_reasoning_is_off_unless_it_is_requested(thinking, on):
     body = request(thinking=thinking)
     assert body.thinks is on
-    assert body.conversation.variables == {"enable_thinking": on, "thinking": on}
+    assert body.conversation().variables == {"enable_thinking": on, "thinking": on}
 
 
 def test_variables_of_the_template_are_the_clients_last_word():
     body = request(chat_template_kwargs={"enable_thinking": True, "x": 1})
-    assert body.conversation.variables == {"enable_thinking": True, "thinking": False, "x": 1}
+    assert body.conversation().variables == {"enable_thinking": True, "thinking": False, "x": 1}
 
 
 @pytest.mark.parametrize("place", ["output_format", "output_config"])
@@ -198,15 +198,11 @@ def test_count_needs_no_greatest_length_and_may_end_with_an_answer():
     [
         ({"messages": []}, ["messages", "at least 1"]),
         ({"messages": [("alien", "x")]}, ["role", "'user'"]),
-        ({"messages": [("user", None)]}, ["content"]),
-        ({"messages": [("user", [])]}, ["0 blocks", "1"]),
-        ({"messages": [("user", [{"type": "image", "source": {}}])]}, ["'image'", "'text'"]),
         ({"messages": [("user", [text(5)])]}, ["text"]),
         ({"messages": [("user", [CALL])]}, ["'user'", "'tool_use'"]),
         ({"messages": [("assistant", [{**RESULT}]), ("user", "x")]}, ["'assistant'", "'tool_result'"]),
         ({"messages": [("user", "x"), ("assistant", "The answer is (")]}, ["messages", "assistant"]),
         ({"messages": [("user", [{**RESULT, "content": [CALL]}])]}, ["tool_use"]),
-        ({"messages": [("user", [{"type": "document", "source": {"type": "url", "url": "x"}}])]}, ["'url'"]),
         ({"messages": [("user", [{"type": "document", "source": {"type": "text", "data": "x"},
                                   "citations": {"enabled": True}}])]}, ["citations"]),
         ({"max_tokens": -1}, ["max_tokens", "0"]),

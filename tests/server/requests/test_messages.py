@@ -14,7 +14,7 @@ from headwater.models.load import load_model
 from headwater.plan import Retention
 from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.prompt.template import ChatTemplate
-from headwater.server.requests.messages import Breakpoint, ToolBreakpoint, conversation, template_message
+from headwater.server.requests.messages import Breakpoint, ToolBreakpoint, conversation
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make
 from tests.server import templates
@@ -57,22 +57,18 @@ def text(words, **more):
     ],
 )  # fmt: skip
 def test_client_messages_become_template_messages(sent, shown):
-    assert template_message(sent) == shown
+    assert conversation([sent]).messages == (shown,)
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", None, 3])
 def test_content_parts_other_than_text_are_refused_by_type(kind):
     with pytest.raises(ValueError, match=repr(kind)):
-        template_message({"role": "user", "content": [{"type": kind}]})
-
-
-def test_arguments_nested_too_deep_stay_as_they_were():
-    deep = {"function": {"name": "f", "arguments": "[" * 100_000}}
-    assert template_message({"role": "assistant", "content": "", "tool_calls": [deep]})["tool_calls"] == [deep]
+        conversation([{"role": "user", "content": [{"type": kind}]}])
 
 
 def prepared(template, messages, tools=None):
-    return ChatPrompter(byte_tokenizer(), ChatTemplate(template)).prepare(conversation(messages, tools))
+    prompter = ChatPrompter(byte_tokenizer(), ChatTemplate(template))
+    return prompter.prepare(conversation(messages, tools, rules=prompter.rules))
 
 
 def before(prompt, position):

@@ -29,7 +29,7 @@ def error_of(response, status=400):
         ({"messages": [{"role": "alien", "content": "x"}]}, "messages.0.role", ["'alien'", "'assistant'"]),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "messages.0.content.0",
+            "messages",
             ["'image'", "'text'"],
         ),
         ({"system": [{"type": "text", "text": "a", **MARK}] * 5}, "messages", ["5", "4"]),

@@ -239,11 +239,10 @@ def test_options_of_the_runner_and_unknown_ones_are_ignored(engine):
         (CHAT, {"think": "much"}, ["think", "much"]),
         (CHAT, {"top_logprobs": 21}, ["top_logprobs", "21", "20"]),
         (CHAT, {"messages": [{"role": "alien", "content": "x"}]}, ["messages.0.role", "alien", "'assistant'"]),
-        (CHAT, {"messages": [{"role": "user"}]}, ["messages.0.content", "'user'"]),
         (
             CHAT,
             {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]},
-            ["messages.0.images", "images is"],
+            ["message 0", "image"],
         ),
         (CHAT, {"messages": [*HELLO, {"role": "assistant", "content": "He"}]}, ["messages", "does not continue"]),
         (CHAT, {"tools": [{"type": "function", "function": {}}]}, ["tools.0.function.name"]),

@@ -306,7 +306,8 @@ def test_whole_message_gives_the_items_that_its_deltas_give(size):
         ({"input": [{"content": "x"}]}, ["role"]),
         ({"input": [{"type": "function_call_output"}]}, ["input.0.output"]),
         ({"input": [{"type": ["x"]}]}, ["type"]),
-        ({"max_output_tokens": 0}, ["max_output_tokens", "0", "1"]),
+        ({"max_output_tokens": -2}, ["max_output_tokens", "-2", "-1"]),
+        ({"reasoning": {"effort": "much"}}, ["effort", "much", "minimal"]),
         ({"max_output_tokens": 10**9}, ["1,000,000,000", "4,096"]),
         ({"temperature": 3}, ["temperature", "3", "2"]),
         ({"store": True}, ["store", "True"]),
@@ -339,7 +340,6 @@ LONG = {"role": "user", "content": "a" * 5000}
     [
         ({"instructions": "i", "input": [{"role": "system", "content": "s"}, SAYS, {"role": "x"}]}, "input.2.role"),
         ({"input": [SAYS, {"content": "x"}]}, "input.1.role"),
-        ({"input": [SAYS, {"role": "user"}]}, "input.1.content"),
         ({"input": [SAYS, {"role": "user", "content": [5]}]}, "input.1.content"),
         ({"input": [SAYS, {"type": "function_call_output", "output": 5}]}, "input.1.output"),
         ({"input": [SAYS, {"type": "x"}]}, "input.1.type"),
@@ -362,4 +362,4 @@ def test_answer_may_have_no_text_after_its_reasoning(engine):
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
     empty = {"role": "assistant", "content": None}
     assert send(engine, "POST", "/v1/responses", json={"input": [SAYS, thought, empty, SAYS]}).status_code == 200
-    assert error(send(engine, "POST", "/v1/responses", json={"input": [empty, SAYS]}))["param"] == "input.0.content"
+    assert send(engine, "POST", "/v1/responses", json={"input": [empty, SAYS]}).status_code == 200

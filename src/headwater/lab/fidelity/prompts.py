@@ -64,7 +64,7 @@ class Prompts:
         if item.tools:
             asked["tools"] = list(item.tools)
         body = ChatRequest.model_validate(asked)
-        made = self._chat.prepare(body.conversation)
+        made = self._chat.prepare(body.conversation(self._chat.rules))
         return Prompt(made.prompt, made.segments)
 
     def read(self, path: Path) -> Iterator[Prompt]:

@@ -8,7 +8,7 @@ nothing, drops its boundary.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -20,9 +20,11 @@ from headwater.errors import TemplateError
 from headwater.plan import Retention
 from headwater.request import Boundaries, Generation, SamplingParams
 from headwater.server.prompt.encoding import Encoded
+from headwater.server.prompt.rules import rules_of
 from headwater.server.prompt.segments import Edge, SegmentEncoder, as_segment, marked, rendered_marks, shown
 from headwater.server.prompt.template import ChatTemplate
-from headwater.server.requests.messages import Breakpoint, Conversation, Message
+from headwater.server.requests.content import Message, is_tool_response
+from headwater.server.requests.messages import Breakpoint, Conversation
 
 REASONING, ANSWER, QUESTION = "Hm, thus.", "Quite so.", "Quick, why?"  # texts that probes put into a conversation
 PROBE_TEXTS = ("Quick, why?", "zigzag?")  # for a message: one of them begins with another character
@@ -30,15 +32,22 @@ PROBE_TEXTS = ("Quick, why?", "zigzag?")  # for a message: one of them begins wi
 PROBE_TOOL = {"type": "function", "function": {"name": "zigzag", "parameters": {"type": "object", "properties": {}}}}
 TAIL_CHARACTERS = 200  # of the prompt, in which an open reasoning tag is searched
 OPEN_REASONING = re.compile(r"<(\w*think\w*)>\s*\Z")  # a generation prompt that leaves the reasoning open
-TOOL_RESPONSE = re.compile(r"\s*<tool_response>")  # some clients send a tool's result as a user's message
 
 
 class ChatPrompter:
     """Builder of prompts from conversations. Thread safe."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, encoder: SegmentEncoder | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        encoder: SegmentEncoder | None = None,
+        billing: bool = False,
+    ) -> None:
+        """`billing`: lines for a provider's accounting stay in the system's text."""
         self._encoder = SegmentEncoder(tokenizer) if encoder is None else encoder
         self._template = template.replacing(self._encoder.separator, Edge.SEPARATOR.value)
+        self.rules = rules_of(template, billing)
 
     def prepare(self, conversation: Conversation, namespace: str = "") -> Generation:
         """Return a generation of default sampling with the prompt, its boundaries and segments, and `keep_output`.
@@ -46,18 +55,14 @@ class ChatPrompter:
         Raises TemplateError if the template refuses the conversation itself; probes may fail. Text that was tokenised
         before for this namespace is not tokenised again.
         """
-        conversation = marked(self._addressed(conversation), self._encoder.separator)
-        text = self._render(conversation, generate=True)
+        conversation = marked(conversation, self._encoder.separator)
+        try:
+            text = self._render(conversation, generate=True)
+        except TemplateError as error:
+            raise TemplateError(f"{error}{self._blamed(conversation)}") from error
         encoded = self._encoder.encode(text, rendered_marks(text), namespace)
         probed = self._probe(conversation, text, encoded)
         return Generation(encoded.ids, SamplingParams(), namespace, *probed, segments=encoded.segments)
-
-    def _addressed(self, conversation: Conversation) -> Conversation:
-        """Give developers' messages the role of the system if the template has no such role."""
-        if self._template.mentions("developer"):
-            return conversation
-        messages = ({**m, "role": "system"} if m["role"] == "developer" else m for m in conversation.messages)
-        return replace(conversation, messages=tuple(messages))
 
     def _render(self, conversation: Conversation, generate: bool) -> str:
         variables = {**conversation.variables, "tools": conversation.tools, "add_generation_prompt": generate}
@@ -116,6 +121,18 @@ class ChatPrompter:
             tools = [*(conversation.tools or ())[: after.tool + 1], PROBE_TOOL]
             yield self._try_render(replace(conversation, tools=tools), generate=True), after.ttl
 
+    def _blamed(self, conversation: Conversation) -> str:
+        """Return the end of an error that names the first message which the template refuses, if one does."""
+        taken = bisect_left(
+            range(1, len(conversation.messages)),
+            True,
+            key=lambda n: self._try_render(replace(conversation, messages=conversation.messages[:n]), True) is None,
+        )
+        if len(conversation.messages) < 2 or taken == 0:
+            return ""
+        number, role = conversation.origins[taken], conversation.messages[taken]["role"]
+        return f" (message {number}, of role {role!r}, is the first that it refuses)"
+
     def _try_render(self, conversation: Conversation, generate: bool = False) -> str | None:
         try:
             return self._render(conversation, generate)
@@ -126,7 +143,7 @@ class ChatPrompter:
 def queries_of(conversation: Conversation) -> list[int]:
     """Return the numbers of the messages with a user's query."""
     messages = enumerate(conversation.messages)
-    return [i for i, m in messages if m["role"] == "user" and not TOOL_RESPONSE.match(m["content"])]
+    return [i for i, m in messages if m["role"] == "user" and not is_tool_response(m["content"])]
 
 
 def with_documents(conversation: Conversation) -> list[Message]:

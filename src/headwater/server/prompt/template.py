@@ -13,6 +13,7 @@ import jinja2
 import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
+import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headwater.errors import TemplateError
@@ -86,6 +87,16 @@ class _Environment(ImmutableSandboxedEnvironment):
         return left * right
 
 
+class _Generation(jinja2.ext.Extension):
+    """Tag {% generation %}, which marks answers for training: its body is rendered as if it were not there."""
+
+    tags = {"generation"}  # noqa: RUF012  # as the base class has it
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 @lru_cache(maxsize=32)
 def _compiled(source: str) -> tuple[set[str], jinja2.Template]:
     """Compile the template with a step counted at the start of each body of a loop or macro.
@@ -131,7 +142,7 @@ def _too_much(characters: int) -> TemplateError:
 
 
 def _environment() -> jinja2.Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
     environment.filters["tojson"] = _to_json
     environment.filters[STEPS] = _step
     environment.globals["raise_exception"] = _raise_exception

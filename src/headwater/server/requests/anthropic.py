@@ -6,26 +6,33 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
-from headwater.server.requests.chat import CONTINUED, THINKING_SWITCHES, ChatMessage, ConversationRequest
+from headwater.server.requests.chat import CONTINUED, ChatMessage, ConversationRequest, Effort, thinking_variables
+from headwater.server.requests.content import Message
 from headwater.server.requests.lengths import MAX_TOKENS
-from headwater.server.requests.messages import Message
-from headwater.server.requests.sampling import NEUTRAL, Stops
+from headwater.server.requests.sampling import NEUTRAL, Stops, Whole
 from headwater.server.requests.tools import MAX_TOOLS, FunctionName, ToolDefinition, ToolUse, dropped_tools, tool_use
 
 # fields that this server cannot honour, in addition to those of all requests
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],), "n": (1,)}
-# Claude Code's first line of a system prompt: it is for Anthropic's accounting, and differs in each request
-BILLING = "x-anthropic-billing-header:"
 
 CacheControl = dict[str, Any]  # checked with the whole conversation
 TEXT_OR_BLOCKS = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]})
 
 
 def as_blocks(content: Any) -> Any:
-    """Return a text as a list of one block."""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    """Return a text as a list of one block, and no content as an empty list."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content or []
 
 
 class Block(BaseModel, strict=True):
@@ -118,8 +125,37 @@ def headed(text: str, *heads: str | None) -> str:
     return "\n".join([*(head for head in heads if head), text]) + "\n\n"
 
 
-Shown = TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
-ShownBlocks = Annotated[list[Annotated[Shown, Field(discriminator="type")]], BeforeValidator(as_blocks), TEXT_OR_BLOCKS]
+class OtherBlock(Block):
+    """Block that this model cannot read, such as an image. In a history a placeholder stands for it."""
+
+    type: str
+
+    def part(self) -> dict[str, Any]:
+        """Return the block as a part of a chat message: only its type."""
+        given = {"type": self.type, "cache_control": self.cache_control}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def kind_of(block: Any) -> Any:
+    """Return the type of a block; "other" for types that are not read, and for documents that are not text."""
+    if isinstance(block, Block):
+        return block.type  # type: ignore[attr-defined]
+    kind, source = (block.get("type"), block.get("source")) if isinstance(block, dict) else (block, None)
+    if not isinstance(kind, str):
+        return None
+    if kind == "document" and isinstance(source, dict) and source.get("type") not in ("text", "content"):
+        return "other"
+    return kind if kind in READ_TYPES else "other"
+
+
+Shown = (
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[DocumentBlock, Tag("document")]
+    | Annotated[SearchResultBlock, Tag("search_result")]
+    | Annotated[ToolReferenceBlock, Tag("tool_reference")]
+    | Annotated[OtherBlock, Tag("other")]
+)
+ShownBlocks = Annotated[list[Annotated[Shown, Discriminator(kind_of)]], BeforeValidator(as_blocks), TEXT_OR_BLOCKS]
 
 
 class ToolResultBlock(Block):
@@ -147,24 +183,30 @@ class RedactedThinkingBlock(Block):
     type: Literal["redacted_thinking"]
 
 
-AnyBlock = Shown | ToolResultBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock
+AnyBlock = (
+    Shown
+    | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
+)
+READ_TYPES = (
+    *("text", "document", "search_result", "tool_reference"),
+    *("tool_result", "tool_use", "thinking", "redacted_thinking"),
+)
 # of each role, in addition to blocks with text
 OTHER_BLOCKS = {"user": ("tool_result",), "assistant": ("tool_use", "thinking", "redacted_thinking"), "system": ()}
 
 
 class AnthropicMessage(BaseModel, strict=True):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        list[Annotated[AnyBlock, Field(discriminator="type")]], BeforeValidator(as_blocks), TEXT_OR_BLOCKS
-    ]
+    content: Annotated[list[Annotated[AnyBlock, Discriminator(kind_of)]], BeforeValidator(as_blocks), TEXT_OR_BLOCKS]
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> AnthropicMessage:
         for block in self.content:
-            if not isinstance(block, ShownBlock) and block.type not in OTHER_BLOCKS[self.role]:
+            if not isinstance(block, ShownBlock | OtherBlock) and block.type not in OTHER_BLOCKS[self.role]:
                 raise ValueError(f"content of role {self.role!r} has a block of type {block.type!r}")
-        if not self.content and self.role != "assistant":
-            raise ValueError(f"content of role {self.role!r} has 0 blocks, at least 1 is needed")
         return self
 
 
@@ -211,8 +253,9 @@ class ToolChoice(BaseModel, strict=True):
 
 
 class Thinking(BaseModel, strict=True):
-    """Reasoning before the answer, on or off. `budget_tokens` and `display` are ignored."""
+    """Reasoning before the answer, on or off. `display` is ignored."""
 
+    budget_tokens: int | None = Field(None, ge=0)
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
 
 
@@ -223,6 +266,7 @@ class JsonFormat(BaseModel, strict=True):
 
 class OutputConfig(BaseModel, strict=True):
     format: JsonFormat | None = None
+    effort: Effort | None = None
 
 
 class CountTokensRequest(ConversationRequest):
@@ -248,7 +292,9 @@ class CountTokensRequest(ConversationRequest):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        return dict.fromkeys(THINKING_SWITCHES, self.thinks) | super().template_variables
+        effort = self.output_config and self.output_config.effort
+        level = {"reasoning_effort": effort} if effort else {}
+        return thinking_variables(self.thinks) | level | super().template_variables
 
     @property
     def tool_use(self) -> ToolUse:
@@ -260,7 +306,7 @@ class CountTokensRequest(ConversationRequest):
         return dropped_tools(str(tool.type) for tool in self.tools or () if tool.foreign)
 
     def chat_messages(self) -> list[ChatMessage]:
-        system = parts(without_billing(self.system or ()))
+        system = parts(self.system or ())
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
         messages += messages_of(self.messages)
         if self.cache_control is not None:
@@ -287,7 +333,9 @@ class CountTokensRequest(ConversationRequest):
 class MessagesRequest(CountTokensRequest):
     """Body of /v1/messages."""
 
-    max_tokens: int = Field(ge=0, le=MAX_TOKENS)  # 0: the prompt is computed and cached, and the answer left out
+    max_tokens: Annotated[
+        int, Field(ge=0, le=MAX_TOKENS), Whole
+    ]  # 0: the prompt is computed and cached, and the answer left out
 
     @field_validator("messages")
     @classmethod
@@ -303,13 +351,6 @@ class MessagesRequest(CountTokensRequest):
     @property
     def may_be_cut(self) -> bool:
         return True
-
-
-def without_billing(system: Sequence[TextBlock]) -> list[TextBlock]:
-    """Remove Claude Code's line of accounting: with it, no prompt would begin like the one before."""
-    lines = [block.text.partition("\n")[2] if block.text.startswith(BILLING) else block.text for block in system]
-    kept = [block.model_copy(update={"text": text}) for block, text in zip(system, lines, strict=True)]
-    return [block for block in kept if block.text]
 
 
 def messages_of(messages: Sequence[AnthropicMessage]) -> list[Message]:
@@ -362,5 +403,5 @@ def result_of(block: ToolResultBlock) -> Message:
 
 
 def parts(blocks: Sequence[AnyBlock]) -> list[dict[str, Any]]:
-    """Return the blocks that have a text, as parts of a chat message."""
-    return [block.part() for block in blocks if isinstance(block, ShownBlock)]
+    """Return the blocks of a content, except calls and the like, as parts of a chat message."""
+    return [block.part() for block in blocks if isinstance(block, ShownBlock | OtherBlock)]

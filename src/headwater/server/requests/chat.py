@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
 from headwater.request import Constraint
 from headwater.server.http.errors import of_field
-from headwater.server.requests.lengths import MAX_SEGMENTS, MAX_TOKENS
-from headwater.server.requests.messages import Conversation, conversation
-from headwater.server.requests.sampling import SCORED, SamplingRequest, TokenId
+from headwater.server.requests.lengths import MAX_SEGMENTS
+from headwater.server.requests.messages import PLAIN, Conversation, conversation
+from headwater.server.requests.normal_form import MessageRules
+from headwater.server.requests.sampling import SCORED, SamplingRequest, TokenId, TokenLimit, Whole, limited
 from headwater.server.requests.structured import FLEXIBLE, only_one, schema_constraint
 from headwater.server.requests.tools import MAX_TOOLS, ToolDefinition, ToolUse, answer_schema, tool_use
 
@@ -22,6 +22,8 @@ DEFAULT_COMPLETION_TOKENS = 16
 CONTINUED = "the last message is the assistant's, which this server does not continue: end with a user's"
 # switches of reasoning in chat templates: Qwen's, GLM's and Nemotron's; DeepSeek's, Granite's and Kimi's
 THINKING_SWITCHES = ("enable_thinking", "thinking")
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # of reasoning, as several APIs name it
 
 # chat fields with their neutral values: a completion that ignored other values would be wrong
 CHAT_ONLY = {"response_format": ({"type": "text"},), "tools": ([],), "documents": ([],)}
@@ -41,7 +43,7 @@ class CompletionRequest(SamplingRequest):
     echo: bool | None = None
     best_of: int | None = None
     prompt_logprobs: PromptLogprobs = None
-    max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)  # 0: the prompt is scored, and no token generated
+    max_tokens: TokenLimit | None = None  # 0: the prompt is scored, and no token generated; -1: all that it leaves
 
     @field_validator("prompt", mode="wrap")
     @classmethod
@@ -75,37 +77,29 @@ class CompletionRequest(SamplingRequest):
 
     @property
     def wanted_tokens(self) -> int | None:
-        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        if self.max_tokens is None:
+            return DEFAULT_COMPLETION_TOKENS
+        return None if self.max_tokens < 0 else self.max_tokens
 
     @property
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
 
 
-# fields of an assistant's message that may stand without content, as templates and OpenAI allow
-INSTEAD_OF_CONTENT = ("function_call", "refusal", "audio", "reasoning_content", "reasoning")
-
-
 class ChatMessage(BaseModel, extra="allow"):
     """Message of a conversation; fields that are not named here are passed on to the template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[dict[str, Any] | str] | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
-    @model_validator(mode="after")
-    def _says_something(self) -> ChatMessage:
-        """Raise an error for a message without content, unless it is an assistant's with a field instead."""
-        instead = [self.tool_calls, *((self.model_extra or {}).get(name) for name in INSTEAD_OF_CONTENT)]
-        optional = self.role == "function" or (self.role == "assistant" and any(instead))
-        if self.content is None and not optional:
-            raise without_content(self.role)
-        return self
 
-
-def without_content(role: str) -> PydanticCustomError:
-    """Return the error for a message that lacks its content."""
-    return of_field("content", f"is missing or null, and a message of role {role!r} needs one")
+def thinking_variables(wanted: bool | str | None) -> dict[str, Any]:
+    """Return the template's variables for reasoning: on, off or a level; none for None, the template's own choice."""
+    if wanted is None:
+        return {}
+    level = {"reasoning_effort": wanted} if isinstance(wanted, str) and wanted != "none" else {}
+    return dict.fromkeys(THINKING_SWITCHES, wanted not in (False, "none")) | level
 
 
 class Document(BaseModel, extra="allow", strict=True):
@@ -143,8 +137,9 @@ def conversation_of(
     tools: Sequence[ToolDefinition] | None,
     variables: dict[str, Any] | None,
     documents: Sequence[Document] | None,
+    rules: MessageRules = PLAIN,
 ) -> Conversation:
-    """Return the conversation for the template. Raises ValueError for content without text, and for bad breakpoints.
+    """Return the conversation in the normal form of the template's rules. Raises ValueError as `conversation` does.
 
     Templates show the tools whatever tool_choice is, so that it does not change what can be cached.
     """
@@ -153,6 +148,7 @@ def conversation_of(
         [definition.sent for definition in tools or ()],
         variables,
         [document.model_dump(exclude_none=True) for document in documents or ()],
+        rules,
     )
 
 
@@ -191,10 +187,9 @@ class ConversationRequest(SamplingRequest, ABC):
         """Parts of the request that were left out, as sentences for the client."""
         return []
 
-    @property
-    def conversation(self) -> Conversation:
-        """The conversation for the template; raises ValueError as `conversation_of` does."""
-        return conversation_of(self.chat_messages(), self.chat_tools(), self.template_variables, self.documents)
+    def conversation(self, rules: MessageRules = PLAIN) -> Conversation:
+        """Return the conversation for a template of these rules; raises ValueError as `conversation_of` does."""
+        return conversation_of(self.chat_messages(), self.chat_tools(), self.template_variables, self.documents, rules)
 
     @property
     def tool_use(self) -> ToolUse:
@@ -221,10 +216,11 @@ class ChatRequest(ConversationRequest):
     tools: ToolDefinitions | None = None
     tool_choice: Any = None
     response_format: Any = None
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    max_completion_tokens: TokenLimit | None = None
+    reasoning_effort: Effort | None = None
     prediction: Prediction | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), Whole] | None = None
     prompt_logprobs: PromptLogprobs = None
 
     @model_validator(mode="after")
@@ -248,7 +244,11 @@ class ChatRequest(ConversationRequest):
 
     @property
     def wanted_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return limited(self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        return thinking_variables(self.reasoning_effort) | super().template_variables
 
     @property
     def predicted_text(self) -> str:

@@ -1,8 +1,7 @@
-"""Messages as chat templates expect them, from the many forms in which clients send them."""
+"""Conversations as chat templates expect them, with the places in them that clients mark."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,22 +9,11 @@ from functools import reduce
 from typing import Any
 
 from headwater.request import TIMES_TO_LIVE
-
-Message = dict[str, Any]
+from headwater.server.requests.content import Message
+from headwater.server.requests.normal_form import MessageRules, NormalMessage, normal_form
 
 MAX_BREAKPOINTS = 4  # of cache_control in a request, as at Anthropic
-TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> its field
-THOUGHT_PARTS = ("thinking", "redacted_thinking", "reasoning")  # not content, but clients send them back
-# fields of answers that clients send back and no template reads
-ANSWER_ONLY_FIELDS = (
-    "refusal",
-    "audio",
-    "annotations",
-    "function_call",
-    "cache_control",
-    "reasoning",
-    "provider_specific_fields",
-)
+PLAIN = MessageRules()  # of a template that shows each message as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +55,7 @@ class Conversation:
     tool_breakpoints: tuple[ToolBreakpoint, ...] = ()
     parts: tuple[DeclaredPart, ...] = ()  # ascending
     documents: tuple[dict[str, Any], ...] = ()  # each with a text
+    origins: tuple[int, ...] = ()  # of each message: the number of the client's that it comes from
 
 
 def conversation(
@@ -74,79 +63,45 @@ def conversation(
     tools: list[dict[str, Any]] | None = None,
     variables: dict[str, Any] | None = None,
     documents: Iterable[dict[str, Any]] = (),
+    rules: MessageRules = PLAIN,
 ) -> Conversation:
-    """Translate messages for templates, and find breakpoints and declared parts in them.
+    """Return the conversation in normal form, with the breakpoints and declared parts in it.
 
-    Raises ValueError for content that is not text, for breakpoints that are too many or of an unknown type or time to
-    live, and for a `segment` that is not on a part with a text.
+    Raises ValueError as `normal_form` does, for breakpoints that are too many or of an unknown type or time to live,
+    and for a `segment` that is not on a part with a text.
     """
+    variables = dict(variables or {})
+    if isinstance(effort := variables.get("reasoning_effort"), str):
+        variables["reasoning_effort"] = rules.effort(effort)
     sent = list(messages)
-    breakpoints = [point for i, message in enumerate(sent) for point in _breakpoints(i, message)]
+    for number, message in enumerate(sent):
+        if message.get("segment") is not None:
+            raise ValueError(f"message {number} has a field segment, which only parts of its content may have")
+    normal = normal_form(sent, rules, variables.get("enable_thinking"))
+    breakpoints = [point for i, one in enumerate(normal) for point in _breakpoints(i, one.message)]
     tool_breakpoints = tuple(point for i, tool in enumerate(tools or ()) for point in _breakpoints_of_tool(i, tool))
     total = len(breakpoints) + len(tool_breakpoints)
     if total > MAX_BREAKPOINTS:
         raise ValueError(f"{total:,} parts have cache_control, at most {MAX_BREAKPOINTS:,} are accepted")
     return Conversation(
-        tuple(template_message(message) for message in sent),
+        tuple({**one.message, "content": "".join(part["text"] for part in one.message["content"])} for one in normal),
         [_plain_tool(tool) for tool in tools] if tools else None,
-        variables or {},
+        variables,
         breakpoints=tuple(breakpoints),
         tool_breakpoints=tool_breakpoints,
-        parts=tuple(part for i, message in enumerate(sent) for part in _declared_parts(i, message)),
+        parts=tuple(part for i, one in enumerate(normal) for part in _declared_parts(i, one)),
         documents=tuple(documents),
+        origins=tuple(one.origin for one in normal),
     )
 
 
-def template_message(message: Message) -> Message:
-    """Return a message with its text as one string, arguments of calls decoded, and older spellings replaced."""
-    shaped = {key: value for key, value in message.items() if value is not None and key not in ANSWER_ONLY_FIELDS}
-    shaped["content"] = "".join(text for text, _ in _texts(message))
-    if shaped.get("role") == "function":
-        shaped["role"] = "tool"
-    calls = shaped.pop("tool_calls", None)
-    if not calls and isinstance(called := message.get("function_call"), dict):
-        calls = [{"type": "function", "function": called}]
-    if calls:
-        shaped["tool_calls"] = [_decoded(call) for call in calls]
-    if isinstance(thought := message.get("reasoning_content") or message.get("reasoning") or _thought(message), str):
-        shaped["reasoning_content"] = thought
-    return shaped
-
-
-def _texts(message: Message) -> list[tuple[str, Any]]:
-    """Return the texts of a message's content, each with its part; raise ValueError for parts without text."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return [(content or message.get("refusal") or "", message)]
-    texts = []
-    for part in content:
-        kind = part.get("type")
-        if kind in THOUGHT_PARTS:
-            continue
-        text = part.get(TEXT_PARTS.get(kind, "")) if isinstance(kind, str) else None
-        if not isinstance(text, str):
-            raise ValueError(f"content has a part of type {kind!r}, this model takes 'text' with a text")
-        texts.append((text, part))
-    return texts
-
-
-def _thought(message: Message) -> str | None:
-    """Return the reasoning that a client sends back as parts of the content."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    texts = [part.get("thinking", part.get("text")) for part in parts if part.get("type") in THOUGHT_PARTS]
-    return "".join(text for text in texts if isinstance(text, str)) or None
-
-
 def _breakpoints(number: int, message: Message) -> list[Breakpoint]:
-    """Return the breakpoints in a message's content, and at its end."""
+    """Return the breakpoints in a message's content."""
     found, characters = dict[int, float | None](), 0
-    for text, part in _texts(message):
-        characters += len(text)
-        if part is not message and (control := _cache_control(part)) is not None:
+    for part in message["content"]:
+        characters += len(part["text"])
+        if (control := _cache_control(part)) is not None:
             found[characters] = _longer(found.get(characters), _ttl(control))
-    if (control := _cache_control(message)) is not None:
-        found[characters] = _longer(found.get(characters), _ttl(control))
     return [Breakpoint(number, *place) for place in found.items()]
 
 
@@ -180,20 +135,18 @@ def _ttl(control: dict[str, Any]) -> float | None:
     return TIMES_TO_LIVE[ttl]
 
 
-def _declared_parts(number: int, message: Message) -> list[DeclaredPart]:
-    """Return the parts with a field `segment`; raise ValueError for an empty segment, or the field on a message."""
+def _declared_parts(number: int, one: NormalMessage) -> list[DeclaredPart]:
+    """Return the parts with a field `segment`; raise ValueError for an empty segment."""
     found, characters = [], 0
-    for text, part in _texts(message):
-        start, characters = characters, characters + len(text)
+    for part in one.message["content"]:
+        start, characters = characters, characters + len(part["text"])
         declared = part.get("segment")
         if declared is None:
             continue
         if not isinstance(declared, bool):
-            raise ValueError(f"segment of message {number} is {repr(declared)[:100]}, it must be true or false")
-        if part is message:
-            raise ValueError(f"message {number} has a field segment, which only parts of its content may have")
-        if declared and not text:
-            raise ValueError(f"a segment of message {number} has 0 characters, at least 1 is needed")
+            raise ValueError(f"segment of message {one.origin} is {repr(declared)[:100]}, it must be true or false")
+        if declared and not part["text"]:
+            raise ValueError(f"a segment of message {one.origin} has 0 characters, at least 1 is needed")
         found.append(DeclaredPart(number, start, characters, declared))
     return found
 
@@ -208,15 +161,3 @@ def _plain_tool(tool: dict[str, Any]) -> dict[str, Any]:
     if isinstance(function := plain.get("function"), dict):
         plain["function"] = {key: value for key, value in function.items() if key != "cache_control"}
     return plain
-
-
-def _decoded(call: dict[str, Any]) -> dict[str, Any]:
-    """Decode the arguments of a call; arguments that are not JSON stay as they are, for the template to handle."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}

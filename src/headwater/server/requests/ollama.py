@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from headwater.server.http.errors import of_field
 from headwater.server.requests.chat import (
     CONTINUED,
     MAX_TOP_LOGPROBS,
-    THINKING_SWITCHES,
     ChatMessage,
     CompletionRequest,
     ConversationRequest,
+    Effort,
     ToolDefinitions,
-    without_content,
+    thinking_variables,
 )
 from headwater.server.requests.lengths import MAX_TOKENS
 from headwater.server.requests.sampling import (
@@ -29,6 +29,8 @@ from headwater.server.requests.sampling import (
     Temperature,
     TopK,
     TopP,
+    Whole,
+    limited,
     refuse_unsupported,
 )
 from headwater.server.requests.tools import ToolDefinition, answer_schema
@@ -45,23 +47,15 @@ SAME = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 RANDOM_SEED = -1
 
 
-def whole(value: Any) -> Any:
-    """Return 40 for 40.0: programs that know one type of number write whole numbers so."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Whole = BeforeValidator(whole)
-
-
 class OllamaOptions(BaseModel, allow_inf_nan=False, strict=True):
     """Options of sampling by Ollama's names. Options that are not named here are ignored."""
 
     num_predict: Annotated[int, Field(ge=-2, le=MAX_TOKENS), Whole] | None = None  # below 1: all that the prompt leaves
     temperature: Temperature | None = None
-    top_k: Annotated[TopK, Whole] | None = None
+    top_k: TopK | None = None
     top_p: TopP | None = None
     min_p: MinP | None = None
-    seed: Annotated[Seed, Whole] | None = None
+    seed: Seed | None = None
     stop: Stops | None = None
     repeat_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
@@ -91,7 +85,7 @@ class OllamaRequest(ConversationRequest):
 
     options: OllamaOptions | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
-    think: bool | Literal["low", "medium", "high", "max"] | None = None
+    think: bool | Effort | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     stream: bool | None = True
@@ -118,9 +112,7 @@ class OllamaRequest(ConversationRequest):
     @property
     def template_variables(self) -> dict[str, Any]:
         """Variables of the chat template: without `think`, the template decides about reasoning."""
-        switches = {} if self.think is None else dict.fromkeys(THINKING_SWITCHES, bool(self.think))
-        level = {"reasoning_effort": self.think} if isinstance(self.think, str) else {}
-        return switches | level | super().template_variables
+        return thinking_variables(self.think) | super().template_variables
 
     @property
     def may_be_cut(self) -> bool:
@@ -152,30 +144,20 @@ class OllamaMessage(BaseModel, strict=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
+    images: list[Any] | None = None
     tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_images(cls, values: Any) -> Any:
-        refuse_unsupported(IMAGES, values)
-        return values
-
-    @model_validator(mode="after")
-    def _says_something(self) -> OllamaMessage:
-        if self.content is None and self.role != "assistant":
-            raise without_content(self.role)
-        return self
-
     def as_chat(self) -> ChatMessage:
         """Return the message as chat completions write it."""
         calls = [call.as_chat() for call in self.tool_calls or ()] or None
+        content: Any = self.content or ""
+        if self.images:
+            content = [{"type": "text", "text": content}, *({"type": "image"} for _ in self.images)]
         more = {"reasoning_content": self.thinking, "name": self.tool_name, "tool_call_id": self.tool_call_id}
         given = {name: value for name, value in more.items() if value is not None}
-        return ChatMessage.model_validate(
-            {"role": self.role, "content": self.content or "", "tool_calls": calls, **given}
-        )
+        return ChatMessage.model_validate({"role": self.role, "content": content, "tool_calls": calls, **given})
 
 
 class OllamaChatRequest(OllamaRequest):
@@ -203,7 +185,7 @@ class RawRequest(CompletionRequest):
 
     @property
     def wanted_tokens(self) -> int | None:
-        return self.max_tokens
+        return limited(self.max_tokens)
 
     @property
     def may_be_cut(self) -> bool:

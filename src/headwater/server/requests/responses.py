@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
 
 from headwater.server.http.errors import BadRequest, shown
-from headwater.server.requests.chat import ChatMessage, ConversationRequest, Messages
-from headwater.server.requests.lengths import MAX_TOKENS
-from headwater.server.requests.messages import Conversation, Message
-from headwater.server.requests.sampling import NEUTRAL
+from headwater.server.requests.chat import ChatMessage, ConversationRequest, Effort, Messages, thinking_variables
+from headwater.server.requests.content import Message
+from headwater.server.requests.messages import PLAIN, Conversation
+from headwater.server.requests.normal_form import MessageRules
+from headwater.server.requests.sampling import NEUTRAL, TokenLimit, limited
 from headwater.server.requests.tools import MAX_TOOLS, ToolDefinition, dropped_tools
 
 # the server keeps nothing between requests, and gives one answer
@@ -51,11 +52,11 @@ class ResponsesRequest(ConversationRequest):
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    max_output_tokens: TokenLimit | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     text: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None  # its effort is used; all of the reasoning is returned
     metadata: dict[str, str] | None = Field(None, max_length=16)
     user: str | None = None
 
@@ -64,6 +65,13 @@ class ResponsesRequest(ConversationRequest):
     def _not_empty(cls, value: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
         if not value:
             raise ValueError("has 0 items, at least 1 is needed")
+        return value
+
+    @field_validator("reasoning")
+    @classmethod
+    def _known_effort(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value and value.get("effort") is not None and value["effort"] not in get_args(Effort):
+            raise ValueError(f"effort is {shown(value['effort'])}, it must be one of {', '.join(get_args(Effort))}")
         return value
 
     def chat_messages(self) -> list[ChatMessage]:
@@ -97,16 +105,19 @@ class ResponsesRequest(ConversationRequest):
                 types = "its type must be 'text', 'json_object' or 'json_schema'"
                 raise BadRequest(f"text.format is {shown(chosen)}, {types}", "text.format")
 
-    @property
-    def conversation(self) -> Conversation:
+    def conversation(self, rules: MessageRules = PLAIN) -> Conversation:
         try:
-            return super().conversation
+            return super().conversation(rules)
         except ValueError as error:
             raise BadRequest(str(error), "input") from error
 
     @property
     def wanted_tokens(self) -> int | None:
-        return self.max_output_tokens
+        return limited(self.max_output_tokens)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        return thinking_variables((self.reasoning or {}).get("effort")) | super().template_variables
 
     @property
     def warnings(self) -> list[str]:

@@ -56,6 +56,12 @@ def few_characters(value: list[str]) -> list[str]:
     return value
 
 
+def whole(value: Any) -> Any:
+    """Return 40 for 40.0: programs that know one type of number write whole numbers so."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = BeforeValidator(whole)
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 STOPS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOPS}]}
 Stops = Annotated[
@@ -67,9 +73,10 @@ Stops = Annotated[
 ]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(gt=0, le=1)]
-TopK = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]  # -1 and 0: off
+TopK = Annotated[int, Field(ge=-1, le=MAX_TOKENS), Whole]  # -1 and 0: off
 MinP = Annotated[float, Field(ge=0, le=1)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63), Whole]
+TokenLimit = Annotated[int, Field(ge=-1, le=MAX_TOKENS), Whole]  # -1 and 0: all that the prompt leaves
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Field(ge=MIN_PENALTY, le=2)]
 
@@ -80,6 +87,11 @@ def refuse_unsupported(neutral: Mapping[str, tuple[Any, ...]], values: Any) -> N
         if values.get(name) is not None and values[name] not in allowed:
             takes = f"it takes {allowed[0]!r} only" if allowed else "leave it out"
             raise of_field(name, f"{name} is {shown(values[name])}, which this server does not support: {takes}")
+
+
+def limited(max_tokens: int | None) -> int | None:
+    """Return the limit of an answer's length, None without one: clients write -1 or 0 for it, too."""
+    return max_tokens if max_tokens is not None and max_tokens > 0 else None
 
 
 class StreamOptions(BaseModel, strict=True):
@@ -107,14 +119,14 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
     neutral: ClassVar = NEUTRAL
 
     model: str | None = None  # any name is accepted: the server has one model
-    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    max_tokens: TokenLimit | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
     min_p: MinP | None = None
     seed: Seed | None = None
-    n: int | None = Field(None, ge=1, le=MAX_N)
-    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
+    n: Annotated[int, Field(ge=1, le=MAX_N), Whole] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), Whole] | None = None
     stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
@@ -155,7 +167,7 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
     @property
     def wanted_tokens(self) -> int | None:
         """Greatest length of an answer; None: all that the prompt leaves."""
-        return self.max_tokens
+        return limited(self.max_tokens)
 
     @property
     def may_be_cut(self) -> bool:

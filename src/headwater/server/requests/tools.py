@@ -120,10 +120,12 @@ def answer_schema(response_format: Any) -> dict[str, Any] | None:
     match response_format:
         case None | {"type": "text"}:
             return None
-        case {"type": "json_object"}:
-            return {"type": "object"}
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return schema
+        case {"type": "json_object" | "json_schema", "schema": dict(schema)}:  # llama.cpp's spelling
+            return schema
+        case {"type": "json_object"}:
+            return {"type": "object"}
         case {"type": "json_schema"}:
             raise BadRequest("response_format is of type 'json_schema' without a json_schema.schema", "response_format")
     raise BadRequest(

@@ -27,7 +27,8 @@ from headwater.server.prompt.template import ChatTemplate
 from headwater.server.requests.body import JsonRoute
 from headwater.server.requests.chat import CompletionRequest, ConversationRequest
 from headwater.server.requests.lengths import Lengths
-from headwater.server.requests.messages import Conversation
+from headwater.server.requests.messages import PLAIN, Conversation
+from headwater.server.requests.normal_form import MessageRules
 from headwater.server.requests.sampling import SamplingRequest, SpeculationOptions
 from headwater.server.requests.scan import BodyLimits
 
@@ -58,7 +59,7 @@ class Service:
         self._prompter: ChatPrompter | None = None
         if engine.chat_template is not None:
             template = ChatTemplate(engine.chat_template, engine.special_tokens)
-            self._prompter = ChatPrompter(engine.tokenizer, template, self.encoder)
+            self._prompter = ChatPrompter(engine.tokenizer, template, self.encoder, config.billing_lines)
 
     @property
     def capabilities(self) -> list[str]:
@@ -111,10 +112,15 @@ class Service:
     def conversation_prompt(self, body: ConversationRequest) -> Generation:
         """Return the prompt of a request's conversation; raises BadRequest for one that no template could render."""
         try:
-            conversation = body.conversation
+            conversation = body.conversation(self.message_rules)
         except ValueError as error:
             raise BadRequest(str(error), "messages") from error
         return self.chat_prompt(conversation, body.salt)
+
+    @property
+    def message_rules(self) -> MessageRules:
+        """Rules of the model's chat template for messages."""
+        return PLAIN if self._prompter is None else self._prompter.rules
 
     def chat_prompt(self, conversation: Conversation, salt: str) -> Generation:
         """Return the conversation's prompt, as a generation of default sampling; raises TemplateError."""

@@ -135,7 +135,9 @@ def prompt_of(service: Service, body: TokenizeRequest) -> tuple[tuple[int, ...],
         encoded = service.encoder.encode_prompt(body.prompt, body.add_special_tokens, salt)
         return encoded.ids, encoded.segments
     try:
-        sent = conversation_of(body.messages or (), body.tools, body.chat_template_kwargs, body.documents)
+        sent = conversation_of(
+            body.messages or (), body.tools, body.chat_template_kwargs, body.documents, service.message_rules
+        )
     except ValueError as error:
         raise BadRequest(str(error), "messages") from error
     prompt = service.chat_prompt(sent, salt)

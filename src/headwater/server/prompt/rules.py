@@ -1,0 +1,87 @@
+"""Rules of a chat template for messages, found once by rendering small conversations and looking at the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from headwater.errors import TemplateError
+from headwater.server.prompt.template import ChatTemplate
+from headwater.server.requests.content import Message
+from headwater.server.requests.normal_form import EFFORTS, MessageRules
+
+NOW = datetime(2000, 1, 1)
+# texts that no template writes by itself
+RULE, QUERY, ANSWER, LATER, THOUGHT, CALL_ID = "Ruzavi.", "Quzopa?", "Anzeku.", "Lazemo.", "Thizato.", "functions.zig:7"
+THOUGHT_FIELDS = ("reasoning_content", "thinking")
+MAX_SEPARATOR_CHARACTERS = 8
+
+
+def rules_of(template: ChatTemplate, billing: bool = False) -> MessageRules:
+    """Return the rules of a template. `billing`: billing lines stay in the system's text."""
+    probe = Probe(template)
+    system, user, answer = message("system", RULE), message("user", QUERY), message("assistant", ANSWER)
+    later = message("system", LATER)
+    call = {"id": CALL_ID, "type": "function", "function": {"name": "zig", "arguments": {"a": "zag"}}}
+    calling, result = message("assistant", "", tool_calls=[call]), message("tool", LATER, tool_call_id=CALL_ID)
+    return MessageRules(
+        first_system=probe.shows(RULE, [system, user]),
+        later_system=probe.shows(LATER, [system, user, answer, later, user])
+        and probe.shows(LATER, [user, later, user]),
+        developer=template.mentions("developer"),
+        alternates=probe.refuses([user, user]) and not probe.refuses([user]),
+        opens_with_query=any(map(probe.refuses, ([system], [answer, user], [system, calling, result]))),
+        separators={role: probe.separator(role) for role in ("system", "user", "assistant", "tool")},
+        thought_field=next((name for name in THOUGHT_FIELDS if probe.shows_thought(name)), THOUGHT_FIELDS[0]),
+        shows_call_ids=template.mentions("<|tool_call_begin|>") and probe.shows(CALL_ID, [user, calling, result]),
+        thinks_by_word=template.mentions("/no_think") and not template.reads("enable_thinking"),
+        efforts=tuple(level for level in EFFORTS if template.mentions(f'"{level}"') or template.mentions(f"'{level}'"))
+        if template.reads("reasoning_effort")
+        else (),
+        billing=billing,
+    )
+
+
+def message(role: str, content: Any, **more: Any) -> Message:
+    return {"role": role, "content": content, **more}
+
+
+class Probe:
+    """Renderings of small conversations."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+
+    def rendered(self, messages: Sequence[Message]) -> str | None:
+        """Render messages; None if the template refuses them."""
+        try:
+            return self._template.render(list(messages), NOW, {"add_generation_prompt": True, "tools": None})
+        except TemplateError:
+            return None
+
+    def shows(self, text: str, messages: Sequence[Message]) -> bool:
+        return text in (self.rendered(messages) or "")
+
+    def refuses(self, messages: Sequence[Message]) -> bool:
+        return self.rendered(messages) is None
+
+    def shows_thought(self, name: str) -> bool:
+        """Return whether an answer's reasoning in the field `name` is shown, before a result of a tool."""
+        call = {"id": CALL_ID, "type": "function", "function": {"name": "zig", "arguments": {"a": "zag"}}}
+        answer = message("assistant", "", tool_calls=[call], **{name: THOUGHT})
+        turns = [message("user", QUERY), answer, message("tool", LATER, tool_call_id=CALL_ID)]
+        return self.shows(THOUGHT, turns)
+
+    def separator(self, role: str) -> str:
+        """Return the text that the template writes between two parts of a content; empty if it takes no parts."""
+        parts = [{"type": "text", "text": text} for text in (RULE, LATER)]
+        before = [] if role in ("system", "user") else [message("user", QUERY)]
+        after = [message("user", QUERY)] if role in ("system", "assistant") else []
+        text = self.rendered([*before, message(role, parts), *after]) or ""
+        between = text.partition(RULE)[2].partition(LATER)
+        separator = between[0] if between[1] else ""
+        if len(separator) > MAX_SEPARATOR_CHARACTERS:
+            return ""
+        joined = self.rendered([*before, message(role, f"{RULE}{separator}{LATER}"), *after])
+        return separator if joined == text else ""

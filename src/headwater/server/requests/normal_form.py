@@ -1,0 +1,259 @@
+"""Normal form of a conversation: its messages as one model's chat template takes them, whatever form clients send.
+
+The form of a message depends on the messages before it only, so that the next turn's prompt begins as this one's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater.server.requests.content import (
+    TEXT_PARTS,
+    THOUGHT_PARTS,
+    Message,
+    Part,
+    has_text,
+    is_tool_response,
+    text_parts,
+    thought,
+)
+
+# First lines of system texts that agents write for a provider's accounting, and that differ in each request
+BILLING_LINES = ("x-anthropic-billing-header:",)
+GAP: Part = {"type": "text", "text": "\n\n"}  # between texts that become one
+EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
+KIMI_ID = re.compile(r"functions\.[^\s:<>]+:\d+")
+# fields of answers that clients send back and no template reads
+ANSWER_ONLY_FIELDS = (
+    "refusal",
+    "audio",
+    "annotations",
+    "function_call",
+    "cache_control",
+    "reasoning",
+    "provider_specific_fields",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRules:
+    """Rules that a chat template sets for messages, found by probing it, and the server's own."""
+
+    first_system: bool = True  # a system message at the start is shown
+    later_system: bool = True  # so is one after other messages, at its place
+    developer: bool = False  # developer is a role of its own; otherwise it is the system
+    alternates: bool = False  # a user's message may not follow another one
+    opens_with_query: bool = False  # the first message after the system's has to be a user's query
+    separators: Mapping[str, str] = field(default_factory=dict)  # between parts of a content, by role
+    thought_field: str = "reasoning_content"  # name of the field with an assistant's reasoning
+    shows_call_ids: bool = False  # ids of calls are part of the prompt, as functions.NAME:N
+    thinks_by_word: bool = False  # /think and /no_think in the system's text switch the reasoning
+    efforts: tuple[str, ...] = ()  # levels of reasoning that it knows, ascending
+    billing: bool = False  # billing lines stay
+
+    def effort(self, wanted: str) -> str:
+        """Return the level of reasoning that the template knows and that is nearest to a wanted one."""
+        if wanted in self.efforts or wanted not in EFFORTS or not self.efforts:
+            return wanted
+        return min(self.efforts, key=lambda known: abs(EFFORTS.index(known) - EFFORTS.index(wanted)))
+
+
+@dataclass(frozen=True, slots=True)
+class NormalMessage:
+    """Message in normal form: its content is a list of parts with texts."""
+
+    message: Message
+    origin: int  # number of the client's message that it comes from, or that it was put before
+
+
+def normal_form(sent: Sequence[Message], rules: MessageRules, thinks: bool | None = None) -> list[NormalMessage]:
+    """Return the messages in normal form. `thinks`: reasoning is switched on or off; None: the template decides.
+
+    Raises ValueError for content other than text in a user's message that no answer follows: older ones, and those in
+    results of tools, become placeholders.
+    """
+    new = 1 + max((i for i, message in enumerate(sent) if message["role"] == "assistant"), default=-1)
+    shaped = []
+    for number, message in enumerate(sent):
+        _refuse_parts(number, message, new=number >= new and message["role"] == "user")
+        shaped.append(NormalMessage(_shaped(message, rules), number))
+    if rules.shows_call_ids:
+        shaped = list(_with_call_ids(shaped))
+    shaped = _with_one_system(shaped, rules, thinks)
+    if rules.opens_with_query:
+        shaped = _opened(shaped)
+    return _alternating(shaped) if rules.alternates else shaped
+
+
+def _refuse_parts(number: int, message: Message, new: bool) -> None:
+    """Raise ValueError for parts with a text that is not one, and for new parts of other types."""
+    content = message.get("content")
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, str) or has_text(part):
+            continue
+        kind = part.get("type")
+        text = part.get(TEXT_PARTS[kind]) if isinstance(kind, str) and kind in TEXT_PARTS else part
+        if text is not None and (text is not part or (new and kind not in THOUGHT_PARTS)):
+            has = f"message {number} of role {message['role']!r} has a part of type {kind!r}"
+            raise ValueError(f"{has}, and this model takes text only: 'text' with a text")
+
+
+def _shaped(message: Message, rules: MessageRules) -> Message:
+    """Return a message with parts that have texts, its calls decoded, and older spellings replaced."""
+    shaped = {name: value for name, value in message.items() if value is not None and name not in ANSWER_ONLY_FIELDS}
+    role = {"function": "tool", "developer": "developer" if rules.developer else "system"}.get(
+        message["role"], message["role"]
+    )
+    parts = text_parts(message)
+    if role == "system" and not rules.billing:
+        parts = [part for part in map(_without_billing, parts) if part["text"] or len(parts) == 1]
+    shaped |= {"role": role, "content": _separated(parts, rules.separators.get(str(role), ""))}
+    if (control := message.get("cache_control")) is not None:
+        _mark_end(shaped["content"], control)
+    calls = shaped.pop("tool_calls", None)
+    if not calls and isinstance(called := message.get("function_call"), dict):
+        calls = [{"type": "function", "function": called}]
+    for call in calls or ():
+        if (plain := decoded(call)) is None:
+            shaped["content"].append({"type": "text", "text": json.dumps(call)})
+        else:
+            shaped.setdefault("tool_calls", []).append(plain)
+    for name in ("reasoning_content", "thinking"):
+        shaped.pop(name, None)
+    if (reasoning := thought(message)) is not None:
+        shaped[rules.thought_field] = reasoning
+    return shaped
+
+
+def decoded(call: Any) -> dict[str, Any] | None:
+    """Return a call whose arguments are a mapping, as templates expect; None for a call without a name.
+
+    Arguments that are not a JSON object, such as those of an answer that was cut off, become its one value.
+    """
+    if not isinstance(call, dict):
+        return None
+    if isinstance(custom := call.get("custom"), dict):  # a call of a free-form tool
+        call = {"id": call.get("id"), "function": {"name": custom.get("name"), "arguments": {"input": custom["input"]}}}
+    function = call.get("function", call)
+    if not isinstance(function, dict) or not isinstance(name := function.get("name"), str) or not name:
+        return None
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):  # stays a text
+            arguments = json.loads(arguments or "{}")
+    if not isinstance(arguments, dict):
+        arguments = {} if arguments is None else {"arguments": arguments}
+    named = {} if call.get("id") is None else {"id": call["id"]}
+    return {**named, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _without_billing(part: Part) -> Part:
+    """Remove a billing line: with it, no prompt would begin like the one before."""
+    if not part["text"].startswith(BILLING_LINES):
+        return part
+    return {**part, "text": part["text"].partition("\n")[2]}
+
+
+def _separated(parts: Iterable[Part], separator: str) -> list[Part]:
+    """Put the template's separator between parts, except before the first text."""
+    separated: list[Part] = []
+    for part in parts:
+        if separator and any(earlier["text"] for earlier in separated):
+            separated.append({"type": "text", "text": separator})
+        separated.append(part)
+    return separated
+
+
+def _mark_end(content: list[Part], control: Any) -> None:
+    """Put a breakpoint after a content."""
+    content.append({"type": "text", "text": "", "cache_control": control})
+
+
+def _with_one_system(shaped: list[NormalMessage], rules: MessageRules, thinks: bool | None) -> list[NormalMessage]:
+    """Merge the system's messages at the start into one, and give later ones a form that the template shows."""
+    start = next((i for i, one in enumerate(shaped) if one.message["role"] not in ("system", "developer")), len(shaped))
+    leading = _merged(shaped[:start])
+    if rules.thinks_by_word and thinks is not None:
+        word = {"type": "text", "text": "/think" if thinks else "/no_think"}
+        first = leading or [NormalMessage({"role": "system", "content": []}, 0)]
+        leading = [_extended(first[0], [word, *([GAP] if first[0].message["content"] else [])], before=True)]
+    if not rules.first_system:
+        leading = [_as_user(one) for one in leading]
+    later = shaped[start:]
+    if not rules.later_system:
+        later = [_as_user(one) if one.message["role"] == "system" else one for one in later]
+    return leading + later
+
+
+def _merged(same: Sequence[NormalMessage]) -> list[NormalMessage]:
+    """Merge messages of one role, at most into one, with an empty line between their texts."""
+    if len(same) < 2:
+        return list(same)
+    first, *others = same
+    for other in others:
+        parts = other.message["content"]
+        first = _extended(first, [GAP, *parts] if _text(first) and _text(other) else parts)
+    return [first]
+
+
+def _extended(one: NormalMessage, parts: list[Part], before: bool = False) -> NormalMessage:
+    content = one.message["content"]
+    return NormalMessage({**one.message, "content": parts + content if before else content + parts}, one.origin)
+
+
+def _text(one: NormalMessage) -> str:
+    return "".join(part["text"] for part in one.message["content"])
+
+
+def _as_user(one: NormalMessage) -> NormalMessage:
+    """Return a system's message as a user's that says so, for a template that shows no system's message there."""
+    opened, closed = ({"type": "text", "text": text} for text in ("<system>\n", "\n</system>"))
+    return NormalMessage(
+        {**one.message, "role": "user", "content": [opened, *one.message["content"], closed]}, one.origin
+    )
+
+
+def _opened(shaped: list[NormalMessage]) -> list[NormalMessage]:
+    """Put an empty query after the system's message unless the user's first query is there."""
+    start = 1 if shaped and shaped[0].message["role"] in ("system", "developer") else 0
+    if shaped[start:] and shaped[start].message["role"] == "user" and not is_tool_response(_text(shaped[start])):
+        return shaped
+    return [*shaped[:start], NormalMessage({"role": "user", "content": []}, start), *shaped[start:]]
+
+
+def _alternating(shaped: list[NormalMessage]) -> list[NormalMessage]:
+    """Merge a user's messages that follow each other."""
+    merged: list[NormalMessage] = []
+    for one in shaped:
+        if merged and merged[-1].message["role"] == "user" == one.message["role"]:
+            merged[-1:] = _merged([merged[-1], one])
+        else:
+            merged.append(one)
+    return merged
+
+
+def _with_call_ids(shaped: Iterable[NormalMessage]) -> Iterator[NormalMessage]:
+    """Give calls that another model made the ids that this model writes, and name them so in their results."""
+    renamed, waiting, number = dict[Any, str](), list[str](), 0
+    for one in shaped:
+        message = one.message
+        calls = []
+        for call in message.get("tool_calls", ()):
+            known = isinstance(sent := call.get("id"), str) and KIMI_ID.fullmatch(sent)
+            written = sent if known else f"functions.{call['function']['name']}:{number}"
+            renamed[sent], number = written, number + 1
+            waiting.append(written)
+            calls.append({**call, "id": written})
+        if calls:
+            message = {**message, "tool_calls": calls}
+        elif message["role"] == "tool":
+            answered = renamed.get(message.get("tool_call_id")) or (waiting[0] if waiting else None)
+            waiting = [other for other in waiting if other != answered]
+            if answered is not None:
+                message = {**message, "tool_call_id": answered}
+        yield NormalMessage(message, one.origin)
