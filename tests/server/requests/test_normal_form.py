@@ -98,7 +98,7 @@ def test_leading_system_texts_become_one_message():
     assert normal([{"role": "system", "content": ""}, LATER]) == [("system", "Now in French.")]
 
 
-def test_later_system_text_says_that_it_is_the_systems():
+def test_later_system_text_is_marked_as_the_systems():
     shown = normal([SYSTEM, USER, LATER, USER], later_system=False)
     assert shown == [
         ("system", "Be brief."), ("user", "hi"), ("user", "<system>\nNow in French.\n</system>"), ("user", "hi"),
