@@ -105,14 +105,9 @@ def test_turn_with_a_call_and_its_output_reaches_the_template(client, engine):  
     assert "<tool_response>\n42" in prompt
 
 
-def test_reasoning_without_a_list_of_parts_is_left_out(client, engine):  # noqa: F811
-    client.responses.create(model="m", input=[{"type": "reasoning", "summary": 5}, {"role": "user", "content": "hi"}])
-    assert "hi" in prompt_of(engine)
-
-
-def test_developers_item_is_a_system_message():
+def test_developers_item_keeps_its_role():
     items = [{"role": role, "content": "x"} for role in ("developer", "system", "user")]
-    assert [message["role"] for message in messages_of(items)] == ["system", "system", "user"]
+    assert [message["role"] for message in messages_of(items)] == ["developer", "system", "user"]
 
 
 def test_assistants_items_that_follow_each_other_are_one_message():
@@ -121,7 +116,7 @@ def test_assistants_items_that_follow_each_other_are_one_message():
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
     (message,) = messages_of([thought, said, *calls])
     assert message["reasoning_content"] == "Hm."
-    assert message["content"] == [{"type": "text", "text": "Wait."}]
+    assert message["content"] == [{"type": "output_text", "text": "Wait."}]
     assert [call["id"] for call in message["tool_calls"]] == ["a", "b"]
 
 
@@ -218,7 +213,7 @@ def test_codex_history_names_tools_as_the_model_does(engine):
 
 
 def test_namespaced_tool_other_than_a_function_may_have_any_name(engine):
-    tools = [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": {"a": 1}}]}]
+    tools = [{"type": "namespace", "name": "n", "tools": [{"type": "web_search", "name": {"a": 1}}]}]
     assert send(engine, "POST", "/v1/responses", json={"input": "hello", "tools": tools}).status_code == 200
 
 
@@ -231,8 +226,9 @@ def test_hosted_tools_are_left_out_with_a_warning_in_the_metadata(client, engine
     answer = client.responses.create(model="m", input="hello", tools=CODEX_TOOLS, metadata={"a": "b"})
     assert set(answer.metadata) == {"a", "headwater_warning"}
     warning = answer.metadata["headwater_warning"]
-    assert all(kind in warning for kind in ("'custom'", "'web_search'", "'image_generation'"))
+    assert all(kind in warning for kind in ("'web_search'", "'image_generation'"))
     assert "function" not in warning
+    assert "custom" not in warning
     plain = client.responses.create(model="m", input="hello", tools=CODEX_TOOLS[:1])
     assert plain.metadata == {}
 
@@ -301,10 +297,10 @@ def test_whole_message_gives_the_items_that_its_deltas_give(size):
         ({"input": ""}, ["input", "0", "1"]),
         ({"input": 5}, ["input"]),
         ({"input": [5]}, ["input"]),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, ["item_reference", "function_call_output"]),
+        ({"input": [{"type": "reasoning", "summary": 5}]}, ["input.0.summary", "list"]),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, ["input_image"]),
         ({"input": [{"content": "x"}]}, ["role"]),
-        ({"input": [{"type": "function_call_output"}]}, ["input.0.output"]),
+        ({"input": [{"type": "function_call_output", "output": 5}]}, ["input.0.output"]),
         ({"input": [{"type": ["x"]}]}, ["type"]),
         ({"max_output_tokens": -2}, ["max_output_tokens", "-2", "-1"]),
         ({"reasoning": {"effort": "much"}}, ["effort", "much", "minimal"]),
@@ -342,7 +338,13 @@ LONG = {"role": "user", "content": "a" * 5000}
         ({"input": [SAYS, {"content": "x"}]}, "input.1.role"),
         ({"input": [SAYS, {"role": "user", "content": [5]}]}, "input.1.content"),
         ({"input": [SAYS, {"type": "function_call_output", "output": 5}]}, "input.1.output"),
-        ({"input": [SAYS, {"type": "x"}]}, "input.1.type"),
+        ({"input": [SAYS, {"type": {}, "id": 5, "role": "user"}]}, "input.1.content"),
+        ({"input": [SAYS, {"type": ["x"]}]}, "input.1.type"),
+        ({"input": [SAYS, {"type": "reasoning", "summary": 5}]}, "input.1.summary"),
+        ({"tools": [{"type": "custom", "name": "a b"}]}, "tools.0.name"),
+        ({"tools": [{"type": "custom", "name": "a", "description": 5}]}, "tools.0.description"),
+        ({"tools": [{"type": "custom", "name": "a", "format": {"type": "grammar"}}]}, "tools.0.format"),
+        ({"tools": [{"type": "custom", "name": "a"}], "tool_choice": {"type": "custom", "name": "b"}}, "tool_choice"),
         ({"input": [{"type": "reasoning"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ({"input": [LONG]}, "input"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -10,14 +11,19 @@ from typing import Any
 from headwater.events import FinishedEvent, TokenEvent
 from headwater.server.answer.formats.parser import AnswerParser, CallBegin, Content, Delta, Reasoning, joined
 from headwater.server.answer.forms import Json, new_call_id
+from headwater.server.answer.free_form import FreeFormText
 from headwater.server.answer.reply import comment, one_line
 from headwater.server.http.errors import error_body
 from headwater.server.http.exchange import EVENTS_TYPE, Events, Prefilled
-from headwater.server.requests.responses import Named, ResponsesRequest
+from headwater.server.requests.client_tools import Named
+from headwater.server.requests.responses import ResponsesRequest
 
-ID_PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
+ID_PREFIXES = {
+    "reasoning": "rs_", "message": "msg_",
+    "function_call": "fc_", "custom_tool_call": "ctc_", "tool_search_call": "tsc_",
+}  # fmt: skip
 PART_TYPES = {"reasoning": "reasoning_text", "message": "output_text"}
-WARNING_KEY = "headwater_warning"  # key in a reply's metadata
+WARNING_KEY, MAX_WARNING_CHARACTERS = "headwater_warning", 512  # in a reply's metadata
 ITEM_ORDER = (Reasoning, Content)  # of a whole answer's items, before its calls
 
 
@@ -28,7 +34,7 @@ class ResponsesReply:
 
     def __init__(self, body: ResponsesRequest, model: str, parser: AnswerParser) -> None:
         self._parser = parser
-        self._output = Output(body.named_in_spaces)
+        self._output = Output(body.call_items)
         self._head = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time())}
         self._head |= {"model": model, **repeated(body)}
         self._events = 0
@@ -108,7 +114,7 @@ def repeated(body: ResponsesRequest) -> Json:
         **{name: getattr(body, name) for name in given},
         "metadata": {
             **(body.metadata or {}),
-            **({WARNING_KEY: " ".join(warnings)} if (warnings := body.warnings) else {}),
+            **({WARNING_KEY: "; ".join(warnings)[:MAX_WARNING_CHARACTERS]} if (warnings := body.warnings) else {}),
         },
         "tools": body.tools or [],
         "tool_choice": body.tool_choice or "auto",
@@ -126,9 +132,9 @@ def repeated(body: ResponsesRequest) -> Json:
 class Output:
     """Output items in the order in which the model writes them. At most the last one is open."""
 
-    def __init__(self, names: Mapping[str, Named] | None = None) -> None:
-        """`names`: of calls as the client knows them, by the model's names, if they differ."""
-        self._names = names or {}
+    def __init__(self, calls: Mapping[str, Named] | None = None) -> None:
+        """`calls`: types and names of calls as the client knows them, by the model's names, if they differ."""
+        self._calls = calls or {}
         self.items: list[Json] = []  # complete items
         self._open: Item | None = None
         self._kind: str | None = None  # of the open item
@@ -137,15 +143,16 @@ class Output:
         """Add deltas to the items, and yield the events of that."""
         for delta in deltas:
             if isinstance(delta, CallBegin):
-                named = self._names.get(delta.name, {"name": delta.name})
-                yield from self._begin("function_call", CallItem(delta.id or new_call_id(), named))
+                named = self._calls.get(delta.name, {"type": "function_call", "name": delta.name})
+                kind = str(named["type"])
+                yield from self._begin(kind, CALLS[kind](delta.id or new_call_id(), named))
                 continue
             if isinstance(delta, Reasoning | Content):
                 kind = "reasoning" if isinstance(delta, Reasoning) else "message"
                 if kind != self._kind:
                     yield from self._begin(kind, TextItem(kind))
             assert self._open is not None
-            yield self._placed(self._open.add(delta.text))
+            yield from map(self._placed, self._open.add(delta.text))
 
     def end(self, status: str) -> Iterator[Json]:
         """Close the last item; an empty answer has an empty message."""
@@ -190,10 +197,10 @@ class TextItem:
         """Return the events after the item's own."""
         return [self._event("response.content_part.added", part=self._shown_part())]
 
-    def add(self, text: str) -> Json:
-        """Append text, and return the event of that."""
+    def add(self, text: str) -> list[Json]:
+        """Append text, and return the events of that."""
         self.text += text
-        return self._event(f"response.{self._part}.delta", delta=text, **self._logprobs)
+        return [self._event(f"response.{self._part}.delta", delta=text, **self._logprobs)]
 
     def end(self) -> list[Json]:
         """Return the events before the item's last."""
@@ -212,22 +219,75 @@ class CallItem:
     """Call of a function."""
 
     def __init__(self, call_id: str, named: Named) -> None:
-        self.id, self.arguments = ID_PREFIXES["function_call"] + uuid.uuid4().hex, ""
+        """`named`: its type, and its name as the client knows it."""
+        self.id, self.arguments = ID_PREFIXES[named["type"]] + uuid.uuid4().hex, ""
         self._named = {"call_id": call_id, **named}
 
     def shown(self, status: str) -> Json:
-        return {"id": self.id, "type": "function_call", "status": status, "arguments": self.arguments, **self._named}
+        return {"id": self.id, "status": status, "arguments": self.arguments, **self._named}
 
     def begin(self) -> list[Json]:
         return []
 
-    def add(self, text: str) -> Json:
+    def add(self, text: str) -> list[Json]:
         self.arguments += text
-        return {"type": "response.function_call_arguments.delta", "item_id": self.id, "delta": text}
+        return [{"type": "response.function_call_arguments.delta", "item_id": self.id, "delta": text}]
 
     def end(self) -> list[Json]:
         done = {"type": "response.function_call_arguments.done", "item_id": self.id}
         return [{**done, "name": self._named["name"], "arguments": self.arguments}]
 
 
+class FreeFormCallItem(CallItem):
+    """Call of a free-form tool."""
+
+    def __init__(self, call_id: str, named: Named) -> None:
+        super().__init__(call_id, named)
+        self._decoder, self._input = FreeFormText(), ""
+
+    def shown(self, status: str) -> Json:
+        return {"id": self.id, "status": status, "input": self._input, **self._named}
+
+    def add(self, text: str) -> list[Json]:
+        return self._added(self._decoder.push(text))
+
+    def end(self) -> list[Json]:
+        last = self._added(self._decoder.finish())
+        return [*last, {"type": "response.custom_tool_call_input.done", "item_id": self.id, "input": self._input}]
+
+    def _added(self, text: str) -> list[Json]:
+        self._input += text
+        delta = {"type": "response.custom_tool_call_input.delta", "item_id": self.id, "delta": text}
+        return [delta] if text else []
+
+
+class SearchCallItem(CallItem):
+    """Call of the client's search for tools, which no event shows in pieces."""
+
+    def shown(self, status: str) -> Json:
+        named = {name: value for name, value in self._named.items() if name != "name"}
+        arguments = object_of(self.arguments) if self.arguments else {}
+        return {"id": self.id, "status": status, "execution": "client", "arguments": arguments, **named}
+
+    def add(self, text: str) -> list[Json]:
+        super().add(text)
+        return []
+
+    def end(self) -> list[Json]:
+        return []
+
+
 Item = TextItem | CallItem
+CALLS: dict[str, type[CallItem]] = {
+    "function_call": CallItem,
+    "custom_tool_call": FreeFormCallItem,
+    "tool_search_call": SearchCallItem,
+}
+
+
+def object_of(arguments: str) -> Any:
+    """Decode the arguments of a call; those of a call that was cut off stay as they are."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments

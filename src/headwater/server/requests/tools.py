@@ -112,6 +112,12 @@ def dropped_tools(types: Iterable[str]) -> list[str]:
     return [f"left out, since this server runs no tools itself: those of type {names}"] if names else []
 
 
+def loose_grammars(names: Iterable[Any]) -> list[str]:
+    """Return a warning about the grammars of these free-form tools, which no answer is constrained to."""
+    listed = ", ".join(map(shown, names))[:MAX_WARNING_CHARACTERS]
+    return [f"shown to the model and not enforced: the grammars of {listed}"] if listed else []
+
+
 def answer_schema(response_format: Any) -> dict[str, Any] | None:
     """Return the JSON schema of a response_format, None for text. Raises BadRequest for any other response_format.
 
