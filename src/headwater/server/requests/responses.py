@@ -91,18 +91,18 @@ class ResponsesRequest(ConversationRequest):
         return [checked(TOOL, tool.function(), body, *tool.place) for tool in tools]
 
     def chat_choice(self) -> Any:
-        match self.tool_choice:
-            case {"type": kind} as named if kind in NAMED_CHOICES:
-                return {"type": "function", "function": {"name": flat_name(named)}}
-            case {"type": "allowed_tools", "mode": mode, "tools": list(tools)} if is_list_of_objects(tools):
-                names = [flat_name(tool) for tool in tools if tool.get("type") in NAMED_CHOICES]
-                allowed = [{"type": "function", "function": {"name": name}} for name in names]
-                return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
-        if isinstance(self.tool_choice, dict):
-            kind = self.tool_choice.get("type")
-            takes = "this server takes 'function', 'custom' and 'allowed_tools'"
-            raise BadRequest(f"tool_choice is of type {kind!r}, {takes}", "tool_choice")
-        return self.tool_choice
+        choice = self.tool_choice
+        if not isinstance(choice, dict):
+            return choice
+        kind = choice.get("type")
+        if kind in NAMED_CHOICES:
+            return {"type": "function", "function": {"name": flat_name(choice)}}
+        if kind == "allowed_tools" and is_list_of_objects(choice.get("tools")):
+            names = [flat_name(tool) for tool in choice["tools"] if tool.get("type") in NAMED_CHOICES]
+            allowed = [{"type": "function", "function": {"name": name}} for name in names]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": allowed}}
+        takes = "this server takes 'function', 'custom' and 'allowed_tools'"
+        raise BadRequest(f"tool_choice is of type {kind!r}, {takes}", "tool_choice")
 
     def chat_format(self) -> Any:
         match (self.text or {}).get("format"):
