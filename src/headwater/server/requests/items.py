@@ -46,7 +46,7 @@ MAX_KIND_CHARACTERS = 64
 class CallOutput(BaseModel):
     """Item with the output of a call; null or missing if there was none."""
 
-    output: str | list[dict[str, Any]] | dict[str, Any] | None = None
+    output: str | list[dict[str, Any] | str] | dict[str, Any] | None = None
 
 
 class ReasoningItem(BaseModel):
