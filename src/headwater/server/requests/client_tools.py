@@ -94,7 +94,7 @@ def flat_tools(tools: Any, *place: int | str) -> Iterator[ClientTool]:
 
 
 def tools_of_search(item: dict[str, Any]) -> Iterator[ClientTool]:
-    """Yield the tools in a search's result that the client runs. What is invalid in it is left out."""
+    """Yield the tools in a search's result that the client runs. Invalid ones are left out."""
     try:
         yield from (tool for tool in flat_tools(item.get("tools")) if tool.run_by_client)
     except BadRequest:
