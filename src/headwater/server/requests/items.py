@@ -164,7 +164,7 @@ class Translation:
 
     def _note(self, text: str) -> None:
         """Append a text to the last message, or add a user's: a turn of its own could stand between call and result."""
-        last = self.messages[-1] if self.messages else {"role": None}
+        last: Message = self.messages[-1] if self.messages else {"role": None}
         if last["role"] not in ("user", "assistant", "tool"):
             self._add_text("user", text)
         elif before := parts_of(last["content"]):
