@@ -18,8 +18,14 @@ def send(engine, method, path, config=None, **kwargs):
 def send_all(engine, requests, config=None):
     """Send requests, one after the other, to one app, which must answer all of them."""
 
+    return send_to(create_app(engine, config or ServeConfig()), requests)
+
+
+def send_to(app, requests):
+    """Send requests, one after the other, to an app, which must answer all of them."""
+
     async def go():
-        transport = httpx.ASGITransport(create_app(engine, config or ServeConfig()), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return [await client.request(method, path, **kwargs) for method, path, kwargs in requests]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from headwater.errors import TemplateError
 from headwater.models.embedded import embedded
 from headwater.request import Boundaries
-from headwater.server.prompt.chat import ChatPrompter, common_prefix
-from headwater.server.prompt.template import ChatTemplate
+from headwater.server.prompt.chat import ChatPrompter
+from headwater.server.prompt.template import ChatTemplate, common_prefix
 from headwater.server.requests.messages import Conversation
 from tests.server import templates
 from tests.server.fake_engine import byte_tokenizer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.server.prompt.chat import ChatPrompter, common_prefix
-from headwater.server.prompt.template import ChatTemplate
+from headwater.server.prompt.chat import ChatPrompter
+from headwater.server.prompt.template import ChatTemplate, common_prefix
 from headwater.server.requests.messages import conversation
 from headwater.server.requests.normal_form import EFFORTS, MessageRules, decoded, normal_form
 from tests.server import templates

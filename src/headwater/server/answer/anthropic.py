@@ -9,8 +9,8 @@ from typing import Any
 from headwater.account import CacheAccount, Reason
 from headwater.events import FinishedEvent, TokenEvent
 from headwater.server.answer.formats.grammar import decoded
-from headwater.server.answer.formats.parser import AnswerParser, CallBegin, Content, Delta, Reasoning, joined
-from headwater.server.answer.forms import Json
+from headwater.server.answer.formats.parser import CallBegin, Content, Delta, Reasoning, joined
+from headwater.server.answer.forms import Json, Parser
 from headwater.server.answer.reply import comment, one_line
 from headwater.server.http.error_forms import anthropic_form
 from headwater.server.http.errors import error_body
@@ -27,7 +27,7 @@ class MessagesReply:
 
     media_type = EVENTS_TYPE
 
-    def __init__(self, body: MessagesRequest, model: str, parser: AnswerParser, prompt: int, page: int) -> None:
+    def __init__(self, body: MessagesRequest, model: str, parser: Parser, prompt: int, page: int) -> None:
         """`prompt`: tokens of the prompt; `page`: tokens of a page of the cache."""
         self._body, self._parser, self._page = body, parser, page
         self._blocks = Blocks()

@@ -38,6 +38,11 @@ class Dialect:
         formats_ = {"tools": self._calls, "thinking": self._reasoning}
         return [name for name, known in formats_.items() if known is not None]
 
+    @property
+    def reasoning_close(self) -> str:
+        """Tag that ends reasoning; empty if none is known."""
+        return self._reasoning.close if self._reasoning else ""
+
     def end_of(self, prompt: Sequence[int]) -> str:
         """Return the text of a prompt's last tokens, which shows whether it leaves the reasoning open."""
         return self._tokenizer.decode(prompt[-PROMPT_END_TOKENS:], skip_special_tokens=False)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
 from headwater.engine.detokenizer import byte_table
 from headwater.events import PromptEvent, TokenEvent
 from headwater.server.answer.formats.parser import (
-    AnswerParser,
     CallArguments,
     CallBegin,
     Content,
@@ -22,6 +21,18 @@ from headwater.server.answer.formats.parser import (
 MIN_LOGPROB = -9999.0  # OpenAI's value for an impossible token; JSON has no infinity
 
 Json = dict[str, Any]
+
+
+class Parser(Protocol):
+    """Parser of one answer."""
+
+    def push(self, text: str) -> list[Delta]:
+        """Parse the next piece of text."""
+        ...
+
+    def finish(self) -> list[Delta]:
+        """Release the text that was held back; nothing may be pushed afterwards."""
+        ...
 
 
 class CompletionForm:
@@ -64,7 +75,7 @@ class ChatForm:
     chunk_object = "chat.completion.chunk"
     nothing: Json = {"delta": {"content": ""}}  # noqa: RUF012
 
-    def __init__(self, parser: AnswerParser) -> None:
+    def __init__(self, parser: Parser) -> None:
         self._parser = parser
         self._calls = 0
         self._begun = False
@@ -121,9 +132,9 @@ class ChatForm:
 Form = CompletionForm | ChatForm
 
 
-def new_call_id() -> str:
+def new_call_id(prefix: str = "call_") -> str:
     """Return an id for a call to which the model gave none."""
-    return f"call_{uuid.uuid4().hex[:24]}"
+    return f"{prefix}{uuid.uuid4().hex[:24]}"
 
 
 class TokenNames:

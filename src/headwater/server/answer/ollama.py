@@ -10,8 +10,8 @@ from typing import Any
 
 from headwater.events import FinishedEvent, TokenEvent
 from headwater.server.answer.anthropic import arguments
-from headwater.server.answer.formats.parser import AnswerParser, CallArguments, CallBegin, Content, Delta, Reasoning
-from headwater.server.answer.forms import Json, TokenNames, chat_logprobs, new_call_id
+from headwater.server.answer.formats.parser import CallArguments, CallBegin, Content, Delta, Reasoning
+from headwater.server.answer.forms import Json, Parser, TokenNames, chat_logprobs, new_call_id
 from headwater.server.answer.reply import one_line
 from headwater.server.http.error_forms import ollama_form
 from headwater.server.http.errors import error_body
@@ -63,7 +63,7 @@ class OllamaReply:
     media_type = MEDIA_TYPE
 
     def __init__(
-        self, body: OllamaRequest, model: str, parser: AnswerParser, names: TokenNames | None, fields: Fields
+        self, body: OllamaRequest, model: str, parser: Parser, names: TokenNames | None, fields: Fields
     ) -> None:
         """`names` is None if no log probabilities are wanted; `fields` are those of the endpoint's answers."""
         self._pieces = Pieces(parser, shows_reasoning=body.think is not False)
@@ -150,7 +150,7 @@ class Times:
 class Pieces:
     """Pieces of one answer. A call is held back until all of its arguments are there, since they are an object."""
 
-    def __init__(self, parser: AnswerParser, shows_reasoning: bool) -> None:
+    def __init__(self, parser: Parser, shows_reasoning: bool) -> None:
         self._parser, self._shows_reasoning = parser, shows_reasoning
         self._call: Json | None = None  # the open one; its arguments are text
         self._calls = 0

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
 from headwater.events import FinishedEvent, TokenEvent
-from headwater.server.answer.formats.parser import AnswerParser, CallBegin, Content, Delta, Reasoning, joined
-from headwater.server.answer.forms import Json, new_call_id
+from headwater.server.answer.formats.parser import CallBegin, Content, Delta, Reasoning, joined
+from headwater.server.answer.forms import Json, Parser, new_call_id
 from headwater.server.answer.free_form import FreeFormText
 from headwater.server.answer.reply import comment, one_line
 from headwater.server.http.errors import error_body
@@ -32,7 +32,7 @@ class ResponsesReply:
 
     media_type = EVENTS_TYPE
 
-    def __init__(self, body: ResponsesRequest, model: str, parser: AnswerParser) -> None:
+    def __init__(self, body: ResponsesRequest, model: str, parser: Parser) -> None:
         self._parser = parser
         self._output = Output(body.call_items)
         self._head = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time())}

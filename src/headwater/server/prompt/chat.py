@@ -20,9 +20,10 @@ from headwater.errors import TemplateError
 from headwater.plan import Retention
 from headwater.request import Boundaries, Generation, SamplingParams
 from headwater.server.prompt.encoding import Encoded
-from headwater.server.prompt.rules import rules_of
+from headwater.server.prompt.rules import call_form_of, rules_of
 from headwater.server.prompt.segments import Edge, SegmentEncoder, as_segment, marked, rendered_marks, shown
-from headwater.server.prompt.template import ChatTemplate
+from headwater.server.prompt.template import ChatTemplate, common_prefix
+from headwater.server.prompt.written import WrittenCalls, spliced, with_stand_ins
 from headwater.server.requests.content import Message, is_tool_response
 from headwater.server.requests.messages import Breakpoint, Conversation
 
@@ -47,7 +48,8 @@ class ChatPrompter:
         """`billing`: lines for a provider's accounting stay in the system's text."""
         self._encoder = SegmentEncoder(tokenizer) if encoder is None else encoder
         self._template = template.replacing(self._encoder.separator, Edge.SEPARATOR.value)
-        self.rules = rules_of(template, billing)
+        self.rules, self._form = rules_of(template, billing), call_form_of(template)
+        self.written = WrittenCalls()
 
     def prepare(self, conversation: Conversation, namespace: str = "") -> Generation:
         """Return a generation of default sampling with the prompt, its boundaries and segments, and `keep_output`.
@@ -55,7 +57,7 @@ class ChatPrompter:
         Raises TemplateError if the template refuses the conversation itself; probes may fail. Text that was tokenised
         before for this namespace is not tokenised again.
         """
-        conversation = marked(conversation, self._encoder.separator)
+        conversation = marked(self._with_written(conversation, namespace), self._encoder.separator)
         try:
             text = self._render(conversation, generate=True)
         except TemplateError as error:
@@ -64,7 +66,22 @@ class ChatPrompter:
         probed = self._probe(conversation, text, encoded)
         return Generation(encoded.ids, SamplingParams(), namespace, *probed, segments=encoded.segments)
 
+    def _with_written(self, conversation: Conversation, namespace: str) -> Conversation:
+        """Add the texts of calls that are known as the model wrote them, if the template writes calls in one form."""
+        if self._form is None:
+            return conversation
+        found = {i: self.written.find(namespace, one) for i, one in enumerate(conversation.messages)}
+        return replace(conversation, written={i: text for i, text in found.items() if text is not None})
+
     def _render(self, conversation: Conversation, generate: bool) -> str:
+        """Render a conversation with the calls as the model wrote them, where they are known."""
+        if conversation.written and self._form is not None:
+            text = spliced(self._rendered(with_stand_ins(conversation), generate), conversation, self._form)
+            if text is not None:
+                return text
+        return self._rendered(conversation, generate)
+
+    def _rendered(self, conversation: Conversation, generate: bool) -> str:
         variables = {**conversation.variables, "tools": conversation.tools, "add_generation_prompt": generate}
         messages = list(conversation.messages)
         if conversation.documents and self._template.reads("documents"):
@@ -189,15 +206,3 @@ def next_turns(conversation: Conversation, answer: str) -> list[Conversation]:
         turns.append({"role": "tool", "content": QUESTION, "tool_call_id": "call"})
     asked = (*conversation.messages, {"role": "assistant", "content": answer})
     return [replace(conversation, messages=(*asked, turn)) for turn in turns]
-
-
-def common_prefix(a: str, b: str) -> int:
-    """Return the length of the common prefix, by bisection: each comparison is a memcmp of the undecided part."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

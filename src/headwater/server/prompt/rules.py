@@ -7,13 +7,15 @@ from datetime import datetime
 from typing import Any
 
 from headwater.errors import TemplateError
-from headwater.server.prompt.template import ChatTemplate
+from headwater.server.prompt.template import ChatTemplate, common_prefix
+from headwater.server.prompt.written import CallForm
 from headwater.server.requests.content import Message
 from headwater.server.requests.normal_form import EFFORTS, MessageRules
 
 NOW = datetime(2000, 1, 1)
 # texts that no template writes by itself
 RULE, QUERY, ANSWER, LATER, THOUGHT, CALL_ID = "Ruzavi.", "Quzopa?", "Anzeku.", "Lazemo.", "Thizato.", "functions.zig:7"
+CALL_NAME = "zigato"
 THOUGHT_FIELDS = ("reasoning_content", "thinking")
 MAX_SEPARATOR_CHARACTERS = 8
 
@@ -45,6 +47,23 @@ def rules_of(template: ChatTemplate, billing: bool = False) -> MessageRules:
 
 def message(role: str, content: Any, **more: Any) -> Message:
     return {"role": role, "content": content, **more}
+
+
+def call_form_of(template: ChatTemplate) -> CallForm | None:
+    """Return the form in which a template writes a call without arguments; None if there is no such form."""
+    probe = Probe(template)
+    function = {"name": CALL_NAME, "arguments": {}}
+    call = {"id": CALL_ID, "type": "function", "function": function}
+    result, user = message("tool", LATER, tool_call_id=CALL_ID), message("user", QUERY)
+    called = probe.rendered([user, message("assistant", "", tool_calls=[call]), result, user])
+    said = probe.rendered([user, message("assistant", ANSWER), result, user])
+    if called is None or said is None or called.count(CALL_NAME) != 1 or CALL_ID in called:
+        return None
+    before, _, after = said.partition(ANSWER)
+    start = common_prefix(called, before)
+    end = len(called) - common_prefix(called[start:][::-1], after[::-1])
+    first, _, last = called[start:end].partition(CALL_NAME)
+    return CallForm(first, last)
 
 
 class Probe:

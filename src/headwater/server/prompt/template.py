@@ -162,3 +162,15 @@ def _to_json(
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
+
+
+def common_prefix(a: str, b: str) -> int:
+    """Return the length of the common prefix, by bisection: each comparison is a memcmp of the undecided part."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

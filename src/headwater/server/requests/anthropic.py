@@ -117,6 +117,7 @@ class CountTokensRequest(ConversationRequest):
 
     neutral: ClassVar = NEUTRAL | UNSUPPORTED
     format_field: ClassVar = "output_config.format"
+    call_id_prefix: ClassVar = "toolu_"
 
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
     system: Texts | None = None

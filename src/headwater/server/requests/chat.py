@@ -156,6 +156,7 @@ class ConversationRequest(SamplingRequest, ABC):
     """Request with a conversation. Subclasses translate their API's fields to those of chat completions."""
 
     format_field: ClassVar = "response_format"  # name of the field with the answer's format
+    call_id_prefix: ClassVar = "call_"
 
     documents: Documents | None = None
     parallel_tool_calls: bool | None = None

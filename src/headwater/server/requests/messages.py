@@ -55,6 +55,7 @@ class Conversation:
     tool_breakpoints: tuple[ToolBreakpoint, ...] = ()
     parts: tuple[DeclaredPart, ...] = ()  # ascending
     documents: tuple[dict[str, Any], ...] = ()  # each with a text
+    written: dict[int, str] = field(default_factory=dict)  # texts of calls as the model wrote them, by message
     origins: tuple[int, ...] = ()  # of each message: the number of the client's that it comes from
 
 

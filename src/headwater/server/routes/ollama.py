@@ -19,6 +19,7 @@ from headwater.errors import CheckpointError
 from headwater.models.files import config_file, model_config
 from headwater.models.hub import folder_of
 from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.forms import Parser
 from headwater.server.answer.ollama import MEDIA_TYPE, Fields, OllamaReply, chat_fields, generate_fields, loaded
 from headwater.server.http.error_forms import OllamaRefusal
 from headwater.server.http.errors import OLLAMA_BODY_REFUSALS, generated, refusals
@@ -122,7 +123,7 @@ async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
         return without_prompt(service, body, generate_fields)
     if body.raw:
         generations, _ = await run_in_threadpool(service.completion, body.as_completion())
-        parser = AnswerParser()  # all text is the answer
+        parser: Parser = AnswerParser()  # all text is the answer
     else:
         generations, new_parser = await run_in_threadpool(service.chat, body)
         parser = new_parser()
@@ -130,7 +131,7 @@ async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
     return await answering.answer(generations, ollama_reply(service, body, parser, generate_fields))
 
 
-def ollama_reply(service: Service, body: OllamaRequest, parser: AnswerParser, fields: Fields) -> OllamaReply:
+def ollama_reply(service: Service, body: OllamaRequest, parser: Parser, fields: Fields) -> OllamaReply:
     """Return the reply to a request, with names of tokens if log probabilities are wanted."""
     names = None if body.wanted_logprobs is None else service.names
     return OllamaReply(body, service.engine.model_name, parser, names, fields)

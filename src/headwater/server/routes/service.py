@@ -14,8 +14,8 @@ from headwater.config import ServeConfig
 from headwater.errors import TemplateError
 from headwater.request import Drafting, Fidelity, Generation, SamplingParams
 from headwater.server.answer.dialect import Dialect
-from headwater.server.answer.formats.parser import AnswerParser
-from headwater.server.answer.forms import TokenNames
+from headwater.server.answer.forms import Parser, TokenNames
+from headwater.server.answer.recording import RecordingParser
 from headwater.server.answer.reply import Echo, echo_of, without_echo
 from headwater.server.http.errors import BadRequest, shown
 from headwater.server.http.exchange import Exchange, ServedEngine
@@ -99,7 +99,7 @@ class Service:
             generations += nth_answers(replace(generation, params=params), body)
         return generations, echo_of(self.engine.tokenizer, body, encoded) if body.echo else without_echo
 
-    def chat(self, body: ConversationRequest) -> tuple[list[Generation], Callable[[], AnswerParser]]:
+    def chat(self, body: ConversationRequest) -> tuple[list[Generation], Callable[[], Parser]]:
         """Translate a conversation: one generation for each answer, and a function that returns a parser for one."""
         use, form = body.tool_use, body.answer_constraint
         self._check_tokens_of(body)
@@ -107,7 +107,11 @@ class Service:
         end = self._dialect.end_of(prompt.prompt)
         generation = self._generation(body, prompt)
         shaped = replace(generation, params=self._dialect.shaped(generation.params, end, use, form))
-        return nth_answers(shaped, body), partial(self._dialect.parser, end, use)
+        parser = partial(self._dialect.parser, end, use)
+        if self._prompter is None:
+            return nth_answers(shaped, body), parser
+        kept = (self._prompter.written, body.salt, body.call_id_prefix, self._dialect.reasoning_close)
+        return nth_answers(shaped, body), lambda: RecordingParser(parser(), *kept)
 
     def conversation_prompt(self, body: ConversationRequest) -> Generation:
         """Return the prompt of a request's conversation; raises BadRequest for one that no template could render."""
