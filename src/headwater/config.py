@@ -68,7 +68,14 @@ class ServeConfig:
     device: str = setting("cpu", TEXT, MODEL, "Device that computes.", choices=DEVICES)
     dtype: str = setting("auto", TEXT, MODEL, "Data type of the computation.", choices=DTYPES)
     weights: str = setting("auto", TEXT, MODEL, "Format of weights in memory; auto: as stored.", choices=WEIGHTS)
-    threads: int | None = setting(None, COUNT, MODEL, "Threads that compute.", unset="torch's own choice", least=1)
+    threads: int | None = setting(
+        None,
+        COUNT,
+        MODEL,
+        "Threads that compute.",
+        unset="torch's own choice, within a quota of cores",
+        least=1,
+    )
     reproducible: bool = setting(True, SWITCH, MODEL, "Off: a hit may change the last bits of an answer.")
     recheck: bool = setting(False, SWITCH, MODEL, "Prove again that hits are exact, although a proof is kept.")
     tool_format: str = setting(

@@ -20,6 +20,7 @@ CPU_FEATURES = X86_FEATURES + ARM_FEATURES
 CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
 CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # a system call of Linux on x86-64 and its arguments
 UNKNOWN = 2**63  # bytes: above any memory
 IDENTIFYING = {  # fields of it, of x86 and of ARM
@@ -118,6 +119,40 @@ def affinity() -> tuple[int, ...]:
 def usable_cores() -> int:
     """Return the number of cores that this process may run on."""
     return len(affinity()) or os.cpu_count() or 1
+
+
+def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float | None:
+    """Return the cores that the control group may use (cgroup v2 or v1), the least of its parents'; None: no limit."""
+    quotas = [quota for folder in _own_folders(root, own) if (quota := _quota(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _own_folders(root: Path, own: Path) -> set[Path]:
+    """Return the folders of this process's control group and its parents. In a container the group is the root."""
+    found = {root, root / "cpu", root / "cpu,cpuacct"}
+    for line in own.read_text().splitlines() if own.is_file() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "cpu" in controllers.split(","):
+            group = root / controllers / path.strip("/")
+            found |= {group, *(parent for parent in group.parents if parent.is_relative_to(root))}
+    return found
+
+
+def _quota(folder: Path) -> float | None:
+    two = read_words(folder / "cpu.max")
+    if len(two) == 2 and two[0] != "max":
+        return int(two[0]) / int(two[1])
+    quota, period = (read_words(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return int(quota[0]) / int(period[0]) if quota and period and int(quota[0]) > 0 else None
+
+
+def quota_threads() -> int | None:
+    """Return the threads that a quota of cores leaves; None if it allows all usable cores.
+
+    More threads than that would be stopped together for the rest of each period.
+    """
+    quota = cpu_quota()
+    return max(1, int(quota)) if quota is not None and quota < usable_cores() else None
 
 
 def memory_limit(root: Path = CGROUPS) -> int | None:

@@ -140,6 +140,19 @@ def test_setting_beyond_the_machine_is_refused_with_its_source(capsys, monkeypat
     assert "memory is '5TB' (from --memory), more than there is" in line
 
 
+def test_broken_chat_template_is_refused_before_the_weights_are_read(monkeypatch, folder, capsys):
+    monkeypatch.setattr(serve, "load_engine", lambda config: pytest.fail("the weights were read"))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}")
+    assert "chat template does not compile" in refusal(capsys, "serve", str(folder), "--port", "0")
+
+
+def test_first_line_names_the_threads_of_a_quota(monkeypatch, folder, capsys):
+    monkeypatch.setattr(serve, "quota_threads", lambda: 2)
+    monkeypatch.setattr(serve, "cpu_quota", lambda: 2.5)
+    announce(ServeConfig(model=folder))
+    assert "Computing on 2 threads: the processes of this control group may use 2.5 cores" in capsys.readouterr().out
+
+
 def test_first_lines_at_start_import_no_torch_or_web_framework(folder):
     """Run only them: the imports that follow in a real start take a second or two."""
     program = (

@@ -44,7 +44,29 @@ def cgroup(tmp_path):
     ],
 )
 def test_quota_of_cores(cgroup, files, quota):
-    assert machine_findings.cpu_quota(cgroup(**files)) == quota
+    assert machine.cpu_quota(cgroup(**files)) == quota
+
+
+@pytest.mark.parametrize(
+    ("own", "folder", "file", "text"),
+    [
+        ("0::/system.slice/one.service\n", "system.slice", "cpu.max", "200000 100000"),
+        ("4:cpu,cpuacct:/box\n0::/\n", "cpu,cpuacct/box", "cpu.cfs_quota_us", "200000"),
+    ],
+)
+def test_quota_of_a_parent_group_counts(tmp_path, own, folder, file, text):
+    (tmp_path / "own").write_text(own)
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / file).write_text(text)
+    (tmp_path / folder / "cpu.cfs_period_us").write_text("100000")
+    assert machine.cpu_quota(tmp_path, tmp_path / "own") == 2
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(None, None), (2.5, 2), (0.5, 1), (4, None), (9, None)])
+def test_quota_bounds_the_threads(monkeypatch, quota, threads):
+    monkeypatch.setattr(machine, "usable_cores", lambda: 4)
+    monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
+    assert machine.quota_threads() == threads
 
 
 @pytest.mark.parametrize(
@@ -82,7 +104,8 @@ def test_memory_is_held_against_the_limit(monkeypatch):
         (None, None, OK, ""),
         (4, None, OK, ""),
         (9, None, WARN, "--threads 4"),
-        (None, 2.5, WARN, "--threads 2"),
+        (None, 2.5, OK, ""),
+        (4, 2.5, WARN, "--threads 2"),
         (2, 2.5, OK, ""),
     ],
 )

@@ -12,12 +12,11 @@ from pathlib import Path
 from headwater import machine
 from headwater.hub_name import HubName
 from headwater.machine import (
-    CGROUPS,
     CPU_FEATURES,
+    cpu_quota,
     gigabytes,
     meminfo,
     memory_limit,
-    read_words,
     usable_cores,
     versions,
 )
@@ -97,19 +96,7 @@ def of_cores(threads: int | None) -> Finding:
     if threads is not None and threads > have:
         advice = f"more threads than cores: --threads {max(1, int(have))}"
         return Finding("cores", WARN, f"{found}; {threads} threads", advice)
-    if threads is None and quota is not None and quota < usable:
-        advice = f"torch would use {usable} threads, the quota is {quota:g}: --threads {max(1, int(quota))}"
-        return Finding("cores", WARN, found, advice)
     return Finding("cores", OK, found)
-
-
-def cpu_quota(root: Path = CGROUPS) -> float | None:
-    """Return the cores that the control group may use (cgroup v2 or v1); None: no limit."""
-    two = read_words(root / "cpu.max")
-    if len(two) == 2 and two[0] != "max":
-        return int(two[0]) / int(two[1])
-    quota, period = (read_words(root / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-    return int(quota[0]) / int(period[0]) if quota and period and int(quota[0]) > 0 else None
 
 
 def of_memory(wanted: int) -> Finding:

@@ -21,6 +21,7 @@ from headwater.cli.common import commands, progress_console
 from headwater.cli.models import config_folder, whole_folder
 from headwater.cli.settings import as_toml, effective, misspelt
 from headwater.config import SETTINGS, ServeConfig
+from headwater.machine import cpu_quota, quota_threads
 from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_folder
 from headwater.models.files import model_config
@@ -127,7 +128,7 @@ def serve_until_stopped(config: ServeConfig) -> None:
 
     check_tls(config)
     with listener(config) as sock, kv_events(config) as publish:
-        whole_folder(config.model)
+        check_template(whole_folder(config.model))
         from headwater.server.app import create_app
 
         configure_logging(config.log_format)
@@ -166,7 +167,20 @@ def announce(config: ServeConfig) -> None:
     dtype = choose_dtype(model_config(folder), config.dtype, config.device)
     say(f"Computing in {dtype.name}: {dtype.reason}")
     held = read_folder(folder, dtype.name, config.page_size, config.weights).weights_held
+    quota = quota_threads()
+    if quota is not None and config.threads is None and config.device == "cpu":
+        say(f"Computing on {quota} threads: the processes of this control group may use {cpu_quota():g} cores")
     say(f"Weights are held in {held}: {'as stored' if config.weights == 'auto' else f'--weights {config.weights}'}")
+
+
+def check_template(folder: Path) -> None:
+    """Raise TemplateError for a chat template that does not compile, before weights are read and kernels proven."""
+    from headwater.models.load import read_texts
+    from headwater.server.prompt.template import ChatTemplate
+
+    texts = read_texts(folder)
+    if texts.chat_template is not None:
+        ChatTemplate(texts.chat_template, texts.special_tokens)
 
 
 class Proving:

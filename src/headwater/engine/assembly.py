@@ -32,7 +32,7 @@ from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.mixers.weight_memory import share
 from headwater.models.hub import folder_of
-from headwater.models.load import LoadedModel, load_model, open_weights, read_spec
+from headwater.models.load import LoadedModel, load_model, open_weights, read_spec, read_texts
 from headwater.plan import CacheLayout
 from headwater.request import Healing, SegmentEviction
 from headwater.schedule.kinds.segment import Composer
@@ -70,6 +70,7 @@ def opened(config: ServeConfig, progress: Progress, share_weights: bool) -> Open
     path = folder_of(config.model)
     spec = read_spec(path, config.dtype, config.device, config.page_size, config.weights)
     check_memory(config)
+    texts = read_texts(path)
     tensors = open_weights(path, spec.dtype_name, config.device)  # a broken file is an error before the proof
     has_head = config.device == "cpu" and spec.mtp is not None and spec.mtp.product in tensors
     if config.speculation == MTP and not has_head:
@@ -84,7 +85,7 @@ def opened(config: ServeConfig, progress: Progress, share_weights: bool) -> Open
     mtp = has_head and config.speculation in (AUTO, MTP) and check.deterministic
     if share_weights:
         share()
-    loaded = load_model(path, spec.dtype_name, config.device, config.page_size, config.weights, mtp)
+    loaded = load_model(path, spec.dtype_name, config.device, config.page_size, config.weights, mtp, texts)
     loaded = replace(loaded, name=config.model_name or loaded.name)
     draft = None
     if config.draft_model is not None and check.deterministic:

@@ -82,6 +82,7 @@ def prepare_process(threads: int | None = None) -> None:
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(cache, CACHED_KERNELS)
     torch.set_flush_denormal(True)
+    threads = machine.quota_threads() if threads is None else threads
     if threads is not None:
         torch.set_num_threads(threads)
     if "numba" not in sys.modules:  # it starts its threads once

@@ -43,7 +43,7 @@ class Download:
         small = [name for name in SMALL_FILES if name in listing.files]
         if INDEX in small:
             listing.get(INDEX)
-        weights = weight_files(folder)
+        weights = weight_files(folder, listing.files)
         absent = [name for name in weights if name not in listing.files]
         if absent:
             raise DownloadError(

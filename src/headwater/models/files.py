@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from headwater.unreadable import is_gguf
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
+WITHOUT_TOKENIZER = (
+    "other forms of tokenizers are not read; a GGUF file has its own, and transformers writes it: "
+    "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)"
+)
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SMALL_FILES = (CONFIG, TOKENIZER, "tokenizer_config.json", "generation_config.json", "chat_template.jinja", INDEX)
@@ -25,10 +30,21 @@ def weight_map(index: Path) -> dict[str, str]:
     return {tensor: str(file) for tensor, file in names.items()}
 
 
-def weight_files(folder: Path) -> list[str]:
-    """Return the names of the files with weights: those of the index if there is one, otherwise a single file."""
+def weight_files(folder: Path, files: Collection[str] = ()) -> list[str]:
+    """Return the names of the files with weights: those of the index if there is one, otherwise a single file.
+
+    An index is stale, and the single file has the weights, if that is there and not every file that the index names:
+    in the folder, or among `files`, which a hub lists.
+    """
     index = folder / INDEX
-    return sorted(set(weight_map(index).values())) if index.exists() else [SINGLE]
+    if not index.exists():
+        return [SINGLE]
+    named = sorted(set(weight_map(index).values()))
+
+    def there(name: str) -> bool:
+        return name in files if files else (folder / name).exists()
+
+    return [SINGLE] if there(SINGLE) and not all(map(there, named)) else named
 
 
 def is_whole(folder: Path) -> bool:

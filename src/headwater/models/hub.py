@@ -19,7 +19,7 @@ from headwater.errors import CheckpointError, DownloadError
 from headwater.hub_name import HubName
 from headwater.models.embedded import embedded
 from headwater.models.families import read_folder
-from headwater.models.files import CONFIG, INDEX, SINGLE, TOKENIZER, is_whole
+from headwater.models.files import CONFIG, INDEX, SINGLE, TOKENIZER, WITHOUT_TOKENIZER, is_whole
 
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack")  # ends of names
 HASH = re.compile("[0-9a-f]{40,64}")
@@ -71,9 +71,10 @@ class Listing:
             more = f" and {len(others) - MAX_NAMED_FILES} more" if len(others) > MAX_NAMED_FILES else ""
             found = f"but {', '.join(others[:MAX_NAMED_FILES])}{more}" if others else "and no other weights"
             raise DownloadError(f"{self.name} has no {SINGLE}, {found}: only safetensors are read")
-        for needed in (CONFIG, TOKENIZER):
-            if needed not in self.files:
-                raise DownloadError(f"{self.name} has no {needed}, which is needed: is it a part of another model?")
+        if CONFIG not in self.files:
+            raise DownloadError(f"{self.name} has no {CONFIG}, which is needed: is it a part of another model?")
+        if TOKENIZER not in self.files:
+            raise DownloadError(f"{self.name} has no {TOKENIZER}: {WITHOUT_TOKENIZER}")
 
     def get(self, file: str) -> Path:
         """Return the path of a file in the cache; download it with huggingface_hub if it is not there."""

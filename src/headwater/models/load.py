@@ -18,7 +18,7 @@ from headwater.mixers.weight_memory import of_a_model
 from headwater.models.build import build_model, build_mtp
 from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_folder
-from headwater.models.files import model_config
+from headwater.models.files import WITHOUT_TOKENIZER, model_config
 from headwater.models.gguf.file import read_header
 from headwater.models.gguf.tensors import GgufTensors
 from headwater.models.gguf.tokenizer import special_tokens, tokenizer_of
@@ -76,8 +76,11 @@ def load_model(
     page_size: int = 64,
     weights: str = "auto",
     mtp: bool = False,
+    texts: Texts | None = None,
 ) -> LoadedModel:
     """Read a folder or a GGUF file; `weights` is how weights are held, `mtp` reads the MTP head as well.
+
+    `texts`: what `read_texts` read already.
 
     Raises CheckpointError that names the file, and the tensor or key, that is wrong.
     """
@@ -89,7 +92,7 @@ def load_model(
         model = build_model(spec, tensors)
         head = build_mtp(spec, tensors, model) if mtp else None
     _tell_of_skipped(folder, [name for name in tensors.unread() if spec.mtp is None or not spec.mtp.has(name)])
-    texts = read_texts(folder)
+    texts = texts or read_texts(folder)
     named_end = texts.tokenizer.token_to_id(texts.special_tokens.get("eos_token", ""))
     return LoadedModel(
         name=name_of(folder),
@@ -160,7 +163,7 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 def _tokenizer(path: Path) -> Tokenizer:
     if not path.exists():
-        raise CheckpointError(f"{path}: no such file")
+        raise CheckpointError(f"{path}: no such file; {WITHOUT_TOKENIZER}")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for whatever it cannot parse

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from headwater.errors import CheckpointError
 from headwater.mixers.quantised import Quantised
 from headwater.mixers.weights import Stored, values_of
-from headwater.models.files import INDEX, SINGLE, weight_map
+from headwater.models.files import INDEX, SINGLE, weight_files, weight_map
 from headwater.models.quantisation.method import Method
 from headwater.unreadable import why_missing, why_unreadable
 
@@ -67,11 +67,10 @@ class CheckpointTensors(ModelTensors):
 
     def _locate(self) -> dict[str, Path]:
         """Return the file that holds each tensor."""
-        index = self._folder / INDEX
-        if not index.exists():
+        if weight_files(self._folder) == [SINGLE]:
             single = self._folder / SINGLE
             return dict.fromkeys(self._open(single).keys(), single)
-        files = {name: self._folder / file for name, file in weight_map(index).items()}
+        files = {name: self._folder / file for name, file in weight_map(self._folder / INDEX).items()}
         for path in sorted(set(files.values())):
             self._open(path)
         return files
