@@ -20,6 +20,7 @@ from headwater.cli.inspect import read_spec
 from headwater.cli.serve import announce
 from headwater.config import SETTINGS, ServeConfig
 from headwater.models import load
+from headwater.models.embedded import embedded
 from headwater.setting import SettingError
 
 TINY = {
@@ -142,6 +143,7 @@ def test_setting_beyond_the_machine_is_refused_with_its_source(capsys, monkeypat
 
 def test_broken_chat_template_is_refused_before_the_weights_are_read(monkeypatch, folder, capsys):
     monkeypatch.setattr(serve, "load_engine", lambda config: pytest.fail("the weights were read"))
+    shutil.copy(embedded() / "tokenizer.json", folder)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}")
     assert "chat template does not compile" in refusal(capsys, "serve", str(folder), "--port", "0")
 

@@ -13,10 +13,7 @@ from headwater.unreadable import is_gguf
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
-WITHOUT_TOKENIZER = (
-    "other forms of tokenizers are not read; a GGUF file has its own, and transformers writes it: "
-    "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)"
-)
+WITHOUT_TOKENIZER = "transformers writes it: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SMALL_FILES = (CONFIG, TOKENIZER, "tokenizer_config.json", "generation_config.json", "chat_template.jinja", INDEX)
