@@ -37,6 +37,15 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
+class Thought:
+    """Reasoning before an answer, between tags: stop strings are not looked for in it."""
+
+    open: str
+    close: str
+    begun: bool  # by the prompt; otherwise an output that begins with `open` has begun it
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and penalties 1, 0, 0 are off.
 
@@ -51,6 +60,7 @@ class SamplingParams:
     seed: int | None = None
     choice: int = 0  # number of the answer among those to one prompt: each is drawn with numbers of its own
     stop: tuple[str, ...] = ()
+    thought: Thought | None = None  # without stop strings in it
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0  # tokens before which no end token, stop token or stop string ends the output

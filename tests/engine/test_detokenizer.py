@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from headwater.engine.detokenizer import StopStrings, TextStream, byte_table
-from headwater.request import SamplingParams
+from headwater.engine.detokenizer import StopStrings, TextStream, ThoughtText, byte_table
+from headwater.request import SamplingParams, Thought
 
 SAMPLE = [
     "the cat sat on the mat, the cat ran",
@@ -154,3 +155,40 @@ def test_other_tokenizers_keep_their_leading_spaces(prompt):
 def test_a_table_is_made_once_and_only_for_byte_level_tokenizers():
     assert byte_table(byte_level()) is byte_table(byte_level())
     assert byte_table(metaspace()) is None
+
+
+@pytest.mark.parametrize(
+    ("begun", "text", "shown"),
+    [
+        (True, "so STOP.</think>\nyes STOP no", "so STOP.</think>\nyes "),
+        (True, "so STOP, endless", "so STOP, endless"),
+        (False, "<think>a STOP b</think>c STOP d", "<think>a STOP b</think>c "),
+        (False, "\n<think>a STOP", "\n<think>a STOP"),
+        (False, "<thin STOP", "<thin "),
+        (False, "yes STOP </think>", "yes "),
+        (False, " ", " "),
+        (False, "<thi", "<thi"),
+    ],
+)
+def test_stop_strings_are_looked_for_after_the_thought(begun, text, shown):
+    params = SamplingParams(stop=("STOP",), thought=Thought("<think>", "</think>", begun))
+    decoded, stopped = TextStream(byte_level(), (), params), False
+    pieces = []
+    for token in byte_level().encode(text).ids:
+        piece, hit = decoded.push(token)
+        pieces.append(piece)
+        if hit is not None:
+            stopped = True
+            break
+    assert "".join(pieces) + ("" if stopped else decoded.flush()) == shown
+
+
+@given(st.text("a<t>/", max_size=12), st.lists(st.integers(0, 12)), st.booleans())
+def test_cuts_of_the_text_do_not_change_where_the_thought_ends(text, cuts, begun):
+    def run(pieces):
+        thought = ThoughtText(Thought("<t>", "</t>", begun))
+        parts = [*(thought.split(piece) for piece in pieces), thought.split("", ended=True)]
+        return "".join(one for one, _ in parts), "".join(other for _, other in parts)
+
+    edges = [0, *sorted(cuts), len(text)]
+    assert run([text[a:b] for a, b in pairwise(edges)]) == run([text])

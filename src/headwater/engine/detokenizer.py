@@ -8,7 +8,7 @@ from functools import cache
 
 from tokenizers import Tokenizer, decoders
 
-from headwater.request import SamplingParams
+from headwater.request import SamplingParams, Thought
 
 
 class TextStream:
@@ -16,26 +16,59 @@ class TextStream:
 
     All that `push` and `flush` return, joined, is the decoded output without special tokens but `shown_tokens`, cut
     before the stop string that is complete first (of two that end on the same character the longer one). Stop strings
-    that begin in the first `min_tokens` tokens are text.
+    that begin in the first `min_tokens` tokens, or in the thought, are text.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int], params: SamplingParams) -> None:
         self._decoder = decoder_for(tokenizer, prompt_tail, frozenset(params.shown_tokens))
         self._stop = StopStrings(params.stop)
         self._too_short = params.min_tokens  # further tokens whose text is not searched for stop strings
+        self._thought = ThoughtText(params.thought) if params.thought and params.stop else None
 
     def push(self, token: int) -> tuple[str, str | None]:
         """The text that may be shown now, and the stop string that was hit; the text ends before that."""
         text = self._decoder.push(token)
+        thought, text = self._thought.split(text) if self._thought else ("", text)
         if self._too_short > 0:
             self._too_short -= 1
-            return text, None
-        return self._stop.push(text)
+            return thought + text, None
+        shown, hit = self._stop.push(text)
+        return thought + shown, hit
 
     def flush(self) -> str:
         """Return the text held back: an incomplete character as U+FFFD, and a possible beginning of a stop string."""
-        shown, hit = self._stop.push(self._decoder.flush())
-        return shown if hit is not None else shown + self._stop.flush()
+        last = self._decoder.flush()
+        thought, text = self._thought.split(last, ended=True) if self._thought else ("", last)
+        shown, hit = self._stop.push(text)
+        return thought + (shown if hit is not None else shown + self._stop.flush())
+
+
+class ThoughtText:
+    """Splits a text that comes in pieces after the reasoning that it begins with."""
+
+    def __init__(self, tags: Thought) -> None:
+        self._tags = tags
+        self._inside: bool | None = True if tags.begun else None  # None: it may still begin
+        self._held = ""  # undecided text, or an end of the thought that may begin its closing tag
+
+    def split(self, text: str, ended: bool = False) -> tuple[str, str]:
+        """Return the next piece's part in the thought, and the rest. `ended`: no more text comes."""
+        if self._inside is None:
+            self._held += text
+            begun = self._held.lstrip()
+            if not ended and len(begun) < len(self._tags.open) and self._tags.open.startswith(begun):
+                return "", ""
+            text, self._held = self._held, ""
+            self._inside = begun.startswith(self._tags.open)
+        if not self._inside:
+            return "", text
+        seen = self._held + text
+        end = seen.find(self._tags.close)
+        if end < 0:
+            self._held = seen[-len(self._tags.close) + 1 :]
+            return text, ""
+        self._inside, after = False, len(seen) - end - len(self._tags.close)
+        return text[: len(text) - after], text[len(text) - after :]
 
 
 class StopStrings:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tokenizers import Tokenizer
 
 from headwater.config import ServeConfig
-from headwater.request import Constraint, SamplingParams
+from headwater.request import Constraint, SamplingParams, Thought
 from headwater.server.answer import formats
 from headwater.server.answer.formats.grammar import Grammar, either, tag_tokens
 from headwater.server.answer.formats.parser import AnswerParser, ToolFormat
@@ -57,7 +57,9 @@ class Dialect:
 
         Raises BadRequest if a call is required and the model's format is unknown.
         """
-        params = replace(params, shown_tokens=self._shown(use))
+        params = replace(
+            params, shown_tokens=self._shown(use), thought=self._thought(prompt_end) if params.stop else None
+        )
         calls = self._calls if use.tools else None
         if use.mode == "required" and calls is None:
             raise BadRequest("tool_choice requires a call, but the model's tool format is unknown", "tool_choice")
@@ -74,6 +76,13 @@ class Dialect:
         if self._free and not any(tool.strict for tool in use.tools.values()) and not (use.one and calls.several):
             return params
         return replace(params, constraint=self._held(prompt_end, use, calls))
+
+    def _thought(self, prompt_end: str) -> Thought | None:
+        """Return the reasoning that an answer to a prompt with this end may begin with."""
+        tags = self._reasoning
+        if tags is None or tags.closed_by(prompt_end):
+            return None
+        return Thought(tags.open, tags.close, tags.left_open_by(prompt_end))
 
     def _shown(self, use: ToolUse) -> tuple[int, ...]:
         """Return the special tokens among the tags that this answer's parser looks for."""
