@@ -78,7 +78,8 @@ def test_openai_calls_tools_and_sends_their_results(client, engine):
     results = [{"role": "tool", "tool_call_id": call.id, "content": "21"} for call in message.tool_calls]
     answer = client.chat.completions.create(model="tiny", messages=[*HELLO, message, *results], tools=[TOOL])
     assert answer.choices[0].message.content == "21 degrees."
-    assert engine.tokenizer.decode(engine.seen[-1].prompt).count("<tool_call>weather city=") == 2
+    calls = TWO[TWO.index("<tool_call>") :]
+    assert calls in engine.tokenizer.decode(engine.seen[-1].prompt)  # as the model wrote them
 
 
 def test_openai_streams_tool_calls(client, engine):
