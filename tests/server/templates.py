@@ -189,6 +189,22 @@ MARKING = """
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
+# no system's role; user and assistant alternate but for calls and results; one call a message, as Mistral's and Llama's
+TURNS = """
+{%- set ns = namespace(user=true) %}
+{%- for m in messages %}
+{%- if m.role == 'system' %}{{ raise_exception('there is no system') }}{% endif %}
+{%- if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}
+{%- if (m.role == 'user') != ns.user %}{{ raise_exception('roles must alternate') }}{% endif %}
+{%- set ns.user = not ns.user %}{% endif %}
+{%- if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one call at once') }}{% endif %}
+{%- if m.role == 'tool' %}[RESULT]{{ m.content }}[/RESULT]
+{%- elif m.role == 'user' %}[USER]{{ m.content }}[/USER]
+{%- else %}{{ m.content }}
+{%- for call in m.tool_calls or [] %}[CALL]{{ call.function.name }}
+{{- call.function.arguments | tojson }}[/CALL]{% endfor %}
+{%- endif %}{% endfor %}"""
+
 
 def published() -> list[Any]:
     """Return the published templates as parameters of tests; tests of those that are not there are skipped."""

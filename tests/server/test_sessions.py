@@ -15,6 +15,7 @@ FORMS = {"qwen3.5-0.8b": "qwen_xml", "granite-4.0-h": "hermes", "nvidia-nemotron
 OWN = [(templates.STRICT, "qwen_xml"), (templates.DROPPING, "nemotron"), (templates.LINES, "hermes")]
 TEMPLATES = [pytest.param(*own, id=name) for own, name in zip(OWN, ("strict", "dropping", "lines"), strict=True)]
 TEMPLATES.append(pytest.param(templates.MARKING, "none", id="marking"))
+TEMPLATES.append(pytest.param(templates.TURNS, "none", id="turns"))
 for one in published():
     TEMPLATES.append(pytest.param(one.values[0], FORMS.get(str(one.id), "none"), id=one.id, marks=one.marks))
 

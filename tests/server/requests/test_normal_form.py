@@ -103,7 +103,7 @@ def test_later_system_text_is_marked_as_the_systems():
     assert shown == [
         ("system", "Be brief."), ("user", "hi"), ("user", "<system>\nNow in French.\n</system>"), ("user", "hi"),
     ]  # fmt: skip
-    merged = normal([USER, LATER, USER], later_system=False, alternates=True)
+    merged = normal([USER, LATER, USER], later_system=False, merged_roles=("user",))
     assert merged == [("user", "hi\n\n<system>\nNow in French.\n</system>\n\nhi")]
 
 

@@ -27,12 +27,19 @@ def rules_of(template: ChatTemplate, billing: bool = False) -> MessageRules:
     later = message("system", LATER)
     call = {"id": CALL_ID, "type": "function", "function": {"name": "zig", "arguments": {"a": "zag"}}}
     calling, result = message("assistant", "", tool_calls=[call]), message("tool", LATER, tool_call_id=CALL_ID)
+    parallel = message("assistant", "", tool_calls=[call, {**call, "id": "functions.zig:8"}])
     return MessageRules(
         first_system=probe.shows(RULE, [system, user]),
         later_system=probe.shows(LATER, [system, user, answer, later, user])
         and probe.shows(LATER, [user, later, user]),
         developer=template.mentions("developer"),
-        alternates=probe.refuses([user, user]) and not probe.refuses([user]),
+        merged_roles=tuple(
+            one["role"]
+            for one, turns in ((user, [user, user]), (answer, [user, answer, answer, user]))
+            if probe.refuses(turns) and not probe.refuses([user])
+        ),
+        fills_turns=probe.refuses([user, calling, result, user]) and not probe.refuses([user, calling, result]),
+        single_calls=probe.refuses([user, parallel, result, result]) and not probe.refuses([user, calling, result]),
         opens_with_query=any(map(probe.refuses, ([system], [answer, user], [system, calling, result]))),
         separators={role: probe.separator(role) for role in ("system", "user", "assistant", "tool")},
         thought_field=next((name for name in THOUGHT_FIELDS if probe.shows_thought(name)), THOUGHT_FIELDS[0]),

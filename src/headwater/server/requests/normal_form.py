@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from headwater.server.requests.content import (
@@ -47,7 +48,9 @@ class MessageRules:
     first_system: bool = True  # a system message at the start is shown
     later_system: bool = True  # so is one after other messages, at its place
     developer: bool = False  # developer is a role of its own; otherwise it is the system
-    alternates: bool = False  # a user's message may not follow another one
+    merged_roles: tuple[str, ...] = ()  # of messages that may not follow one of their own role
+    fills_turns: bool = False  # nor may they with only calls and results between them
+    single_calls: bool = False  # a message has one call at most
     opens_with_query: bool = False  # the first message after the system's has to be a user's query
     separators: Mapping[str, str] = field(default_factory=dict)  # between parts of a content, by role
     thought_field: str = "reasoning_content"  # name of the field with an assistant's reasoning
@@ -85,9 +88,11 @@ def normal_form(sent: Sequence[Message], rules: MessageRules, thinks: bool | Non
     if rules.shows_call_ids:
         shaped = list(_with_call_ids(shaped))
     shaped = _with_one_system(shaped, rules, thinks)
+    if rules.single_calls:
+        shaped = _with_single_calls(shaped)
     if rules.opens_with_query:
         shaped = _opened(shaped)
-    return _alternating(shaped) if rules.alternates else shaped
+    return list(_alternating(shaped, rules)) if rules.merged_roles else shaped
 
 
 def _refuse_parts(number: int, message: Message, new: bool) -> None:
@@ -226,15 +231,50 @@ def _opened(shaped: list[NormalMessage]) -> list[NormalMessage]:
     return [*shaped[:start], NormalMessage({"role": "user", "content": []}, start), *shaped[start:]]
 
 
-def _alternating(shaped: list[NormalMessage]) -> list[NormalMessage]:
-    """Merge a user's messages that follow each other."""
-    merged: list[NormalMessage] = []
+def _alternating(shaped: Iterable[NormalMessage], rules: MessageRules) -> Iterator[NormalMessage]:
+    """Merge messages of one role that follow each other, and fill turns between calls with an empty message."""
+    last: NormalMessage | None = None  # not yielded yet
+    turn = None  # role of the last message that is neither call nor result
     for one in shaped:
-        if merged and merged[-1].message["role"] == "user" == one.message["role"]:
-            merged[-1:] = _merged([merged[-1], one])
-        else:
-            merged.append(one)
-    return merged
+        role = _turn_of(one)
+        if last is not None and role is not None and _turn_of(last) == role in rules.merged_roles:
+            last = _merged([last, one])[0]
+            continue
+        if last is not None:
+            yield last
+        if rules.fills_turns and role is not None:
+            if role == turn:
+                yield NormalMessage({"role": "assistant" if role == "user" else "user", "content": []}, one.origin)
+            turn = role
+        last = one
+    if last is not None:
+        yield last
+
+
+def _turn_of(one: NormalMessage) -> str | None:
+    """Return the role of a user's message, or of an assistant's without calls; None for others."""
+    role = str(one.message["role"])
+    return role if role in ("user", "assistant") and not one.message.get("tool_calls") else None
+
+
+def _with_single_calls(shaped: Sequence[NormalMessage]) -> list[NormalMessage]:
+    """Write several calls of a message as messages with one call each, which its result follows."""
+    split: list[NormalMessage] = []
+    taken: set[int] = set()
+    for number, one in enumerate(shaped):
+        calls = one.message.get("tool_calls", ())
+        if len(calls) < 2:
+            split += [] if number in taken else [one]
+            continue
+        results = list(takewhile(lambda i: shaped[i].message["role"] == "tool", range(number + 1, len(shaped))))
+        for i, call in enumerate(calls):
+            own = next((r for r in results if shaped[r].message.get("tool_call_id") == call.get("id")), None)
+            content = one.message["content"] if i == 0 else []
+            split.append(NormalMessage({**one.message, "content": content, "tool_calls": [call]}, one.origin))
+            if own is not None and own not in taken:
+                split.append(shaped[own])
+                taken.add(own)
+    return split
 
 
 def _with_call_ids(shaped: Iterable[NormalMessage]) -> Iterator[NormalMessage]:

@@ -38,7 +38,7 @@ STORELESS: dict[str, tuple[Any, ...]] = {
     "conversation": (),
     "background": (False,),
     "prompt": (),
-    "truncation": ("disabled",),
+    "truncation": ("disabled", "auto"),
     "top_logprobs": (0,),
     "n": (1,),
 }
