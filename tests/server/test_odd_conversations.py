@@ -16,7 +16,10 @@ from tests.server.client import send_to
 from tests.server.fake_engine import FakeEngine
 from tests.server.templates import published
 
-OWN = {name: getattr(templates, name) for name in ("STRICT", "DROPPING", "LINES", "MARKING", "ALTERNATING", "TURNS", "SILENT")}
+OWN = {
+    name: getattr(templates, name)
+    for name in ("STRICT", "DROPPING", "LINES", "MARKING", "ALTERNATING", "TURNS", "SILENT")
+}
 SOURCES = {**OWN, **{str(one.id): one.values[0] for one in published() if one.values[0]}}
 CHAT, MESSAGES, RESPONSES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"
 TEXTS = (
