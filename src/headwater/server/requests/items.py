@@ -129,8 +129,7 @@ class Translation:
             if content is not None:
                 own = {"role": role, "content": content}
                 content = checked(MESSAGE, own, self._body, "input", number).content
-                before = parts_of(last["content"])
-                last["content"] = [*before, *parts_of(content)] if before else content
+                last["content"] = content if last["content"] is None else continued(last["content"], content)
             return
         own = {name: item[name] for name in ("role", "content") if name in item}
         message = checked(MESSAGE, own, self._body, "input", number)
@@ -176,8 +175,16 @@ class Translation:
 def parts_of(content: Any) -> list[dict[str, Any]]:
     """Return a content as parts."""
     if isinstance(content, list):
-        return content
+        return [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
     return [{"type": "text", "text": content}] if content else []
+
+
+def continued(content: Any, more: Any) -> Any:
+    """Return a content and its continuation: one text if they meet in texts, so that no separator comes between."""
+    before, after = parts_of(content), parts_of(more)
+    if before and after and all(isinstance(part.get("text"), str) for part in (before[-1], after[0])):
+        after[0] = {**after[0], "text": before.pop()["text"] + after[0]["text"]}
+    return before + after
 
 
 def left_out(kind: str) -> str:
