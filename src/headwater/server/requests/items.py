@@ -80,13 +80,18 @@ def messages_of(items: str | list[Item]) -> list[Message]:
     """
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
+    return translated(items).messages
+
+
+def translated(items: list[Item]) -> Translation:
+    """Translate input items as `messages_of` does, and note the item with which each message begins."""
     translation = Translation({"input": items})
     for number, item in enumerate(items):
         kind = kind_of(item)
         if not isinstance(kind, str):
             raise BadRequest(f"input has an item of type {shown(kind)}, it must be a text", f"input.{number}.type")
         translation.add(number, kind, item)
-    return translation.messages
+    return translation
 
 
 def kind_of(item: Item) -> Any:
@@ -99,10 +104,15 @@ class Translation:
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.messages: list[Message] = []
+        self.origins: list[int] = []  # of each message: the number of its first item
         self._body = body
 
     def add(self, number: int, kind: str, item: Item) -> None:
         """Add the next item."""
+        self._add(number, kind, item)
+        self.origins += [number] * (len(self.messages) - len(self.origins))
+
+    def _add(self, number: int, kind: str, item: Item) -> None:
         if kind == "message":
             self._add_message(number, item)
         elif kind == "reasoning":

@@ -74,6 +74,14 @@ class NormalMessage:
     origin: int  # number of the client's message that it comes from, or that it was put before
 
 
+class RefusedPart(ValueError):
+    """Part of a content that no template could show. `reason` continues the name of the message or item."""
+
+    def __init__(self, message: int, reason: str) -> None:
+        super().__init__(f"message {message} {reason}")
+        self.message, self.reason = message, reason
+
+
 def normal_form(sent: Sequence[Message], rules: MessageRules, thinks: bool | None = None) -> list[NormalMessage]:
     """Return the messages in normal form. `thinks`: reasoning is switched on or off; None: the template decides.
 
@@ -96,7 +104,7 @@ def normal_form(sent: Sequence[Message], rules: MessageRules, thinks: bool | Non
 
 
 def _refuse_parts(number: int, message: Message, new: bool) -> None:
-    """Raise ValueError for parts with a text that is not one, and for new parts of other types."""
+    """Raise RefusedPart for parts with a text that is not one, and for new parts of other types."""
     content = message.get("content")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, str) or has_text(part):
@@ -104,8 +112,8 @@ def _refuse_parts(number: int, message: Message, new: bool) -> None:
         kind = part.get("type")
         text = part.get(TEXT_PARTS[kind]) if isinstance(kind, str) and kind in TEXT_PARTS else part
         if text is not None and (text is not part or (new and kind not in THOUGHT_PARTS)):
-            has = f"message {number} of role {message['role']!r} has a part of type {kind!r}"
-            raise ValueError(f"{has}, and this model takes text only: 'text' with a text")
+            has = f"of role {message['role']!r} has a part of type {kind!r}"
+            raise RefusedPart(number, f"{has}, and this model takes text only: 'text' with a text")
 
 
 def _shaped(message: Message, rules: MessageRules) -> Message:

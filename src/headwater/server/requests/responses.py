@@ -18,9 +18,9 @@ from headwater.server.requests.client_tools import (
     is_list_of_objects,
     tools_of_search,
 )
-from headwater.server.requests.items import checked, messages_of
+from headwater.server.requests.items import checked, messages_of, translated
 from headwater.server.requests.messages import PLAIN, Conversation
-from headwater.server.requests.normal_form import MessageRules
+from headwater.server.requests.normal_form import MessageRules, RefusedPart
 from headwater.server.requests.sampling import NEUTRAL, TokenLimit, limited
 from headwater.server.requests.tools import (
     MAX_TOOLS,
@@ -119,6 +119,9 @@ class ResponsesRequest(ConversationRequest):
     def conversation(self, rules: MessageRules = PLAIN) -> Conversation:
         try:
             return super().conversation(rules)
+        except RefusedPart as error:
+            number = translated(self._items()).origins[error.message - bool(self.instructions)]
+            raise BadRequest(f"item {number} {error.reason}", f"input.{number}.content") from error
         except ValueError as error:
             raise BadRequest(str(error), "input") from error
 
