@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ import httpx
 import pytest
 from rich.console import Console
 
+from headwater.models.embedded import embedded
 from headwater.table import Table
 from tests.forked import Forked, address, listening
+from tests.server.templates import GUARDS
 
 COLUMNS = 80
 RESULTS = pytest.StashKey[list[tuple[str, ...]]]()
@@ -65,8 +68,13 @@ class Outside:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    with listening(Forked("serve", "--memory", "400MB", "--port", "0")) as (process, said):
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Serve the embedded model, whose template raises on odd turns here, as those of served families do."""
+    folder = tmp_path_factory.mktemp("strict") / embedded().name
+    shutil.copytree(embedded(), folder)
+    template = folder / "chat_template.jinja"
+    template.write_text(GUARDS + template.read_text(encoding="utf-8"), encoding="utf-8")
+    with listening(Forked("serve", str(folder), "--memory", "400MB", "--port", "0")) as (process, said):
         threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop the server
         yield Server(address(said).removesuffix("/v1"))
 

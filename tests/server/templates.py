@@ -206,6 +206,22 @@ TURNS = """
 {%- endif %}{% endfor %}"""
 
 
+# before another template: raises on a later system's message, without a query, and on arguments that are not a mapping
+GUARDS = """
+{%- set guard = namespace(query=false) -%}
+{%- for m in messages -%}
+{%- if m.role == 'system' and not loop.first -%}{{ raise_exception('the system comes first') }}{%- endif -%}
+{%- if m.role == 'developer' -%}{{ raise_exception('no such role') }}{%- endif -%}
+{%- if m.content is not string -%}{{ raise_exception('content is not a text') }}{%- endif -%}
+{%- if m.role == 'user' and not m.content.startswith('<tool_response>') -%}{%- set guard.query = true -%}{%- endif -%}
+{%- for call in m.tool_calls or [] -%}
+{%- if call.function.arguments is not mapping -%}{{ raise_exception('arguments are not a mapping') }}{%- endif -%}
+{%- endfor -%}
+{%- endfor -%}
+{%- if not guard.query -%}{{ raise_exception('no query of a user') }}{%- endif -%}
+"""
+
+
 def published() -> list[Any]:
     """Return the published templates as parameters of tests; tests of those that are not there are skipped."""
     folder = Path(__file__).parents[3] / "shared" / "data" / "chat_templates"

@@ -32,7 +32,7 @@ def rules_of(template: ChatTemplate, billing: bool = False) -> MessageRules:
         first_system=probe.shows(RULE, [system, user]),
         later_system=probe.shows(LATER, [system, user, answer, later, user])
         and probe.shows(LATER, [user, later, user]),
-        developer=template.mentions("developer"),
+        developer=template.mentions("developer") and probe.shows(RULE, [message("developer", RULE), user]),
         merged_roles=tuple(
             one["role"]
             for one, turns in ((user, [user, user]), (answer, [user, answer, answer, user]))
