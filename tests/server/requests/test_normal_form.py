@@ -120,8 +120,8 @@ def test_breakpoints_move_with_merged_messages():
     ("arguments", "shown"),
     [
         ('{"a": 1}', {"a": 1}), ({"a": 1}, {"a": 1}), ("", {}), (None, {}), ("null", {}),
-        ('{"a": "b', {"arguments": '{"a": "b'}), ("[1]", {"arguments": [1]}), ('"x"', {"arguments": "x"}),
-        ("[" * 100_000, {"arguments": "[" * 100_000}),
+        ('{"a": "b', {"INVALID_JSON": '{"a": "b'}), ("[1]", {"INVALID_JSON": "[1]"}), ('"x"', {"INVALID_JSON": '"x"'}),
+        ("[" * 100_000, {"INVALID_JSON": "[" * 100_000}),
     ],
 )  # fmt: skip
 def test_arguments_of_calls_are_always_a_mapping(arguments, shown):

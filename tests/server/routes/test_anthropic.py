@@ -14,10 +14,11 @@ from headwater.events import FinishedEvent, TokenEvent
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model
-from headwater.server.answer.anthropic import INVALID, SIGNATURE, MessagesReply, arguments, input_usage
+from headwater.server.answer.anthropic import SIGNATURE, MessagesReply, input_usage
 from headwater.server.answer.formats import REASONING, TOOLS
 from headwater.server.answer.formats.parser import AnswerParser
 from headwater.server.requests.anthropic import MessagesRequest
+from headwater.server.requests.normal_form import INVALID, mapping
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make
 from tests.server import templates
@@ -154,7 +155,7 @@ def test_arguments_that_were_cut_are_marked_as_no_json():
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"city": NaN}', "[1]"], ids=["deep", "not a number", "list"])
 def test_arguments_that_are_not_a_json_object_are_marked_invalid(text):
-    assert arguments(text) == {INVALID: text}
+    assert mapping(text) == {INVALID: text}
 
 
 def test_answer_without_text_has_no_blocks():

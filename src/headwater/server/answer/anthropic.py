@@ -8,7 +8,6 @@ from typing import Any
 
 from headwater.account import CacheAccount, Reason
 from headwater.events import FinishedEvent, TokenEvent
-from headwater.server.answer.formats.grammar import decoded
 from headwater.server.answer.formats.parser import CallBegin, Content, Delta, Reasoning, joined
 from headwater.server.answer.forms import Json, Parser
 from headwater.server.answer.reply import comment, one_line
@@ -17,9 +16,9 @@ from headwater.server.http.errors import error_body
 from headwater.server.http.exchange import EVENTS_TYPE, Events, Prefilled
 from headwater.server.http.middleware import current_request_id
 from headwater.server.requests.anthropic import MessagesRequest
+from headwater.server.requests.normal_form import mapping
 
 SIGNATURE = "unsigned"  # of reasoning: clients send back blocks with a signature only, and nothing verifies it
-INVALID = "INVALID_JSON"  # Anthropic's name for arguments that are not a JSON object, as of a call that was cut
 
 
 class MessagesReply:
@@ -201,20 +200,11 @@ class CallBlock(TextBlock):
         self._named = {"id": id, "name": name}
 
     def shown(self) -> Json:
-        return {"type": "tool_use", **self._named, "input": arguments(self.text)}
+        return {"type": "tool_use", **self._named, "input": mapping(self.text)}
 
     def add(self, text: str) -> Json:
         self.text += text
         return {"type": "input_json_delta", "partial_json": text}
-
-
-def arguments(text: str) -> Json:
-    """Return the arguments of a call, which may be incomplete if the answer was cut."""
-    try:
-        value = decoded(text or "{}")
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {INVALID: text}
 
 
 BLOCKS: dict[type[Delta], type[TextBlock]] = {Reasoning: ThinkingBlock, Content: TextBlock}

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headwater.events import FinishedEvent, TokenEvent
-from headwater.server.answer.anthropic import arguments
 from headwater.server.answer.formats.parser import CallArguments, CallBegin, Content, Delta, Reasoning
 from headwater.server.answer.forms import Json, Parser, TokenNames, chat_logprobs, new_call_id
 from headwater.server.answer.reply import one_line
@@ -17,6 +16,7 @@ from headwater.server.http.error_forms import ollama_form
 from headwater.server.http.errors import error_body
 from headwater.server.http.exchange import Events, Prefilled
 from headwater.server.http.middleware import current_context, current_request_id
+from headwater.server.requests.normal_form import mapping
 from headwater.server.requests.ollama import OllamaRequest
 
 MEDIA_TYPE = "application/x-ndjson"
@@ -187,4 +187,4 @@ class Pieces:
             return []
         function: dict[str, Any] = {"index": self._calls, "name": call["name"]}
         self._calls += 1
-        return [{"id": call["id"], "function": {**function, "arguments": arguments(call["arguments"])}}]
+        return [{"id": call["id"], "function": {**function, "arguments": mapping(call["arguments"])}}]

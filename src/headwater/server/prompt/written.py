@@ -17,6 +17,7 @@ from typing import Any
 from headwater.server.prompt.segments import NONCE
 from headwater.server.requests.content import Message
 from headwater.server.requests.messages import Conversation
+from headwater.server.requests.normal_form import mapping
 
 MAX_ANSWERS = 4_096  # whose calls are kept
 MAX_CHARACTERS = 16_000_000  # of them together
@@ -41,7 +42,7 @@ class WrittenCalls:
 
     def add(self, namespace: str, calls: Sequence[Call], text: str) -> None:
         """Keep the text in which the model wrote the calls of an answer, with the white space before them."""
-        decoded = [(call.id, call.name, _plain(call.arguments)) for call in calls]
+        decoded = [(call.id, call.name, mapping(call.arguments)) for call in calls]
         with self._lock:
             for key in (_key(namespace, decoded, with_ids=with_ids) for with_ids in (True, False)):
                 self._characters += len(text) - len(self._texts.pop(key, ""))
@@ -67,15 +68,6 @@ def _key(namespace: str, calls: Sequence[tuple[str | None, str, Any]], with_ids:
     return namespace, tuple(
         (id_ if with_ids else None, name, json.dumps(arguments, sort_keys=True)) for id_, name, arguments in calls
     )
-
-
-def _plain(arguments: str) -> Any:
-    """Return arguments as the normal form has them."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = arguments
-    return value if isinstance(value, dict) else {"arguments": value}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from headwater.server.requests.content import (
 
 # First lines of system texts that agents write for a provider's accounting, and that differ in each request
 BILLING_LINES = ("x-anthropic-billing-header:",)
+INVALID = "INVALID_JSON"  # key of arguments that are not an object
 GAP: Part = {"type": "text", "text": "\n\n"}  # between texts that become one
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 KIMI_ID = re.compile(r"functions\.[^\s:<>]+:\d+")
@@ -143,11 +144,26 @@ def _shaped(message: Message, rules: MessageRules) -> Message:
     return shaped
 
 
-def decoded(call: Any) -> dict[str, Any] | None:
-    """Return a call whose arguments are a mapping, as templates expect; None for a call without a name.
+def mapping(arguments: Any) -> dict[str, Any]:
+    """Return arguments as a mapping, which templates expect.
 
-    Arguments that are not a JSON object, such as those of an answer that was cut off, become its one value.
+    Those that are not a JSON object, as of an answer that was cut off, become its one value, named as Anthropic does.
     """
+    value = arguments
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(arguments or "{}", parse_constant=_refuse)
+    if isinstance(value, dict) or value is None:
+        return value or {}
+    return {INVALID: arguments}
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def decoded(call: Any) -> dict[str, Any] | None:
+    """Return a call with its arguments as a mapping; None for a call without a name."""
     if not isinstance(call, dict):
         return None
     if isinstance(custom := call.get("custom"), dict):  # a call of a free-form tool
@@ -155,14 +171,8 @@ def decoded(call: Any) -> dict[str, Any] | None:
     function = call.get("function", call)
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str) or not name:
         return None
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):  # stays a text
-            arguments = json.loads(arguments or "{}")
-    if not isinstance(arguments, dict):
-        arguments = {} if arguments is None else {"arguments": arguments}
     named = {} if call.get("id") is None else {"id": call["id"]}
-    return {**named, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {**named, "type": "function", "function": {"name": name, "arguments": mapping(function.get("arguments"))}}
 
 
 def _without_billing(part: Part) -> Part:
