@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from headwater.config import ServeConfig
+from headwater.server.app import create_app
 from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.prompt.template import ChatTemplate
 from headwater.server.requests.responses import ResponsesRequest
 from tests.server import templates
-from tests.server.client import send_all
+from tests.server.answer.formats.cases import WRITTEN
+from tests.server.client import send_all, send_to
 from tests.server.fake_engine import byte_tokenizer
 
 OWN = ("STRICT", "DROPPING", "LINES", "MARKING")
@@ -107,6 +110,26 @@ def test_items_of_an_answer_give_the_same_prompt_whole_and_streamed(engine, sour
     ]
     texts = {prompt(source, HI, *items, result("ok"), GO) for items in (output, again, plain)}
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize(("source", "form"), [
+    (templates.STRICT, "qwen_xml"), (templates.DROPPING, "nemotron"), (templates.LINES, "hermes"),
+])  # fmt: skip
+def test_custom_call_sent_back_continues_the_prompt_as_it_was_generated(engine, source, form):
+    engine.chat_template = source
+    text = '*** Begin Patch\n+print("</p>", True)\n\n*** End Patch\n'
+    written = WRITTEN[form]([("apply_patch", {"input": text})])
+    engine.script = f"</think>{written}" if form == "nemotron" else f"I patch.\n\n{written}"
+    app = create_app(engine, ServeConfig())
+    body = {"input": [HI], "tools": [{"type": "custom", "name": "apply_patch"}]}
+    (answer,) = send_to(app, [("POST", "/v1/responses", {"json": body})])
+    output = answer.json()["output"]
+    assert output[-1]["input"] == text
+    items = [HI, *output, result("Done.", "custom_tool_call_output") | {"call_id": output[-1]["call_id"]}]
+    send_to(app, [("POST", "/v1/responses", {"json": body | {"input": items}})])
+    before, after = (byte_tokenizer().decode(one.prompt, skip_special_tokens=False) for one in engine.seen)
+    assert written in after
+    assert form == "nemotron" or after.startswith(before + engine.script)
 
 
 def cases():
