@@ -307,7 +307,7 @@ def test_a_server_that_takes_no_more_requests_heals_no_more(make: Make) -> None:
 
 def test_an_engine_that_stops_does_not_wait_for_healing(make: Make) -> None:
     with make(PAGES) as rig:
-        watch = Watch(rig, 2, lambda: setattr(rig.engine, "_stopping", True))
+        watch = Watch(rig, 2, lambda: setattr(rig.engine.loop, "stopping", True))
         first_turn(rig)
         assert watch.acted.wait(60)
         rig.engine.stop()
