@@ -5,8 +5,10 @@ V: the logits of a row, which may be more than the tokenizer has tokens.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +28,10 @@ log = logging.getLogger("headwater.engine")
 
 MAX_SOURCE = 256 * 1024  # characters of a schema or grammar
 MAX_CACHED = 64  # compiled constraints that are kept
+NOT_TEXT = "\ue000"  # private use
+NAMED_TOKEN = re.compile(
+    r'"(?:[^"\\]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|<[^<>\s\[\]]+>'
+)  # or a string, a regex, a comment
 MESSAGE = 500  # characters of the compiler's message that are passed on
 
 # What a hostile source may cost, found by trying (decision 010): about a second to compile, on the request's thread,
@@ -171,7 +177,9 @@ class ConstraintCompiler:
             size = len(constraint.source)
             raise ConstraintError(f"the constraint has {size:,} characters, at most {MAX_SOURCE:,} are taken")
         try:
-            grammar = GRAMMAR[constraint.kind](constraint.source)
+            lark = constraint.kind == "lark"
+            source = _tags_by_id(constraint.source, self._tokenizer) if lark else constraint.source
+            grammar = GRAMMAR[constraint.kind](source)
         except ValueError as error:
             raise ConstraintError(_first_lines(str(error))) from error
         matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=LIMITS)
@@ -183,9 +191,31 @@ class ConstraintCompiler:
         with self._wrapping:
             if self._wrapped is None:
                 size = max(self._vocab_size, self._known)  # ids beyond the tokenizer have no bytes: never allowed
-                source, ends = self._tokenizer.to_str(), self._ends or None
+                source, ends = without_tags(self._tokenizer), self._ends or None
                 self._wrapped = LLTokenizer(source, n_vocab=size, eos_token=ends)
             return self._wrapped
+
+
+def without_tags(tokenizer: Tokenizer) -> str:
+    """Return the tokenizer's JSON, with names for the tokens of tags that no text holds.
+
+    To the library such a token is never text. If a constraint leaves one text, which spells a tag, the library would
+    still propose the tag's token for it, and then refuse that token.
+    """
+    source = json.loads(tokenizer.to_str())
+    names = {}
+    for token in source["added_tokens"]:
+        if token["special"] or (token["content"][:1] == "<" and token["content"][-1:] == ">"):
+            names[token["content"]] = token["content"] = f"<{NOT_TEXT}{token['id']}>"
+    if isinstance(vocabulary := source["model"]["vocab"], dict):
+        source["model"]["vocab"] = {names.get(text, text): id_ for text, id_ in vocabulary.items()}
+    return json.dumps(source)
+
+
+def _tags_by_id(source: str, tokenizer: Tokenizer) -> str:
+    """Replace the names of tokens in a grammar by their ids."""
+    ids = {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items()}
+    return NAMED_TOKEN.sub(lambda found: f"<[{ids[found[0]]}]>" if found[0] in ids else found[0], source)
 
 
 def _check(matcher: LLMatcher, param: str | None = None) -> None:

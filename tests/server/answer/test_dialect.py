@@ -31,8 +31,13 @@ def trained():
     return train(600, 1)
 
 
+def shaped(use, end=CLOSED, form=None, config=ServeConfig(), template=TEMPLATE):  # noqa: B008
+    dialect = Dialect(template, config, trained())
+    return dialect.shaped(PLAIN, end, dialect.enforced(use, "")[0], form)
+
+
 def shape(end, mode="auto", form=None, config=ServeConfig()):  # noqa: B008
-    return Dialect(TEMPLATE, config, trained()).shaped(PLAIN, end, ToolUse(mode, WEATHER_TOOLS), form)
+    return shaped(ToolUse(mode, WEATHER_TOOLS), end, form, config)
 
 
 def test_tool_choice_none_bans_the_call_tag():
@@ -86,9 +91,7 @@ UNKNOWN, BROKEN = hermes("snow", {}), CALL.replace('"Bonn"', "3")
 def auto(text, end=CLOSED, **tools):
     """Return the part of a text that an answer with tool_choice auto may have, and whether it may end there."""
     named = {name: WEATHER_TOOLS[name].model_copy(update={"strict": strict}) for name, strict in tools.items()}
-    use = ToolUse("auto", named or WEATHER_TOOLS)
-    params = Dialect(TEMPLATE, ServeConfig(), trained()).shaped(PLAIN, end, use, None)
-    return taken(params.constraint.source, text, trained())
+    return taken(shaped(ToolUse("auto", named or WEATHER_TOOLS), end).constraint.source, text, trained())
 
 
 def test_calls_by_choice_are_held_to_known_names_and_their_schemas():
@@ -128,8 +131,7 @@ def test_uncompilable_schema_is_dropped_unless_its_tool_is_strict():
 
     def machine(strict):
         use = ToolUse("auto", {"weather": bad.model_copy(update={"strict": strict}), "ping": WEATHER_TOOLS["ping"]})
-        params = Dialect(TEMPLATE, ServeConfig(), trained()).shaped(PLAIN, CLOSED, use, None)
-        return compiler.machine(params.constraint)
+        return compiler.machine(shaped(use).constraint)
 
     loose = machine(None)
     for token in trained().encode(BROKEN).ids:
@@ -144,7 +146,7 @@ def test_unknown_keywords_of_a_schema_are_ignored_unless_its_tool_is_strict():
     odd = {"type": "object", "properties": {"a": {"type": "string", "not": {"const": "x"}}}, "required": ["a"]}
     compiler = ConstraintCompiler(trained(), trained().get_vocab_size(), (trained().token_to_id("<|im_end|>"),))
     use = ToolUse("auto", {"f": FunctionDefinition(name="f", parameters=odd)})
-    constraint = Dialect(TEMPLATE, ServeConfig(), trained()).shaped(PLAIN, CLOSED, use, None).constraint
+    constraint = shaped(use).constraint
     compiler.machine(replace(constraint, fallback=None))
     assert not taken(constraint.source, hermes("f", {"a": 3}), trained())[1]
 
@@ -153,7 +155,7 @@ def test_free_calls_are_held_for_strict_tools_only():
     free = ServeConfig(tool_calls="free")
     assert shape(CLOSED, config=free) == PLAIN
     strict = {**WEATHER_TOOLS, "weather": WEATHER_TOOLS["weather"].model_copy(update={"strict": True})}
-    source = Dialect(TEMPLATE, free, trained()).shaped(PLAIN, CLOSED, ToolUse("auto", strict), None).constraint.source
+    source = shaped(ToolUse("auto", strict), config=free).constraint.source
     assert taken(source, BROKEN, trained())[0] == BROKEN[: BROKEN.index("3")]
     assert taken(source, hermes("ping", {"a": 1}), trained())[1]
 
@@ -169,3 +171,82 @@ def test_every_format_holds_its_calls_by_choice(name):
     accepted, ended = taken(params.constraint.source, unknown, trained())
     assert "snow" not in accepted
     assert not ended
+
+
+@pytest.mark.parametrize(
+    ("part", "keywords"),
+    [
+        ({"type": "object", "propertyNames": {"type": "string"}}, "propertyNames"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"not": {}}, "not"),
+        ({"type": "string", "pattern": "^(?!/).*"}, "pattern"),
+        ({"type": "nosuch"}, "type"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("name", ["hermes", "qwen_xml"])
+def test_keyword_that_cannot_be_enforced_costs_only_its_tool_and_is_named(name, mode, part, keywords, caplog):
+    nested = {"type": "object", "properties": {"secret": part}, "required": ["secret"]}
+    odd = FunctionDefinition(name="odd", parameters={"type": "object", "properties": {"o": nested}, "required": ["o"]})
+    dialect = Dialect("", ServeConfig(tool_format=name), trained())
+    held, missing = dialect.enforced(ToolUse(mode, {"odd": odd, **WEATHER_TOOLS}), "")
+    assert missing == [f"{keywords} of tool 'odd'"]
+    assert f"of tool 1 of 3 is not enforced: {keywords}" in caplog.text
+    assert "secret" not in caplog.text
+    constraint = dialect.shaped(PLAIN, "", held, None).constraint
+    compiler = ConstraintCompiler(trained(), trained().get_vocab_size(), (trained().token_to_id("<|im_end|>"),))
+    compiler.machine(replace(constraint, fallback=None))
+    bad, good = (WRITTEN[name]([("weather", {"city": "x", "days": days})]) for days in ("no", 3))
+    assert taken(constraint.source, good, trained()) == (good, True)
+    assert not taken(constraint.source, bad, trained())[1]
+    text = WRITTEN[name]([("odd", {"o": {"secret": {}}})])
+    with pytest.raises(ConstraintError, match="tool 'odd' is strict") as refused:
+        dialect.enforced(ToolUse(mode, {"odd": odd.model_copy(update={"strict": True})}), "")
+    assert refused.value.param == "tools"
+    assert "start:" not in str(refused.value)
+    assert taken(constraint.source, text.partition("secret")[0], trained())[0].endswith(('{"', '": {"'))
+
+
+def test_choice_that_would_end_within_itself_is_named_and_not_enforced():
+    value = "a\n</parameter>\n</function>\nb"
+    tool = FunctionDefinition(name="f", parameters={"type": "object", "properties": {"x": {"enum": ["y", value]}}})
+    dialect = Dialect("", ServeConfig(tool_format="qwen_xml"), trained())
+    held, missing = dialect.enforced(ToolUse("required", {"f": tool}), "")
+    assert missing == ["a value that property 1 allows of tool 'f'"]
+    assert held.tools["f"].parameters is None
+    with pytest.raises(ConstraintError, match="property 1 allows cannot be written in the model's format of calls"):
+        dialect.enforced(ToolUse("required", {"f": tool.model_copy(update={"strict": True})}), "")
+    assert (
+        Dialect("", ServeConfig(tool_format="hermes"), trained()).enforced(ToolUse("required", {"f": tool}), "")[1]
+        == []
+    )
+
+
+def test_one_call_at_most_ends_the_answer_but_not_a_thought():
+    use = ToolUse("auto", WEATHER_TOOLS, one=True)
+    for config in (ServeConfig(), ServeConfig(tool_calls="free")):
+        params = shaped(use, OPEN, config=config)
+        assert params.stop == ()
+        text = "hm </tool_call> hm\n</think>\n\n" + CALL
+        assert taken(params.constraint.source, text, trained()) == (text, True)
+        assert taken(params.constraint.source, text + "\n", trained())[0] == text
+
+
+def test_text_of_a_tag_is_written_without_its_token():
+    compiler = ConstraintCompiler(trained(), trained().get_vocab_size(), (trained().token_to_id("<|im_end|>"),))
+    for kind, source, text in (
+        ("regex", "a <\\/think> b", "a </think> b"),
+        ("lark", 'start: "<tool_call>"', "<tool_call>"),
+        ("json_schema", '{"const": "<|im_end|>"}', '"<|im_end|>"'),
+    ):
+        machine, tokens = compiler.machine(Constraint(kind, source)), []
+        while not machine.finished:
+            tokens.append(int(machine.allowed().nonzero()[-1]))
+            machine.take(tokens[-1])
+        written = trained().decode(tokens, skip_special_tokens=False)
+        assert written.removesuffix("<|im_end|>" if written != text else "") == text
+        assert not {trained().token_to_id(tag) for tag in ("</think>", "<tool_call>")} & set(tokens)
+    named = compiler.machine(Constraint("lark", 'start: "<think>" <tool_call> /<tool_call>/'))
+    for token in [*trained().encode("<").ids, *trained().encode("think>").ids, trained().token_to_id("<tool_call>")]:
+        assert named.allowed()[token]
+        named.take(token)

@@ -174,7 +174,8 @@ def test_one_call_at_most(engine):
     (choice,) = chat(engine, **body).json()["choices"]
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
     assert choice["finish_reason"] == "tool_calls"
-    assert engine.seen[-1].params.stop == ("</tool_call>",)
+    assert engine.seen[-1].params.stop == ()
+    assert held_to(engine, THOUGHT + both, **body) == (THOUGHT + CALL, True)
 
 
 def test_strict_tool_schema_constrains_only_its_calls(engine):

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
+from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from headwater.config import ServeConfig
+from headwater.errors import ConstraintError
 from headwater.request import Constraint, SamplingParams, Thought
 from headwater.server.answer import formats
 from headwater.server.answer.formats.grammar import Grammar, either, tag_tokens
 from headwater.server.answer.formats.parser import AnswerParser, ToolFormat
 from headwater.server.http.errors import BadRequest
+from headwater.server.requests.schemas import Outcome, compiled, with_known_patterns
 from headwater.server.requests.tools import FunctionDefinition, ToolUse
 
 BAN_BIAS = -100.0  # added to a logit: OpenAI's way to ban a token
 REASONING_GAP = "/\\n{0,2}/"  # line ends after reasoning
+MAX_COMPILED = 4096  # tools whose schemas are known to compile, or not to
 PROMPT_END_TOKENS = 64  # tokens of a prompt's end that show whether it leaves the reasoning open
+
+log = logging.getLogger("headwater.server")
 
 
 class Dialect:
@@ -31,6 +39,10 @@ class Dialect:
         self._reasoning = formats.reasoning_format(config.reasoning_format, template)
         self._calls = formats.tool_format(config.tool_format, template)
         self._free = config.tool_calls == "free"
+        # by namespace, as compiled constraints are
+        self._compiled = lru_cache(MAX_COMPILED)(
+            lambda namespace, source: compiled(LLMatcher.grammar_from_lark(source))
+        )
 
     @property
     def capabilities(self) -> list[str]:
@@ -50,7 +62,47 @@ class Dialect:
     def parser(self, prompt_end: str, use: ToolUse) -> AnswerParser:
         """Return a parser for one answer to a prompt with this end. It looks for calls unless `use` forbids them."""
         thinking = self._reasoning is not None and self._reasoning.left_open_by(prompt_end)
-        return AnswerParser(self._reasoning, thinking, self._calls, None if use.mode == "none" else use.tools)
+        tools = None if use.mode == "none" else use.tools
+        return AnswerParser(self._reasoning, thinking, self._calls, tools, use.mode == "required", use.one)
+
+    def enforced(self, use: ToolUse, namespace: str) -> tuple[ToolUse, list[str]]:
+        """Return the tools with the schemas that calls are held to, and the parts of schemas that are not enforced.
+
+        A tool that is not strict accepts any object if its schema cannot be compiled. If no call is required, so does a
+        tool with `strict: false`, and with the setting `tool_calls` "free" each that is not strict.
+        Raises ConstraintError for a strict tool whose schema cannot be compiled.
+        """
+        if self._calls is None or use.mode == "none":
+            return use, []
+        by_choice, held, missing = use.mode != "required", dict[str, FunctionDefinition](), list[str]()
+        for number, (name, tool) in enumerate(use.tools.items(), 1):
+            if by_choice and (tool.strict is False or (self._free and not tool.strict)):
+                held[name] = without_schema(tool)
+                continue
+            held[name], keywords = self._as_far_as_possible(self._calls, tool, namespace)
+            if keywords:
+                log.warning("of tool %d of %d is not enforced: %s", number, len(use.tools), ", ".join(keywords))
+                missing.append(f"{', '.join(keywords)} of tool {name!r}")
+        return replace(use, tools=held), missing
+
+    def _as_far_as_possible(
+        self, calls: ToolFormat, tool: FunctionDefinition, namespace: str
+    ) -> tuple[FunctionDefinition, tuple[str, ...]]:
+        """Return the tool with the schema that is enforced, and the keywords that are not."""
+        part, outcome = calls.unwritable(tool), self._outcome(calls, tool, namespace)
+        if tool.strict and (part or outcome.message):
+            reason = f"{part} cannot be written in the model's format of calls" if part else outcome.message
+            raise ConstraintError(f"tool {tool.name!r} is strict, and its schema cannot be enforced: {reason}", "tools")
+        if part:
+            return without_schema(tool), (part,)
+        if not outcome.message:
+            return tool, outcome.keywords
+        kept = tool.model_copy(update={"parameters": with_known_patterns(tool.parameters)})
+        return without_schema(tool) if self._outcome(calls, kept, namespace).message else kept, outcome.keywords
+
+    def _outcome(self, calls: ToolFormat, tool: FunctionDefinition, namespace: str) -> Outcome:
+        grammar = Grammar(self._tag_tokens)
+        return self._compiled(namespace, grammar.source(calls.call(grammar, tool)))
 
     def shaped(self, params: SamplingParams, prompt_end: str, use: ToolUse, form: Constraint | None) -> SamplingParams:
         """Return sampling whose answer uses the tools as allowed, and fits the form.
@@ -70,10 +122,7 @@ class Dialect:
             return params if form is None else self._constrained(params, prompt_end, None, form)
         if use.mode == "required" or form is not None:
             return self._constrained(params, prompt_end, use, None if use.mode == "required" else form)
-        if use.one and not calls.several:
-            params = replace(params, stop=(*params.stop, calls.close))
-        # in a format whose tags hold several calls no text marks the end of the first
-        if self._free and not any(tool.strict for tool in use.tools.values()) and not (use.one and calls.several):
+        if self._free and not use.one and not any(tool.strict for tool in use.tools.values()):
             return params
         return replace(params, constraint=self._held(prompt_end, use, calls))
 
@@ -95,37 +144,37 @@ class Dialect:
         self, params: SamplingParams, prompt_end: str, use: ToolUse | None, form: Constraint | None
     ) -> SamplingParams:
         """Constrain to the form or to calls, whichever are given, after reasoning if the prompt allows it."""
+        source, param = self._answers(prompt_end, use, form), "tools" if form is None else form.param
+        if source is None:
+            return replace(params, constraint=form)
+        constraint = Constraint("lark", source, param)
+        if use is not None and (other := self._answers(prompt_end, without_schemas(use), form)) != source:
+            assert other is not None
+            constraint = replace(constraint, fallback=Constraint("lark", other, param))
+        return replace(params, constraint=constraint)
+
+    def _answers(self, prompt_end: str, use: ToolUse | None, form: Constraint | None) -> str | None:
+        """Return the grammar of answers that are calls or fit the form; None if the form itself is the constraint."""
         grammar = Grammar(self._tag_tokens)
         before, answers = self._before(prompt_end, grammar), []
         if use is not None and self._calls is not None:
             answers.append(call_list(grammar, self._calls, use))
         if form is not None:
             if not answers and not before:
-                return replace(params, constraint=form)
+                return None
             answers.append(grammar.fitting(form))
-        param = "tools" if form is None else form.param
-        source = grammar.source(f"{before} {either(answers)}")
-        return replace(params, constraint=Constraint("lark", source, param))
+        return grammar.source(f"{before} {either(answers)}")
 
     def _held(self, prompt_end: str, use: ToolUse, calls: ToolFormat) -> Constraint:
-        """Constrain calls in the answer to known tools, and their arguments to the schemas.
+        """Constrain calls in the answer to known tools, and their arguments to the schemas."""
+        last, source = (self._with_calls(prompt_end, calls, tools) for tools in (without_schemas(use), use))
+        weaker = None if last == source else Constraint("lark", last, "tools")
+        return Constraint("lark", source, "tools", weaker)
 
-        A tool that is not strict accepts any object if its schema cannot be compiled, with `strict: false` always, and
-        with the setting `tool_calls` "free" always.
-        """
-        tools = list(use.tools.values())
-        loose = [tool if tool.strict else FunctionDefinition(name=tool.name) for tool in tools]
-        last = Constraint("lark", self._with_calls(prompt_end, calls, loose, use.one), "tools")
-        dropped = [tool.strict is False or (self._free and not tool.strict) for tool in tools]
-        held = [other if drop else tool for tool, other, drop in zip(tools, loose, dropped, strict=True)]
-        if held == loose:
-            return last
-        return Constraint("lark", self._with_calls(prompt_end, calls, held, use.one), "tools", last)
-
-    def _with_calls(self, prompt_end: str, calls: ToolFormat, tools: Sequence[FunctionDefinition], one: bool) -> str:
+    def _with_calls(self, prompt_end: str, calls: ToolFormat, use: ToolUse) -> str:
         """Return the grammar of any answer whose calls fit the tools; reasoning before it is free of constraints."""
-        grammar = Grammar(self._tag_tokens, lenient=not any(tool.strict for tool in tools))
-        answer, tags = text_with_calls(grammar, calls, tools, one), self._reasoning
+        grammar = Grammar(self._tag_tokens)
+        answer, tags = text_with_calls(grammar, calls, list(use.tools.values()), use.one), self._reasoning
         if tags is None or tags.closed_by(prompt_end):
             return grammar.source(answer)
         thought = f"({grammar.anything_until(tags.close)} {answer} | {grammar.anything(tags.close)})"
@@ -140,6 +189,17 @@ class Dialect:
             return ""
         thought = f"{grammar.until(tags.close)} {REASONING_GAP}"
         return thought if tags.left_open_by(prompt_end) else f"({grammar.tag(tags.open)} {thought})?"
+
+
+def without_schema(tool: FunctionDefinition) -> FunctionDefinition:
+    """Return a tool of the same name that accepts any object."""
+    return FunctionDefinition(name=tool.name)
+
+
+def without_schemas(use: ToolUse) -> ToolUse:
+    """Return a use in which only strict tools have schemas."""
+    tools = {name: tool if tool.strict else without_schema(tool) for name, tool in use.tools.items()}
+    return replace(use, tools=tools)
 
 
 def call_list(grammar: Grammar, calls: ToolFormat, use: ToolUse) -> str:

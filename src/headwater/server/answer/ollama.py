@@ -69,6 +69,7 @@ class OllamaReply:
         self._pieces = Pieces(parser, shows_reasoning=body.think is not False)
         self._model, self._names, self._fields = model, names, fields
         self._times = Times()
+        self._warnings = {"warnings": body.warnings} if body.warnings else {}
 
     async def whole(self, events: Events) -> Json:
         """Return the answer when the generation has ended; raises its error if it failed."""
@@ -109,7 +110,7 @@ class OllamaReply:
         """Return the fields of an answer's end."""
         counts = {"prompt_eval_count": end.account.prompt_tokens, "eval_count": end.output_tokens}
         ended = {"done": True, "done_reason": end.finish_reason, **self._times.durations(end), **counts}
-        return {**ended, "headwater": end.account.as_dict()}
+        return {**ended, "headwater": end.account.as_dict() | self._warnings}
 
 
 def loaded(model: str, fields: Fields) -> Json:

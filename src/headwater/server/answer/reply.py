@@ -38,15 +38,17 @@ class Reply:
         names: TokenNames | None,
         answers: int = 1,
         scores: PromptScores | None = None,
+        warnings: Sequence[str] = (),
     ) -> None:
         """`answers`: number of answers to each prompt; the generations of one prompt have consecutive numbers.
 
-        `scores` writes the log probabilities of prompts; None if they are not wanted.
+        `scores` writes the log probabilities of prompts; None if they are not wanted. `warnings` are about the request.
         """
         self._new_form, self._form = form, form()
         self._names = names
         self._answers = answers
         self._scores = scores
+        self._warnings = {"warnings": list(warnings)} if warnings else {}
         self._head = {"id": self._form.id_prefix + uuid.uuid4().hex, "created": int(time.time()), "model": model}
 
     async def whole(self, events: Events) -> Json:
@@ -97,7 +99,7 @@ class Reply:
 
     def _outcome(self, finished: dict[int, FinishedEvent]) -> Json:
         ends = [end for _, end in sorted(finished.items())]
-        accounts = [end.account.as_dict() for end in ends]
+        accounts = [end.account.as_dict() | self._warnings for end in ends]
         return {"usage": usage(ends, self._answers), "headwater": accounts[0] if len(accounts) == 1 else accounts}
 
     def _choice(self, number: int, tokens: list[TokenEvent], end: FinishedEvent) -> Json:
@@ -110,7 +112,7 @@ class Reply:
         """Return the chunk of an event; None if a token has neither text nor log probability to show."""
         if isinstance(event, FinishedEvent):
             last = {**form.last(event.text, event.finish_reason), "logprobs": None, "stop_reason": event.stop}
-            return {**self._wrapped(last), "headwater": event.account.as_dict()}
+            return {**self._wrapped(last), "headwater": event.account.as_dict() | self._warnings}
         assert isinstance(event, TokenEvent)
         piece = form.piece(event.text)
         if piece is None and self._names is None:

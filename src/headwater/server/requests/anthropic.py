@@ -146,7 +146,7 @@ class CountTokensRequest(ConversationRequest):
         return tool_use(self.chat_tools(), self.chat_choice(), not one)
 
     @property
-    def warnings(self) -> list[str]:
+    def left_out(self) -> list[str]:
         return dropped_tools(str(tool.type) for tool in self.tools or () if tool.foreign)
 
     def chat_messages(self) -> list[ChatMessage]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_validator
 
 from headwater.request import Constraint
 from headwater.server.http.errors import of_field
@@ -14,8 +15,18 @@ from headwater.server.requests.lengths import MAX_SEGMENTS
 from headwater.server.requests.messages import PLAIN, Conversation, conversation
 from headwater.server.requests.normal_form import MessageRules
 from headwater.server.requests.sampling import SCORED, SamplingRequest, TokenId, TokenLimit, Whole, limited
+from headwater.server.requests.schemas import LENIENT, as_far_as_possible
 from headwater.server.requests.structured import FLEXIBLE, only_one, schema_constraint
-from headwater.server.requests.tools import MAX_TOOLS, ToolDefinition, ToolUse, answer_schema, tool_use
+from headwater.server.requests.tools import (
+    MAX_TOOLS,
+    MAX_WARNING_CHARACTERS,
+    ToolDefinition,
+    ToolUse,
+    answer_schema,
+    tool_use,
+)
+
+log = logging.getLogger("headwater.server")
 
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
@@ -161,6 +172,7 @@ class ConversationRequest(SamplingRequest, ABC):
     documents: Documents | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    _unenforced: list[str] = PrivateAttr(default_factory=list)
 
     @abstractmethod
     def chat_messages(self) -> list[ChatMessage]:
@@ -184,9 +196,18 @@ class ConversationRequest(SamplingRequest, ABC):
         return self.chat_template_kwargs or {}
 
     @property
-    def warnings(self) -> list[str]:
+    def left_out(self) -> list[str]:
         """Parts of the request that were left out, as sentences for the client."""
         return []
+
+    @property
+    def warnings(self) -> list[str]:
+        """Parts of the request that were left out or are not enforced, as sentences for the client."""
+        return self.left_out + self._unenforced
+
+    def note_unenforced(self, parts: Sequence[str]) -> None:
+        """Add a warning about parts of schemas that are not enforced."""
+        self._unenforced += [f"not enforced: {'; '.join(parts)}"[:MAX_WARNING_CHARACTERS]] if parts else []
 
     def conversation(self, rules: MessageRules = PLAIN) -> Conversation:
         """Return the conversation for a template of these rules; raises ValueError as `conversation_of` does."""
@@ -200,12 +221,18 @@ class ConversationRequest(SamplingRequest, ABC):
     @property
     def answer_constraint(self) -> Constraint | None:
         """Constraint of the answer, also by its response_format; raises BadRequest if that is invalid, too."""
-        constraint, schema = super().answer_constraint, answer_schema(self.chat_format())
+        constraint, (schema, strict) = super().answer_constraint, answer_schema(self.chat_format())
         if schema is None:
             return constraint
         if constraint is not None:
             raise only_one(str(constraint.param), self.format_field)
-        return schema_constraint(schema, FLEXIBLE, self.format_field)
+        if strict:
+            return schema_constraint(schema, FLEXIBLE, self.format_field)
+        kept, keywords = as_far_as_possible(schema, FLEXIBLE)
+        if keywords:
+            log.warning("of %s is not enforced: %s", self.format_field, ", ".join(keywords))
+            self.note_unenforced([f"{', '.join(keywords)} of {self.format_field}"])
+        return schema_constraint(dict(kept), FLEXIBLE | LENIENT, self.format_field)
 
 
 class ChatRequest(ConversationRequest):

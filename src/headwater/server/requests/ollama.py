@@ -214,6 +214,6 @@ class OllamaGenerateRequest(OllamaRequest):
     def as_completion(self) -> RawRequest:
         """Return the request as a completion of its prompt without a template."""
         shared = {name: getattr(self, name) for name in SamplingRequest.model_fields}
-        schema = answer_schema(self.chat_format())
+        schema, _ = answer_schema(self.chat_format())
         form = {} if schema is None else {"json_schema": schema}
         return RawRequest.model_validate({**shared, **form, "prompt": self.prompt, "logprobs": self.wanted_logprobs})

@@ -140,7 +140,7 @@ class ResponsesRequest(ConversationRequest):
         return tool_use([*found, *self.chat_tools()], self.chat_choice(), self.parallel_tool_calls)
 
     @property
-    def warnings(self) -> list[str]:
+    def left_out(self) -> list[str]:
         tools = list(self._tools())
         dropped = dropped_tools(tool.kind for tool in tools if not tool.run_by_client)
         names = [tool.named["name"] for tool in tools if tool.has_grammar]

@@ -118,20 +118,21 @@ def loose_grammars(names: Iterable[Any]) -> list[str]:
     return [f"shown to the model and not enforced: the grammars of {listed}"] if listed else []
 
 
-def answer_schema(response_format: Any) -> dict[str, Any] | None:
-    """Return the JSON schema of a response_format, None for text. Raises BadRequest for any other response_format.
+def answer_schema(response_format: Any) -> tuple[dict[str, Any] | None, bool]:
+    """Return the JSON schema of a response_format, None for text, and whether it is "strict".
 
-    A schema is enforced whether it is "strict" or not: an answer that fits it is always valid.
+    Both kinds are enforced. If the schema is not strict, keywords that cannot be enforced are left out.
+    Raises BadRequest for any other response_format.
     """
     match response_format:
         case None | {"type": "text"}:
-            return None
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-            return schema
+            return None, False
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)} as given}:
+            return schema, given.get("strict") is True
         case {"type": "json_object" | "json_schema", "schema": dict(schema)}:  # llama.cpp's spelling
-            return schema
+            return schema, response_format.get("strict") is True
         case {"type": "json_object"}:
-            return {"type": "object"}
+            return {"type": "object"}, False
         case {"type": "json_schema"}:
             raise BadRequest("response_format is of type 'json_schema' without a json_schema.schema", "response_format")
     raise BadRequest(

@@ -91,7 +91,8 @@ def openai_reply(service: Service, form: Callable[[], Form], body: CompletionReq
         raise BadRequest(f"prompt_logprobs is {k:,} and stream is true: a stream has none", "prompt_logprobs")
     scores = None if k is None else partial(prompt_logprobs, names, k)
     wanted_names = None if body.wanted_logprobs is None else names
-    return Reply(form, service.engine.model_name, wanted_names, body.answers, scores)
+    warnings = body.warnings if isinstance(body, ChatRequest) else []
+    return Reply(form, service.engine.model_name, wanted_names, body.answers, scores, warnings)
 
 
 class Answering:

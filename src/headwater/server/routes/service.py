@@ -102,11 +102,13 @@ class Service:
     def chat(self, body: ConversationRequest) -> tuple[list[Generation], Callable[[], Parser]]:
         """Translate a conversation: one generation for each answer, and a function that returns a parser for one."""
         use, form = body.tool_use, body.answer_constraint
+        held, unenforced = self._dialect.enforced(use, body.salt)
+        body.note_unenforced(unenforced)
         self._check_tokens_of(body)
         prompt = self.conversation_prompt(body)
         end = self._dialect.end_of(prompt.prompt)
         generation = self._generation(body, prompt)
-        shaped = replace(generation, params=self._dialect.shaped(generation.params, end, use, form))
+        shaped = replace(generation, params=self._dialect.shaped(generation.params, end, held, form))
         parser = partial(self._dialect.parser, end, use)
         if self._prompter is None:
             return nth_answers(shaped, body), parser

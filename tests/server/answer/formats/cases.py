@@ -52,11 +52,12 @@ def json_call(name, arguments):
     )
 
 
+def bare(value):
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def _xml(name, arguments):
-    lines = "".join(
-        f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
-        for key, value in arguments.items()
-    )
+    lines = "".join(f"<parameter={key}>\n{bare(value)}\n</parameter>\n" for key, value in arguments.items())
     return f"<tool_call>\n<function={name}>\n{lines}</function>\n</tool_call>"
 
 
@@ -72,8 +73,7 @@ def _kimi(calls):
 def _invoked(calls):
     parts = []
     for name, arguments in calls:
-        values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
-        lines = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in values.items())
+        lines = "".join(f'<parameter name="{key}">{bare(value)}</parameter>\n' for key, value in arguments.items())
         parts.append(f'<invoke name="{name}">\n{lines}</invoke>\n')
     return f"<minimax:tool_call>\n{''.join(parts)}</minimax:tool_call>"
 

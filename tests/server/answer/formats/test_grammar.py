@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from headwater.engine.constraint import without_tags
 from headwater.server.answer.formats import TOOLS
 from headwater.server.answer.formats.grammar import Grammar, literal, tag_tokens
 from headwater.server.requests.structured import quoted
@@ -25,7 +26,7 @@ def trained():
 @cache
 def vocabulary(tokenizer):
     end = tokenizer.token_to_id("<|im_end|>")
-    return LLTokenizer(tokenizer.to_str(), n_vocab=tokenizer.get_vocab_size(), eos_token=end)
+    return LLTokenizer(without_tags(tokenizer), n_vocab=tokenizer.get_vocab_size(), eos_token=end)
 
 
 def taken(source, text, tokenizer=None):

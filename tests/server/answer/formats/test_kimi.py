@@ -35,6 +35,8 @@ PING = call("functions.ping:7", "{}")
         (OPEN + call(""), [f"c:{OPEN}{call('')}"]),
         (OPEN + call(arguments="[]"), [f"c:{OPEN}{call(arguments='[]')}"]),
         (OPEN + CLOSE, [f"c:{OPEN}{CLOSE}"]),
+        (f"so {call()}{PING}", ["c:so", CALLED, ("ping", {})]),
+        (call("nowhere:0"), [f"c:{call('nowhere:0')}"]),
     ],
 )
 def test_calls_are_parsed_and_malformed_ones_stay_content(text, parts):

@@ -8,6 +8,7 @@ from tests.server.answer.formats.cases import WRITTEN, parse, shape
 
 OPEN, CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
 BONN = '<invoke name="weather">\n<parameter name="city">Bonn</parameter>\n</invoke>\n'
+DAYS = '<parameter name="days">3</parameter>'
 PING = '<invoke name="ping">\n</invoke>\n'
 CALLED, PINGED = ("weather", {"city": "Bonn"}), ("ping", {})
 
@@ -24,6 +25,13 @@ CALLED, PINGED = ("weather", {"city": "Bonn"}), ("ping", {})
         (f'{OPEN}{BONN}<invoke name="pi', [CALLED, 'c:<invoke name="pi']),
         (f'{OPEN}<invoke name="a\nb">{CLOSE}', [f'c:{OPEN}<invoke name="a\nb">{CLOSE}']),
         (f"{OPEN}<invoke>{CLOSE}", [f"c:{OPEN}<invoke>{CLOSE}"]),
+        (f"{OPEN}\n{BONN.replace('Bonn', '</parameter> a')}{CLOSE}", [("weather", {"city": "</parameter> a"})]),
+        (f"{OPEN}\n{BONN.replace('</parameter>', '')}{CLOSE}", [CALLED]),
+        (
+            f"{OPEN}\n{BONN.replace('Bonn</parameter>', 'Bonn' + chr(10) + DAYS)}{CLOSE}",
+            [("weather", {"city": "Bonn", "days": 3})],
+        ),
+        (f"so {BONN}{PING}", ["c:so", CALLED, PINGED]),
     ],
 )
 def test_calls_are_parsed_and_malformed_ones_stay_content(text, parts):

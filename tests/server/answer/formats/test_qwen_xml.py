@@ -46,6 +46,23 @@ CALLED = ("weather", {"city": "Bonn"})
         ("a <tool_call>\n<function", ["c:a <tool_call>\n<function"]),
         ("<tool_call><function=>x", ["c:<tool_call><function=>x"]),
         (f"a <tool_call> b {BONN}", ["c:a <tool_call> b", CALLED]),
+        (call(("city", 'a "</parameter>" b')), [("weather", {"city": 'a "</parameter>" b'})]),
+        (call(("city", "<a>\n</parameter>\n</a>")), [("weather", {"city": "<a>\n</parameter>\n</a>"})]),
+        (call(("city", "a </function> </tool_call> b")), [("weather", {"city": "a </function> </tool_call> b"})]),
+        (call(("city", "a\n<parameter=town>\nb")), [("weather", {"city": "a\n<parameter=town>\nb"})]),
+        (call(("city", BONN)),
+         [("weather", {"city": BONN.partition("\n</parameter>")[0]}), "c:</parameter>\n</function>\n</tool_call>"]),
+        (BONN.replace("\n</parameter>", ""), [CALLED]),
+        (BONN.replace("\n</parameter>\n", "</parameter>"), [CALLED]),
+        (call(("city", "Bonn"), ("days", "3")).replace("Bonn\n</parameter>", "Bonn"),
+         [("weather", {"city": "Bonn", "days": 3})]),
+        (call(("days", "3"), ("tags", '["</parameter></function>"]')).replace("3\n</parameter>", "3"),
+         [("weather", {"days": 3, "tags": ["</parameter></function>"]})]),
+        (BONN.removeprefix("<tool_call>\n"), [CALLED]),
+        (f"So:\n{BONN.removeprefix('<tool_call>')}\nand <function=nowhere>",
+         ["c:So:", CALLED, "c:and <function=nowhere>"]),
+        (BONN.replace("</tool_call>", PING.removeprefix("<tool_call>\n")), [CALLED, ("ping", {})]),
+        ("<function=pin", ["c:<function=pin"]),
     ],
 )  # fmt: skip
 def test_calls_are_parsed_and_malformed_ones_stay_content(text, parts):
@@ -65,8 +82,8 @@ def test_strings_are_passed_on_as_they_come():
     assert push('nn "') == ['nn \\"']
     assert push("\n</param") == []
     assert push("eter>\n<parameter=days>\n1") == ['"', ', "days": ']
-    assert push("2\n</parameter>") == ["12"]
-    assert push("</function>") == ["}"]
+    assert push("2\n</parameter>") == []
+    assert push("</function>") == ["12", "}"]
 
 
 @pytest.mark.parametrize("text", ["Bo", "Bonn\n</parameter>\n", "Bonn\n</parameter>\n<parameter=days>\n1"])
@@ -77,9 +94,9 @@ def test_truncated_call_is_not_closed_by_the_parser(text):
     assert not arguments.text.endswith("}")
 
 
-def test_text_where_a_parameter_should_be_ends_the_call_without_completing_it():
-    deltas = parse([BONN.replace("</function>", "and so on </function>")], "qwen_xml")
-    assert deltas[:2] == [CallBegin("weather"), CallArguments('{"city": "Bonn"')]
+def test_text_before_the_first_parameter_ends_the_call_without_completing_it():
+    deltas = parse([BONN.replace("<parameter=city>", "and so on <parameter=city>")], "qwen_xml")
+    assert deltas[:2] == [CallBegin("weather"), CallArguments("{")]
     assert deltas[2].text.startswith("and so on")
 
 

@@ -14,14 +14,13 @@ from llguidance import regex_to_lark
 from tokenizers import Tokenizer
 
 from headwater.request import Constraint
+from headwater.server.requests.schemas import LENIENT
 from headwater.server.requests.structured import quoted
 
 Schema = Mapping[str, Any]
 
 # White space as chat templates write it, so that the next turn's prompt repeats the generated text.
 SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# Keywords of a schema that the compiler does not know are ignored, and one of several alternatives may fit as well.
-LENIENT = {"lenient": True, "coerce_one_of": True}
 
 MAX_DEPTH = 16  # of references and alternatives; deeper ones allow any type
 ALL_JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
@@ -35,11 +34,11 @@ TYPE_NAMES: dict[type, str] = {
 class Grammar:
     """Collection of rules. Expressions are parts of rule bodies: a rule's name, a literal, `%json` with a schema."""
 
-    def __init__(self, tag_tokens: Mapping[str, int], lenient: bool = False) -> None:
-        """`tag_tokens`: ids of the tags that are tokens. `lenient`: of schemas, unknown keywords are ignored."""
+    def __init__(self, tag_tokens: Mapping[str, int]) -> None:
+        """`tag_tokens`: ids of the tags that are tokens."""
         self._tokens = tag_tokens
-        self._lenient = lenient
         self._rules: list[str] = []
+        self._values: dict[tuple[str, str], str] = {}  # rules of bare values, by their ends
 
     def rule(self, body: str, lazy: bool = False) -> str:
         """Add a rule and return its name. A lazy rule is a regular expression that ends at its first match."""
@@ -75,13 +74,24 @@ class Grammar:
         end = either([self._spelled(tag), *([self.tag(tag)] if tag in self._tokens else [])])
         return self.rule(f"{self.anything(tag)} {end}")
 
+    def value(self, end: str, never: str) -> str:
+        """Return an expression for any text up to and including the first `end`.
+
+        No match of the regular expression `never` may end before the text does.
+        """
+        if (end, never) not in self._values:
+            name = f"V{len(self._rules)}"
+            self._rules.append(f"{name}: /(.|\\n)*{quoted(end)}/ & ~/(.|\\n)*({never})(.|\\n)+/")
+            self._values[end, never] = self.rule(name, lazy=True)
+        return self._values[end, never]
+
     def _spelled(self, end: str) -> str:
         """Return an expression for any text up to and including the first `end`, which is spelled out."""
         return self.rule(f"/(.|\\n)*{quoted(end)}/", lazy=True)
 
-    def json(self, schema: Schema) -> str:
-        """Return an expression for a JSON text that fits the schema."""
-        options = {**SPACED, **(LENIENT if self._lenient else {})}
+    def json(self, schema: Schema, strict: bool | None) -> str:
+        """Return an expression for a JSON text that fits the schema; unless `strict`, unknown keywords are ignored."""
+        options = {**SPACED, **({} if strict else LENIENT)}
         return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
     def fitting(self, constraint: Constraint) -> str:

@@ -34,12 +34,12 @@ KIMI_ID = re.compile(r"(?:functions\.)?([^\s<>]+?)(?::\d+)?")
 class JsonCalls(ToolFormat):
     """Calls as objects, one on each line or in a list. To the parser brackets, commas and lines are optional."""
 
-    def parser(self, raw: str, tools: Tools) -> CallParser:
+    def parser(self, raw: str, tools: Tools, tag: str) -> CallParser:
         return JsonSection(raw, self.close)
 
     def call(self, grammar: Grammar, tool: FunctionDefinition) -> str:
         head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
-        return f"{literal(head)} {grammar.json(tool.arguments)} {literal('}')}"
+        return f"{literal(head)} {grammar.json(tool.arguments, tool.strict)} {literal('}')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,16 @@ class KimiCalls(ToolFormat):
     def tags(self) -> tuple[str, ...]:
         return (self.open, self.close, CALL, ARGUMENTS, CALL_END)
 
-    def parser(self, raw: str, tools: Tools) -> CallParser:
-        return KimiSection(raw, self.close)
+    @property
+    def bare(self) -> str:
+        return CALL
+
+    def parser(self, raw: str, tools: Tools, tag: str) -> CallParser:
+        return KimiSection(raw, self.close, tools if tag == CALL else None)
 
     def call(self, grammar: Grammar, tool: FunctionDefinition) -> str:
         name = f"{literal(f'functions.{tool.name}:')} /[0-9]{{1,4}}/"
-        arguments = grammar.json(tool.arguments)
+        arguments = grammar.json(tool.arguments, tool.strict)
         return f"{grammar.tag(CALL)} {name} {grammar.tag(ARGUMENTS)} {arguments} {grammar.tag(CALL_END)}"
 
 
@@ -115,6 +119,7 @@ class JsonArguments(CallParser):
     def _arguments(self, out: list[Delta]) -> bool:
         end = self._json.find(self._text)
         out.append(CallArguments(self._take(len(self._text) if end is None else end)))
+        self.whole += self._json.closed
         return end is not None and self._then(self._text, self._call_end)
 
     def _call_end(self, out: list[Delta]) -> bool:
@@ -169,6 +174,7 @@ class JsonSection(JsonArguments):
             return self._leave(out, self._text)
         out += call
         self.begun = True
+        self.whole += 1
         return self._then(self._text[end:], self._next)
 
     def _next(self, out: list[Delta]) -> bool:
@@ -191,8 +197,11 @@ class KimiSection(JsonArguments):
 
     call_end = CALL_END
 
-    def __init__(self, raw: str, close: str) -> None:
+    def __init__(self, raw: str, close: str, known: Tools | None) -> None:
+        """`known`: tools of calls outside of a section, whose first tag has been read; None: the section has begun."""
         super().__init__(raw, close, self._next)
+        self._known = known
+        self._text = "" if known is None else CALL
 
     def _next(self, out: list[Delta]) -> bool:
         text = self._text.lstrip()
@@ -212,7 +221,8 @@ class KimiSection(JsonArguments):
         arguments = after[end + len(ARGUMENTS) :].lstrip()
         if end >= 0 and found and not arguments:
             return False
-        if end < 0 or not found or arguments[0] != "{":
+        unknown = found and self._known is not None and found[1] not in self._known
+        if end < 0 or not found or unknown or arguments[0] != "{":
             return self._leave(out, self._text)
         return self._begin(out, CallBegin(found[1], found[0]), arguments)
 
@@ -223,6 +233,7 @@ class JsonEnd:
     def __init__(self) -> None:
         self._depth = 0
         self._quoted = self._escaped = False
+        self.closed = False  # the last brace was found
 
     def find(self, text: str, at: int = 0) -> int | None:
         """Continue reading `text` at `at`; return the position at which the object ends, or None if it continues."""
@@ -244,6 +255,7 @@ class JsonEnd:
                 case _:
                     self._depth -= 1
                     if self._depth <= 0:
+                        self.closed = True
                         return at
         return None
 

@@ -62,6 +62,11 @@ def may_become(text: str, *tags: str) -> bool:
     return any(len(text) < len(tag) and tag.startswith(text) for tag in tags)
 
 
+def first_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
+    """Return the position of the first tag in the text, and the tag; (-1, "") if there is none."""
+    return min(((at, tag) for tag in tags if (at := text.find(tag)) >= 0), default=(-1, ""))
+
+
 def possible_start(text: str, *tags: str) -> int:
     """Return the first position from which `text` ends in a proper prefix of a tag, or its length if there is none."""
     longest = max(map(len, tags))
@@ -84,19 +89,27 @@ class AnswerParser:
         thinking: bool = False,
         tool_format: ToolFormat | None = None,
         tools: Tools | None = None,
+        forced: bool = False,
+        one: bool = False,
     ) -> None:
-        """`thinking`: the prompt left the reasoning open. Without tools no calls are looked for."""
-        self._reasoning = ReasoningSplitter(reasoning, thinking) if reasoning else None
-        self._calls = CallSplitter(tool_format, tools) if tool_format and tools else None
+        """`thinking`: the prompt left the reasoning open. Without tools no calls are looked for.
+
+        `forced`: the answer consists of calls only, so markup at its end is a call that was cut off, not content.
+        `one`: the answer ends with its first call.
+        """
+        calls = (tool_format, tools) if tool_format and tools else None
+        self._reasoning = ReasoningSplitter(reasoning, thinking, calls) if reasoning else None
+        self._calls = CallSplitter(*calls, forced) if calls else None
+        self._one, self._begun = one, 0  # number of calls that have begun
 
     def push(self, text: str) -> list[Delta]:
         """Parse the next piece of text."""
-        return self._split(self._reasoning.push(text) if self._reasoning else [Content(text)])
+        return self._limited(self._split(self._reasoning.push(text) if self._reasoning else [Content(text)]))
 
     def finish(self) -> list[Delta]:
         """Release the text that was held back; nothing may be pushed afterwards."""
         deltas = self._split(self._reasoning.finish()) if self._reasoning else []
-        return deltas + self._calls.finish() if self._calls else deltas
+        return self._limited(deltas + self._calls.finish() if self._calls else deltas)
 
     def _split(self, deltas: list[Delta]) -> list[Delta]:
         if self._calls is None:
@@ -105,6 +118,14 @@ class AnswerParser:
         for delta in deltas:
             out += self._calls.push(delta.text) if isinstance(delta, Content) else [delta]
         return out
+
+    def _limited(self, deltas: list[Delta]) -> list[Delta]:
+        """Drop a call that is one too many, and all after it."""
+        out: list[Delta] = []
+        for delta in deltas if self._one else ():
+            self._begun += isinstance(delta, CallBegin)
+            out += [delta] if self._begun <= 1 else []
+        return out if self._one else deltas
 
 
 class Splitter:
@@ -159,17 +180,25 @@ class ReasoningFormat:
 class ReasoningSplitter(Splitter):
     """Splitter of an answer into reasoning and content. Without an opening tag all text is content.
 
-    `thinking`: the prompt left the reasoning open. Reasoning that is never closed extends to the end.
+    `thinking`: the prompt left the reasoning open. Reasoning that is never closed extends to the end, or to a whole
+    call of a known tool. Such a call is held back until the answer ends: if the reasoning is closed, it was a mention.
     """
 
-    def __init__(self, tags: ReasoningFormat, thinking: bool) -> None:
+    def __init__(self, tags: ReasoningFormat, thinking: bool, calls: tuple[ToolFormat, Tools] | None) -> None:
         super().__init__(self._start)
         self._tags = tags
         self._thinking = thinking
+        self._calls = calls
+        self._openings = calls[0].openings if calls else ()
         self._begun = False  # some reasoning was returned, so line ends belong to it
+        self._mention = self._read = 0  # characters of the text: up to a tag's end, and read by `_call`
+        self._call: CallParser | None = None
 
     def finish(self) -> list[Delta]:
         """Release the text that was held back."""
+        if self._step == self._held:
+            called = self._call is not None and self._call.whole > 0
+            return [Content(self._text) if called else Reasoning(self._text)]
         inside = self._step == self._inside or (self._step == self._start and self._thinking)
         return [Reasoning(self._text) if inside else Content(self._text)]
 
@@ -188,10 +217,35 @@ class ReasoningSplitter(Splitter):
         if end >= 0:
             out.append(Reasoning(self._text[:end].rstrip("\n")))
             return self._then(self._text[end + len(self._tags.close) :], self._gap)
-        shown = len(self._text[: possible_start(self._text, self._tags.close)].rstrip("\n"))
+        start, tag = first_tag(self._text, self._openings)
+        limit = possible_start(self._text, self._tags.close, *self._openings) if start < 0 else start
+        shown = len(self._text[:limit].rstrip("\n"))
         self._begun = self._begun or shown > 0
         out.append(Reasoning(self._take(shown)))
+        if start < 0 or self._calls is None:
+            return False
+        self._mention = self._read = start - shown + len(tag)
+        self._call = self._calls[0].parser("", self._calls[1], tag)
+        return self._then(self._text, self._held)
+
+    def _held(self, out: list[Delta]) -> bool:
+        """Hold back a text that may be a call, until the reasoning is closed or no known tool can be called by it."""
+        assert self._call is not None and self._calls is not None  # noqa: PT018
+        before = max(0, self._read - len(self._tags.close))
+        if self._text.find(self._tags.close, before) >= 0:
+            return self._then(self._text, self._inside)
+        if self._call.rest is None and self._is_mention(self._call, self._calls[1]):
+            self._begun = True
+            out.append(Reasoning(self._take(self._mention)))
+            return self._then(self._text, self._inside)
+        self._read = len(self._text)
         return False
+
+    def _is_mention(self, call: CallParser, tools: Tools) -> bool:
+        """Read on; return whether the tag does not begin a call of a known tool."""
+        begun, deltas = call.begun, call.push(self._text[self._read :])
+        names = [delta.name for delta in deltas if isinstance(delta, CallBegin)]
+        return not begun and (names[0] not in tools if names else call.rest is not None)
 
     def _gap(self, out: list[Delta]) -> bool:
         self._text = self._text.lstrip("\n")
@@ -219,6 +273,16 @@ class ToolFormat(ABC):
         return tuple(tag for tag in (self.open, self.close) if tag)
 
     @property
+    def bare(self) -> str:
+        """Start of a call outside of the tags, as some models write it; empty if a call is not recognised there."""
+        return ""
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """Texts with which calls of this format begin."""
+        return tuple(tag for tag in (self.open, self.bare) if tag)
+
+    @property
     def several(self) -> bool:
         """True if several calls may stand between one pair of tags."""
         return self.between is not None
@@ -238,9 +302,16 @@ class ToolFormat(ABC):
     def call(self, grammar: Grammar, tool: FunctionDefinition) -> str:
         """Return an expression for one call of this tool."""
 
+    def unwritable(self, tool: FunctionDefinition) -> str | None:
+        """Return the part of a tool's schema, if any, that would not be read back as it is written."""
+        return None
+
     @abstractmethod
-    def parser(self, raw: str, tools: Tools) -> CallParser:
-        """Return a parser of the text after one opening tag; `raw` is that tag, with the white space before it."""
+    def parser(self, raw: str, tools: Tools, tag: str) -> CallParser:
+        """Return a parser of the text after an opening tag, `open` or `bare`; `raw` ends with it.
+
+        After `bare` only calls of known tools are read.
+        """
 
 
 class CallParser(Splitter, ABC):
@@ -255,6 +326,7 @@ class CallParser(Splitter, ABC):
         self._raw = raw
         self._unread = ""  # all text, until a call begins
         self.begun = False  # a call has begun
+        self.whole = 0  # number of calls that were read to their end
         self.rest: str | None = None  # the text after the calls; None as long as they have not ended
 
     def push(self, text: str) -> list[Delta]:
@@ -283,10 +355,12 @@ class CallParser(Splitter, ABC):
 class CallSplitter(Splitter):
     """Splitter of content from tool calls. White space around calls is markup; all else between them is content."""
 
-    def __init__(self, tags: ToolFormat, tools: Tools) -> None:
+    def __init__(self, tags: ToolFormat, tools: Tools, forced: bool = False) -> None:
+        """`forced`: text that is held back at the end belongs to a call that was cut off before its name."""
         super().__init__(self._content)
         self._format = tags
         self._tools = tools
+        self._forced = forced
         self._call: CallParser | None = None
         self._after_call = False  # white space that follows is markup
 
@@ -295,22 +369,25 @@ class CallSplitter(Splitter):
         out: list[Delta] = []
         while self._call is not None:
             deltas, rest = self._call.finish()
+            if self._forced:
+                return [delta for delta in deltas if not isinstance(delta, Content)]
             self._leave(self._call, rest)
             out += deltas + self.push("")
-        return [*out, Content(self._text)]
+        return [] if self._forced else [*out, Content(self._text)]
 
     def _content(self, out: list[Delta]) -> bool:
         """Add the text that is certain to be content, up to an opening tag."""
         if self._after_call:
             self._text = self._text.lstrip()
             self._after_call = not self._text
-        start = self._text.find(self._format.open)
-        shown = self._text[: possible_start(self._text, self._format.open) if start < 0 else start].rstrip()
+        openings = self._format.openings
+        start, tag = first_tag(self._text, openings)
+        shown = self._text[: possible_start(self._text, *openings) if start < 0 else start].rstrip()
         out.append(Content(self._take(len(shown))))
         if start < 0:
             return False
-        raw = self._take(start - len(shown) + len(self._format.open))
-        self._call, self._step = self._format.parser(raw, self._tools), self._within
+        raw = self._take(start - len(shown) + len(tag))
+        self._call, self._step = self._format.parser(raw, self._tools, tag), self._within
         return True
 
     def _within(self, out: list[Delta]) -> bool:

@@ -25,8 +25,8 @@ from headwater.server.answer.formats.parser import (
     Delta,
     ToolFormat,
     may_become,
-    possible_start,
 )
+from headwater.server.answer.formats.xml_values import ValueEnds, unreadable, value_ends
 from headwater.server.requests.tools import FunctionDefinition, Tools
 
 NOT_IN_NAMES = re.compile(r"[<\n]")
@@ -41,25 +41,65 @@ class XmlCalls(ToolFormat):
     parameter: tuple[str, str, str]  # likewise of a parameter
     line: str  # text before and after a value: a line end, or nothing
 
-    def parser(self, raw: str, tools: Tools) -> CallParser:
-        return XmlSection(self, raw, tools)
+    @property
+    def bare(self) -> str:
+        return self.function[0]
+
+    def parser(self, raw: str, tools: Tools, tag: str) -> CallParser:
+        return XmlSection(self, raw, tools, tag == self.bare)
 
     def call(self, grammar: Grammar, tool: FunctionDefinition) -> str:
         """Build a call with keys in the schema's order. For bare strings only the choices of an enum are enforced."""
-        schema = resolved(tool.arguments, tool.arguments)
-        required = schema.get("required")
-        required = required if isinstance(required, list) else []
-        begin, named, end = self.parameter
-        end = f"{self.line}{end}\n"
-        parts = []
-        for key, own in properties_of(tool.arguments).items():
-            value = _value(grammar, tool.arguments, own, end)
-            part = f"{literal(f'{begin}{key}{named}{self.line}')} {value}"
-            parts.append(part if key in required else f"({part})?")
-        if not parts and schema.get("additionalProperties", True):
-            parts = [f"({literal(begin)} /[A-Za-z0-9_.-]+/ {literal(named + self.line)} {grammar.until(end)})*"]
-        before, after, last = self.function
-        return " ".join([literal(f"{before}{tool.name}{after}\n"), *parts, literal(f"{last}\n")])
+        schema, properties = resolved(tool.arguments, tool.arguments), properties_of(tool.arguments)
+        given = schema.get("required")
+        required = given if isinstance(given, list) else []
+        (before, after, last), (begin, named, _) = self.function, self.parameter
+        opened, closable = "", True  # the rest of a call after the start of a parameter; whether the call may end
+        if not properties and schema.get("additionalProperties", True):
+            key = f"/[A-Za-z0-9_.-]+/ {literal(named + self.line)}"
+            more, end = (self._text(grammar, tag) for tag in (begin, last))
+            opened = grammar.rule(f'({key} {more})* {key} {end} "\\n"')
+        for key in reversed(list(properties)):
+            value = self._value(grammar, tool, key, opened, closable)
+            this = f"{literal(f'{key}{named}{self.line}')} {value}"
+            closable = closable and key not in required
+            opened = grammar.rule(this if key in required or not opened else either([this, opened]))
+        head = literal(f"{before}{tool.name}{after}\n")
+        return f"{head} {self._rest(opened, closable)}"
+
+    def _value(self, grammar: Grammar, tool: FunctionDefinition, key: str, opened: str, closable: bool) -> str:
+        """Return an expression for a parameter's bare value and the rest of the call."""
+        root, schema = tool.arguments, property_schema(tool.arguments, key)
+        plain, choices = resolved(schema, root), choices_of(schema, root)
+        if not choices and "string" in types_of(plain, root):
+            more = [f"{self._text(grammar, self.parameter[0])} {opened}"] if opened else []
+            return either(more + ([f'{self._text(grammar, self.function[2])} "\\n"'] if closable else []))
+        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        value = either(list(map(literal, choices))) if choices else grammar.json({**shared, **plain}, tool.strict)
+        return f"{value} {literal(self._end)} {self._rest(opened, closable)}"
+
+    def _text(self, grammar: Grammar, tag: str) -> str:
+        """Return an expression for any text that is read back as one value, its end, and the start of the next tag."""
+        return grammar.value(self._end + tag, unreadable(self))
+
+    def _rest(self, opened: str, closable: bool) -> str:
+        """Return an expression for a call from a place between parameters."""
+        more = [f"{literal(self.parameter[0])} {opened}"] if opened else []
+        return either(more + ([literal(f"{self.function[2]}\n")] if closable else []))
+
+    @property
+    def _end(self) -> str:
+        return f"{self.line}{self.parameter[2]}\n"
+
+    def unwritable(self, tool: FunctionDefinition) -> str | None:
+        properties, (before, after, _) = properties_of(tool.arguments), self.parameter
+        for number, (key, schema) in enumerate(properties.items(), 1):
+            if not key or key != key.strip() or _named(f"{before}{key}{after}", before, after) != key:
+                return f"the name of property {number}"
+            ends = value_ends(self, later_keys(tool.arguments, key), lined=True)
+            if any(ends.whole.search(choice) for choice in choices_of(schema, tool.arguments)):
+                return f"a value that property {number} allows"
+        return None
 
 
 # <tool_call>
@@ -84,16 +124,17 @@ MARKS = ('<invoke name="', '<parameter name="')
 MINIMAX_XML = XmlCalls("<minimax:tool_call>", "</minimax:tool_call>", "\n", "", "", MARKS, INVOKE, NAMED, "")
 
 
-def _value(grammar: Grammar, root: Mapping[str, Any], schema: Any, end: str) -> str:
-    """Return an expression for a bare value of this schema, and the tag that ends it."""
+def choices_of(schema: Any, root: Mapping[str, Any]) -> list[str]:
+    """Return the strings from which a schema lets choose; none if it allows anything else."""
     plain = resolved(schema, root)
-    choices = plain.get("enum")
-    if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
-        return f"{either([literal(choice) for choice in choices])} {literal(end)}"
-    if "string" in types_of(plain, root):
-        return grammar.until(end)
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return f"{grammar.json({**shared, **plain})} {literal(end)}"
+    choices = [plain["const"]] if "const" in plain else plain.get("enum")
+    return list(choices) if isinstance(choices, list) and all(isinstance(one, str) for one in choices) else []
+
+
+def later_keys(root: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
+    """Return the parameters after this one in a tool's schema, None if the schema has none."""
+    keys = tuple(properties_of(root))
+    return keys[keys.index(key) + 1 :] if key in keys else () if keys else None
 
 
 class XmlSection(CallParser):
@@ -102,18 +143,24 @@ class XmlSection(CallParser):
     Strings are passed on as they come, other values when they are complete.
     """
 
-    def __init__(self, tags: XmlCalls, raw: str, tools: Tools) -> None:
+    def __init__(self, tags: XmlCalls, raw: str, tools: Tools, bare: bool) -> None:
+        """`bare`: the tag that was read is the start of a call, which has to be of a known tool."""
         super().__init__(raw, self._head)
-        self._tags = tags
-        self._tools = tools
+        self._text = tags.bare if bare else ""
+        self._tags, self._tools, self._bare = tags, tools, bare
         self._schema: Mapping[str, Any] = {}
-        self._types = STRING  # of the open parameter
+        self._key, self._types = "", STRING  # of the open parameter
         self._first = True  # no parameter of the call has come
+        self._lined = False  # a line end stands before the call's first parameter
+        self._searched = 0  # characters of the text in which no value ends
 
     def finish(self) -> tuple[list[Delta], str]:
-        if self._step == self._string:
-            return [CallArguments(_escaped(self._text))], ""
-        return ([CallArguments(self._text)], "") if self._step == self._other else super().finish()
+        if self._step not in (self._string, self._other):
+            return super().finish()
+        if (end := self._ends().last.search(self._text)) is not None:
+            self._value(out := list[Delta](), end)
+            return out, ""
+        return [CallArguments(_escaped(self._text) if self._step == self._string else self._text)], ""
 
     def _head(self, out: list[Delta]) -> bool:
         before, after, _ = self._tags.function
@@ -123,28 +170,33 @@ class XmlSection(CallParser):
         name = _named(begun, before, after)
         if name is None:
             return False
-        if not name.strip():
-            return self._leave(out, self._text)
         tool = self._tools.get(name.strip())
+        if not name.strip() or (self._bare and tool is None):
+            return self._leave(out, self._text)
         self._schema = tool.arguments if tool else {}
         out += [CallBegin(name.strip()), CallArguments("{")]
         self.begun = self._first = True
+        self._lined = False
         return self._then(begun[len(before) + len(name) + len(after) :], self._between)
 
     def _between(self, out: list[Delta]) -> bool:
         last, close, (before, after, _) = self._tags.function[2], self._tags.close, self._tags.parameter
-        self._text = self._text.lstrip()
+        text = self._text.lstrip()
+        self._lined = self._lined or (self._first and "\n" in self._text[: len(self._text) - len(text)])
+        self._text = text
         if may_become(self._text, before, last, close):
             return False
         if self._text.startswith((last, close)):
             out.append(CallArguments("}"))
+            self.whole += 1
             return self._then(self._text.removeprefix(last), self._close)
         name = _named(self._text, before, after)
         if name:
-            key = json.dumps(name.strip(), ensure_ascii=False)
+            self._key = name.strip()
+            key = json.dumps(self._key, ensure_ascii=False)
             out.append(CallArguments(f"{'' if self._first else ', '}{key}: "))
-            self._types = types_of(property_schema(self._schema, name.strip()), self._schema)
-            self._first = False
+            self._types = types_of(property_schema(self._schema, self._key), self._schema)
+            self._first, self._searched = False, 0
             rest = self._text[len(before) + len(name) + len(after) :]
             return self._then(rest, self._quote if self._types == STRING else self._other)
         if name == "":
@@ -152,35 +204,44 @@ class XmlSection(CallParser):
         return False
 
     def _quote(self, out: list[Delta]) -> bool:
-        if may_become(self._text, self._tags.parameter[2]):
+        if not self._text:
             return False
         out.append(CallArguments('"'))
         return self._then(self._text.removeprefix(self._tags.line), self._string)
 
     def _string(self, out: list[Delta]) -> bool:
-        line, last = self._tags.line, self._tags.parameter[2]
-        end = self._text.find(last)
-        value = self._take(possible_start(self._text, line + last, last) if end < 0 else end)
-        out.append(CallArguments(_escaped(value.removesuffix(line) if end >= 0 else value)))
-        return end >= 0 and self._ended(out, '"')
+        ends = self._ends()
+        end = ends.whole.search(self._text)
+        if end is None:
+            out.append(CallArguments(_escaped(self._take(ends.safe(self._text)))))
+            return False
+        return self._value(out, end)
 
     def _other(self, out: list[Delta]) -> bool:
-        line, end = self._tags.line, self._text.find(self._tags.parameter[2])
-        if end < 0:
+        ends = self._ends()
+        end = ends.whole.search(self._text, self._searched)
+        if end is None:
+            self._searched = ends.safe(self._text, self._searched)
             return False
-        value = self._take(end).removeprefix(line).removesuffix(line)
-        return self._ended(out, encoded(value, self._types))
+        return self._value(out, end)
 
-    def _ended(self, out: list[Delta], last: str) -> bool:
-        """Return the end of a value, whose closing tag is next."""
-        out.append(CallArguments(last))
-        return self._then(self._text.removeprefix(self._tags.parameter[2]), self._between)
+    def _value(self, out: list[Delta], end: re.Match[str]) -> bool:
+        """Add the rest of a value that ends there."""
+        line, last = self._tags.line, self._tags.parameter[2]
+        own = 1 if not line and self._text.startswith("\n" + last, end.start()) else 0  # its last line end
+        value = self._text[: end.start() + own]
+        string = self._step == self._string
+        out.append(CallArguments(_escaped(value) + '"' if string else encoded(value.removeprefix(line), self._types)))
+        return self._then(self._text[end.end() :], self._between)
+
+    def _ends(self) -> ValueEnds:
+        return value_ends(self._tags, later_keys(self._schema, self._key), self._lined)
 
     def _close(self, out: list[Delta]) -> bool:
-        """Read the closing tag, another call if there may be several, or any text instead."""
-        close, another = self._tags.close, self._tags.function[:1] if self._tags.several else ()
+        """Read the closing tag, another call, or any text instead."""
+        close, another = self._tags.close, self._tags.bare
         after = self._text.lstrip()
-        if may_become(after, close, *another):
+        if may_become(after, close, another):
             return False
         if after.startswith(another):
             return self._then(after, self._head)
