@@ -17,6 +17,7 @@ from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make
 from tests.server import templates
 from tests.server.client import error, send
+from tests.server.fake_engine import FakeEngine
 
 SCHEMA = {
     "type": "object",
@@ -210,3 +211,27 @@ def test_invalid_schema_is_refused_with_its_parameter(engine):
     assert error(response)["code"] == "invalid_constraint"
     assert error(response)["param"] == "response_format"
     assert "nosuch" in error(response)["message"]
+
+
+def test_reasoning_is_closed_after_its_budget(engine):
+    asked = {"max_tokens": 60, "thinking_token_budget": 6, "template": templates.REASONING}
+    engine.chat_template = asked.pop("template")
+    response = send(engine, "POST", "/v1/chat/completions", json={**BODY, **asked})
+    (choice,) = response.json()["choices"]
+    thought = choice["message"]["reasoning_content"]
+    assert 0 < len(engine.tokenizer.encode(thought).ids) <= 6 + 1  # encoded anew
+    assert choice["message"]["content"]
+    budget = {"type": "enabled", "budget_tokens": 6}
+    body = {"messages": BODY["messages"], "max_tokens": 60, "thinking": budget}
+    blocks = send(engine, "POST", "/v1/messages", json=body).json()["content"]
+    assert [block["type"] for block in blocks] == ["thinking", "text"]
+
+
+def test_limit_of_reasoning_without_a_token_at_its_end_is_noted():
+    fake = FakeEngine(chat_template=templates.REASONING)  # its tokens are bytes
+    fake.start()
+    asked = {"messages": BODY["messages"], "thinking_token_budget": 6}
+    told = send(fake, "POST", "/v1/chat/completions", json=asked).json()
+    fake.stop()
+    assert "the limit of reasoning" in str(told["headwater"]["warnings"])
+    assert fake.seen[0].params.constraint is None

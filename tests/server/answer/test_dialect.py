@@ -12,7 +12,7 @@ from headwater.config import ServeConfig
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.errors import ConstraintError
 from headwater.request import Constraint, SamplingParams
-from headwater.server.answer.dialect import Dialect
+from headwater.server.answer.dialect import Dialect, Start
 from headwater.server.answer.formats import TOOLS
 from headwater.server.requests.tools import FunctionDefinition, ToolUse
 from tests.checkpoints.tokenizer import train
@@ -31,9 +31,9 @@ def trained():
     return train(600, 1)
 
 
-def shaped(use, end=CLOSED, form=None, config=ServeConfig(), template=TEMPLATE):  # noqa: B008
+def shaped(use, end=CLOSED, form=None, config=ServeConfig(), template=TEMPLATE, limit=None):  # noqa: B008
     dialect = Dialect(template, config, trained())
-    return dialect.shaped(PLAIN, end, dialect.enforced(use, "")[0], form)
+    return dialect.shaped(PLAIN, Start(end, limit), dialect.enforced(use, "")[0], form)
 
 
 def shape(end, mode="auto", form=None, config=ServeConfig()):  # noqa: B008
@@ -44,7 +44,7 @@ def test_tool_choice_none_bans_the_call_tag():
     banned = (trained().token_to_id("<tool_call>"), -100.0)
     assert shape(OPEN, "none") == SamplingParams(logit_bias=(banned,))
     dialect, use = Dialect(TEMPLATE, ServeConfig(), trained()), ToolUse("none", WEATHER_TOOLS)
-    params = dialect.shaped(SamplingParams(logit_bias=((1, 2.0),)), OPEN, use, None)
+    params = dialect.shaped(SamplingParams(logit_bias=((1, 2.0),)), Start(OPEN), use, None)
     assert params == SamplingParams(logit_bias=((1, 2.0), banned))
 
 
@@ -67,7 +67,7 @@ def test_tags_among_special_tokens_are_shown_to_the_parser():
     kimi = Dialect(templates.REASONING + "{# <|tool_calls_section_begin|> #}", ServeConfig(), tokenizer)
 
     def shown(mode):
-        params = kimi.shaped(PLAIN, OPEN, ToolUse(mode, WEATHER_TOOLS), None)
+        params = kimi.shaped(PLAIN, Start(OPEN), ToolUse(mode, WEATHER_TOOLS), None)
         return {tokenizer.id_to_token(token) for token in params.shown_tokens}
 
     assert shown("auto") == {"<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<think>"}
@@ -77,12 +77,12 @@ def test_tags_among_special_tokens_are_shown_to_the_parser():
 
 def test_grammar_limits_a_list_format_to_one_call():
     listed = Dialect("<TOOLCALL>", ServeConfig(), trained())
-    source = listed.shaped(PLAIN, "", ToolUse("auto", WEATHER_TOOLS, one=True), None).constraint.source
+    source = listed.shaped(PLAIN, Start(""), ToolUse("auto", WEATHER_TOOLS, one=True), None).constraint.source
     one, two = (WRITTEN["nemotron"]([("ping", {})] * count) for count in (1, 2))
     assert taken(source, "so " + one, trained()) == ("so " + one, True)
     assert not taken(source, "so " + two, trained())[1]
     free = Dialect("<TOOLCALL>", ServeConfig(tool_calls="free"), trained())
-    assert free.shaped(PLAIN, "", ToolUse("auto", WEATHER_TOOLS), None) == PLAIN
+    assert free.shaped(PLAIN, Start(""), ToolUse("auto", WEATHER_TOOLS), None) == PLAIN
 
 
 UNKNOWN, BROKEN = hermes("snow", {}), CALL.replace('"Bonn"', "3")
@@ -164,7 +164,7 @@ def test_free_calls_are_held_for_strict_tools_only():
 def test_every_format_holds_its_calls_by_choice(name):
     template = " ".join((TOOLS[name].open, *TOOLS[name].marks))
     config = ServeConfig(tool_format=name)
-    params = Dialect(template, config, trained()).shaped(PLAIN, "", ToolUse("auto", WEATHER_TOOLS), None)
+    params = Dialect(template, config, trained()).shaped(PLAIN, Start(""), ToolUse("auto", WEATHER_TOOLS), None)
     good = "So. " + WRITTEN[name]([("weather", {"city": "Bonn"})])
     assert taken(params.constraint.source, good, trained()) == (good, True)
     unknown = "So. " + WRITTEN[name]([("snow", {"city": "Bonn"})])
@@ -193,7 +193,7 @@ def test_keyword_that_cannot_be_enforced_costs_only_its_tool_and_is_named(name, 
     assert missing == [f"{keywords} of tool 'odd'"]
     assert f"of tool 1 of 3 is not enforced: {keywords}" in caplog.text
     assert "secret" not in caplog.text
-    constraint = dialect.shaped(PLAIN, "", held, None).constraint
+    constraint = dialect.shaped(PLAIN, Start(""), held, None).constraint
     compiler = ConstraintCompiler(trained(), trained().get_vocab_size(), (trained().token_to_id("<|im_end|>"),))
     compiler.machine(replace(constraint, fallback=None))
     bad, good = (WRITTEN[name]([("weather", {"city": "x", "days": days})]) for days in ("no", 3))
@@ -250,3 +250,27 @@ def test_text_of_a_tag_is_written_without_its_token():
     for token in [*trained().encode("<").ids, *trained().encode("think>").ids, trained().token_to_id("<tool_call>")]:
         assert named.allowed()[token]
         named.take(token)
+
+
+@pytest.mark.parametrize("start", [OPEN, "<|im_start|>assistant\n"])
+@pytest.mark.parametrize("mode", ["free", "auto", "required"])
+@pytest.mark.parametrize("limit", [0, 3])
+def test_reasoning_is_closed_after_its_limit_of_tokens(start, mode, limit):
+    use = ToolUse() if mode == "free" else ToolUse(mode, WEATHER_TOOLS)
+    source = shaped(use, start, limit=limit).constraint.source
+    matcher = LLMatcher(vocabulary(trained()), source)
+    close, opening = (trained().token_to_id(tag) for tag in ("</think>", "<think>"))
+    if start != OPEN:
+        assert matcher.consume_token(opening)
+    words = trained().encode("hm, so it is").ids
+    assert len(words) > limit
+    assert matcher.try_consume_tokens(words) == limit
+    assert matcher.consume_token(close)
+    answer = CALL if mode == "required" else "\n\nIt is so."
+    assert matcher.try_consume_tokens(trained().encode(answer).ids) == len(trained().encode(answer).ids)
+    assert matcher.is_accepting()
+
+
+def test_limit_of_reasoning_changes_nothing_where_there_is_none():
+    assert shaped(ToolUse(), CLOSED, limit=3) == PLAIN
+    assert shaped(ToolUse(), OPEN) == PLAIN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from llguidance import LLMatcher
@@ -26,6 +26,14 @@ MAX_COMPILED = 4096  # tools whose schemas are known to compile, or not to
 PROMPT_END_TOKENS = 64  # tokens of a prompt's end that show whether it leaves the reasoning open
 
 log = logging.getLogger("headwater.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start of an answer: the end of its prompt, and the tokens after which its reasoning is closed, if at all."""
+
+    prompt_end: str
+    thought_tokens: int | None = None
 
 
 class Dialect:
@@ -54,6 +62,11 @@ class Dialect:
     def reasoning_close(self) -> str:
         """Tag that ends reasoning; empty if none is known."""
         return self._reasoning.close if self._reasoning else ""
+
+    @property
+    def limits_reasoning(self) -> bool:
+        """True if reasoning can be closed after a number of tokens: the tag that ends it is a token."""
+        return self.reasoning_close in self._tag_tokens
 
     def end_of(self, prompt: Sequence[int]) -> str:
         """Return the text of a prompt's last tokens, which shows whether it leaves the reasoning open."""
@@ -104,27 +117,41 @@ class Dialect:
         grammar = Grammar(self._tag_tokens)
         return self._compiled(namespace, grammar.source(calls.call(grammar, tool)))
 
-    def shaped(self, params: SamplingParams, prompt_end: str, use: ToolUse, form: Constraint | None) -> SamplingParams:
+    def shaped(self, params: SamplingParams, start: Start, use: ToolUse, form: Constraint | None) -> SamplingParams:
         """Return sampling whose answer uses the tools as allowed, and fits the form.
 
         Raises BadRequest if a call is required and the model's format is unknown.
         """
         params = replace(
-            params, shown_tokens=self._shown(use), thought=self._thought(prompt_end) if params.stop else None
+            params, shown_tokens=self._shown(use), thought=self._thought(start.prompt_end) if params.stop else None
         )
         calls = self._calls if use.tools else None
         if use.mode == "required" and calls is None:
             raise BadRequest("tool_choice requires a call, but the model's tool format is unknown", "tool_choice")
+        params = self._with_limited_thought(params, start)
         if calls is None or use.mode == "none":
             banned = None if calls is None else self._tag_tokens.get(calls.open)
             if banned is not None:
                 params = replace(params, logit_bias=(*params.logit_bias, (banned, BAN_BIAS)))
-            return params if form is None else self._constrained(params, prompt_end, None, form)
+            return params if form is None else self._constrained(params, start, None, form)
         if use.mode == "required" or form is not None:
-            return self._constrained(params, prompt_end, use, None if use.mode == "required" else form)
+            return self._constrained(params, start, use, None if use.mode == "required" else form)
         if self._free and not use.one and not any(tool.strict for tool in use.tools.values()):
             return params
-        return replace(params, constraint=self._held(prompt_end, use, calls))
+        return replace(params, constraint=self._held(start, use, calls))
+
+    def _grammar(self, start: Start) -> Grammar:
+        limited = self._reasoning is not None and start.thought_tokens is not None
+        return Grammar(self._tag_tokens, {self.reasoning_close: start.thought_tokens or 0} if limited else {})
+
+    def _with_limited_thought(self, params: SamplingParams, start: Start) -> SamplingParams:
+        """Constrain the reasoning to its limit, and the answer after it to nothing; other constraints replace this."""
+        grammar = self._grammar(start)
+        before = self._before(start, grammar) if start.thought_tokens is not None else ""
+        if not before or self._reasoning is None:
+            return params
+        source = grammar.source(f"{before} {grammar.anything(self._reasoning.open)}")
+        return replace(params, constraint=Constraint("lark", source, "thinking_token_budget"))
 
     def _thought(self, prompt_end: str) -> Thought | None:
         """Return the reasoning that an answer to a prompt with this end may begin with."""
@@ -141,22 +168,22 @@ class Dialect:
         return tuple(self._special[tag] for tag in tags if tag in self._special)
 
     def _constrained(
-        self, params: SamplingParams, prompt_end: str, use: ToolUse | None, form: Constraint | None
+        self, params: SamplingParams, start: Start, use: ToolUse | None, form: Constraint | None
     ) -> SamplingParams:
         """Constrain to the form or to calls, whichever are given, after reasoning if the prompt allows it."""
-        source, param = self._answers(prompt_end, use, form), "tools" if form is None else form.param
+        source, param = self._answers(start, use, form), "tools" if form is None else form.param
         if source is None:
             return replace(params, constraint=form)
         constraint = Constraint("lark", source, param)
-        if use is not None and (other := self._answers(prompt_end, without_schemas(use), form)) != source:
+        if use is not None and (other := self._answers(start, without_schemas(use), form)) != source:
             assert other is not None
             constraint = replace(constraint, fallback=Constraint("lark", other, param))
         return replace(params, constraint=constraint)
 
-    def _answers(self, prompt_end: str, use: ToolUse | None, form: Constraint | None) -> str | None:
+    def _answers(self, start: Start, use: ToolUse | None, form: Constraint | None) -> str | None:
         """Return the grammar of answers that are calls or fit the form; None if the form itself is the constraint."""
-        grammar = Grammar(self._tag_tokens)
-        before, answers = self._before(prompt_end, grammar), []
+        grammar = self._grammar(start)
+        before, answers = self._before(start, grammar), []
         if use is not None and self._calls is not None:
             answers.append(call_list(grammar, self._calls, use))
         if form is not None:
@@ -165,30 +192,30 @@ class Dialect:
             answers.append(grammar.fitting(form))
         return grammar.source(f"{before} {either(answers)}")
 
-    def _held(self, prompt_end: str, use: ToolUse, calls: ToolFormat) -> Constraint:
+    def _held(self, start: Start, use: ToolUse, calls: ToolFormat) -> Constraint:
         """Constrain calls in the answer to known tools, and their arguments to the schemas."""
-        last, source = (self._with_calls(prompt_end, calls, tools) for tools in (without_schemas(use), use))
+        last, source = (self._with_calls(start, calls, tools) for tools in (without_schemas(use), use))
         weaker = None if last == source else Constraint("lark", last, "tools")
         return Constraint("lark", source, "tools", weaker)
 
-    def _with_calls(self, prompt_end: str, calls: ToolFormat, use: ToolUse) -> str:
+    def _with_calls(self, start: Start, calls: ToolFormat, use: ToolUse) -> str:
         """Return the grammar of any answer whose calls fit the tools; reasoning before it is free of constraints."""
-        grammar = Grammar(self._tag_tokens)
+        grammar = self._grammar(start)
         answer, tags = text_with_calls(grammar, calls, list(use.tools.values()), use.one), self._reasoning
-        if tags is None or tags.closed_by(prompt_end):
+        if tags is None or tags.closed_by(start.prompt_end):
             return grammar.source(answer)
         thought = f"({grammar.anything_until(tags.close)} {answer} | {grammar.anything(tags.close)})"
-        if tags.left_open_by(prompt_end):
+        if tags.left_open_by(start.prompt_end):
             return grammar.source(thought)
         return grammar.source(f"({grammar.opening(tags.open)} {thought} | {answer})")
 
-    def _before(self, prompt_end: str, grammar: Grammar) -> str:
+    def _before(self, start: Start, grammar: Grammar) -> str:
         """Return an expression for the reasoning before the answer; empty if there can be none."""
         tags = self._reasoning
-        if tags is None or tags.closed_by(prompt_end):
+        if tags is None or tags.closed_by(start.prompt_end):
             return ""
         thought = f"{grammar.until(tags.close)} {REASONING_GAP}"
-        return thought if tags.left_open_by(prompt_end) else f"({grammar.tag(tags.open)} {thought})?"
+        return thought if tags.left_open_by(start.prompt_end) else f"({grammar.tag(tags.open)} {thought})?"
 
 
 def without_schema(tool: FunctionDefinition) -> FunctionDefinition:

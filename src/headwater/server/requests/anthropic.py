@@ -98,7 +98,7 @@ class ToolChoice(BaseModel, strict=True):
 class Thinking(BaseModel, strict=True):
     """Reasoning before the answer, on or off. `display` is ignored."""
 
-    budget_tokens: int | None = Field(None, ge=0)
+    budget_tokens: Annotated[int, Field(ge=0), Whole] | None = None
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
 
 
@@ -139,6 +139,11 @@ class CountTokensRequest(ConversationRequest):
         effort = self.output_config and self.output_config.effort
         level = {"reasoning_effort": effort} if effort else {}
         return thinking_variables(self.thinks) | level | super().template_variables
+
+    @property
+    def thought_tokens(self) -> int | None:
+        budget = self.thinking.budget_tokens if self.thinking is not None else None
+        return super().thought_tokens if budget is None else budget
 
     @property
     def tool_use(self) -> ToolUse:

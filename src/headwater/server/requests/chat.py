@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_valid
 
 from headwater.request import Constraint
 from headwater.server.http.errors import of_field
-from headwater.server.requests.lengths import MAX_SEGMENTS
+from headwater.server.requests.lengths import MAX_SEGMENTS, MAX_TOKENS
 from headwater.server.requests.messages import PLAIN, Conversation, conversation
 from headwater.server.requests.normal_form import MessageRules
 from headwater.server.requests.sampling import SCORED, SamplingRequest, TokenId, TokenLimit, Whole, limited
@@ -172,6 +172,7 @@ class ConversationRequest(SamplingRequest, ABC):
     documents: Documents | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_TOKENS), Whole] | None = None
     _unenforced: list[str] = PrivateAttr(default_factory=list)
 
     @abstractmethod
@@ -199,6 +200,11 @@ class ConversationRequest(SamplingRequest, ABC):
     def left_out(self) -> list[str]:
         """Parts of the request that were left out, as sentences for the client."""
         return []
+
+    @property
+    def thought_tokens(self) -> int | None:
+        """Tokens after which the reasoning is closed; None: the model closes it."""
+        return self.thinking_token_budget
 
     @property
     def warnings(self) -> list[str]:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from headwater.config import ServeConfig
 from headwater.errors import TemplateError
 from headwater.request import Drafting, Fidelity, Generation, SamplingParams
-from headwater.server.answer.dialect import Dialect
+from headwater.server.answer.dialect import Dialect, Start
 from headwater.server.answer.forms import Parser, TokenNames
 from headwater.server.answer.recording import RecordingParser
 from headwater.server.answer.reply import Echo, echo_of, without_echo
@@ -103,12 +103,16 @@ class Service:
         """Translate a conversation: one generation for each answer, and a function that returns a parser for one."""
         use, form = body.tool_use, body.answer_constraint
         held, unenforced = self._dialect.enforced(use, body.salt)
+        limit = body.thought_tokens
+        if limit is not None and not self._dialect.limits_reasoning:
+            unenforced, limit = [*unenforced, "the limit of reasoning, whose end is not one token of this model"], None
         body.note_unenforced(unenforced)
         self._check_tokens_of(body)
         prompt = self.conversation_prompt(body)
         end = self._dialect.end_of(prompt.prompt)
         generation = self._generation(body, prompt)
-        shaped = replace(generation, params=self._dialect.shaped(generation.params, end, held, form))
+        start = Start(end, limit if limit is not None and limit < generation.params.max_tokens else None)
+        shaped = replace(generation, params=self._dialect.shaped(generation.params, start, held, form))
         parser = partial(self._dialect.parser, end, use)
         if self._prompter is None:
             return nth_answers(shaped, body), parser

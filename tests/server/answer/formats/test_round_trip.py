@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headwater.config import ServeConfig
 from headwater.request import SamplingParams
-from headwater.server.answer.dialect import Dialect
+from headwater.server.answer.dialect import Dialect, Start
 from headwater.server.answer.formats import REASONING, TOOLS
 from headwater.server.answer.formats.parser import AnswerParser, CallArguments, CallBegin, Reasoning, joined
 from headwater.server.answer.formats.xml_values import unreadable
@@ -86,7 +86,7 @@ def source(name, prompt_end):
     dialect = Dialect(templates.REASONING, ServeConfig(tool_format=name), byte_tokenizer())
     held, missing = dialect.enforced(ToolUse("required", KNOWN), "")
     assert missing == []
-    return dialect.shaped(SamplingParams(), prompt_end, held, None).constraint.source
+    return dialect.shaped(SamplingParams(), Start(prompt_end), held, None).constraint.source
 
 
 def read(name, pieces, thinking):

@@ -34,9 +34,10 @@ TYPE_NAMES: dict[type, str] = {
 class Grammar:
     """Collection of rules. Expressions are parts of rule bodies: a rule's name, a literal, `%json` with a schema."""
 
-    def __init__(self, tag_tokens: Mapping[str, int]) -> None:
-        """`tag_tokens`: ids of the tags that are tokens."""
+    def __init__(self, tag_tokens: Mapping[str, int], limits: Mapping[str, int] | None = None) -> None:
+        """`tag_tokens`: ids of the tags that are tokens. `limits`: by such a tag, the most tokens before it."""
         self._tokens = tag_tokens
+        self._limits = {tag: tokens for tag, tokens in (limits or {}).items() if tag in tag_tokens}
         self._rules: list[str] = []
         self._values: dict[tuple[str, str], str] = {}  # rules of bare values, by their ends
 
@@ -61,16 +62,23 @@ class Grammar:
 
     def until(self, end: str) -> str:
         """Return an expression for any text up to and including the first `end`."""
+        if end in self._limits:
+            return f"{self.anything(end)} {self.tag(end)}"
         return f"{self.text()} {self.tag(end)}" if end in self._tokens else self._spelled(end)
 
     def anything(self, tag: str) -> str:
-        """Return an expression for any text and tags, except `tag` as a token."""
+        """Return an expression for any text and tags, except `tag` as a token, within its limit of tokens."""
+        if tag in self._limits:
+            token = self.rule(f"<[^{self._tokens[tag]}]>")
+            return self.rule(f"{token}{{0,{self._limits[tag]}}}" if self._limits[tag] else '""')
         others = sorted(id_ for text, id_ in self._tokens.items() if text != tag)
         text = self.rule("/(.|\\n)+/")
         return self.rule(f"({text} | <[{','.join(map(str, others))}]>)*" if others else f"{text}?")
 
     def anything_until(self, tag: str) -> str:
         """Return an expression for any text and tags up to and including the first `tag`, as its token or spelled."""
+        if tag in self._limits:
+            return self.until(tag)
         end = either([self._spelled(tag), *([self.tag(tag)] if tag in self._tokens else [])])
         return self.rule(f"{self.anything(tag)} {end}")
 
