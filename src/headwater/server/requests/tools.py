@@ -129,8 +129,8 @@ def answer_schema(response_format: Any) -> tuple[dict[str, Any] | None, bool]:
             return None, False
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)} as given}:
             return schema, given.get("strict") is True
-        case {"type": "json_object" | "json_schema", "schema": dict(schema)}:  # llama.cpp's spelling
-            return schema, response_format.get("strict") is True
+        case {"schema": dict(schema)} if response_format.get("type", "json_schema") in ("json_object", "json_schema"):
+            return schema, response_format.get("strict") is True  # llama.cpp's spelling
         case {"type": "json_object"}:
             return {"type": "object"}, False
         case {"type": "json_schema"}:
