@@ -134,6 +134,7 @@ def test_call_without_a_name_stays_as_text():
     assert (role, text) == ("assistant", 'So: {"id": "c", "type": "function", "function": {"arguments": "{}"}}')
     custom = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "***"}}
     assert decoded(custom)["function"] == {"name": "patch", "arguments": {"input": "***"}}
+    assert decoded({"custom": {"name": "patch"}})["function"] == {"name": "patch", "arguments": {"input": None}}
 
 
 def test_images_in_history_become_placeholders():
@@ -167,6 +168,13 @@ def test_ids_of_other_models_calls_are_rewritten_for_kimi():
     form = normal_form([twice, result("a"), result("b", "functions.write:7")], MessageRules(shows_call_ids=True))
     assert [one["id"] for one in form[0].message["tool_calls"]] == ["functions.write:0", "functions.write:7"]
     assert [one.message["tool_call_id"] for one in form[1:]] == ["functions.write:0", "functions.write:7"]
+
+
+@pytest.mark.parametrize("odd", [[], {}, 5, None])
+def test_id_other_than_a_text_is_replaced_for_kimi(odd):
+    once = {"role": "assistant", "content": "", "tool_calls": [call("{}", id=odd)]}
+    form = normal_form([once, result("a", odd)], MessageRules(shows_call_ids=True))
+    assert form[0].message["tool_calls"][0]["id"] == form[1].message["tool_call_id"] == "functions.write:0"
 
 
 @pytest.mark.parametrize(

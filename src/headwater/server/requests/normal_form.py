@@ -167,11 +167,11 @@ def decoded(call: Any) -> dict[str, Any] | None:
     if not isinstance(call, dict):
         return None
     if isinstance(custom := call.get("custom"), dict):  # a call of a free-form tool
-        call = {"id": call.get("id"), "function": {"name": custom.get("name"), "arguments": {"input": custom["input"]}}}
+        call = {"id": call.get("id"), "function": {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}}
     function = call.get("function", call)
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str) or not name:
         return None
-    named = {} if call.get("id") is None else {"id": call["id"]}
+    named = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
     return {**named, "type": "function", "function": {"name": name, "arguments": mapping(function.get("arguments"))}}
 
 
@@ -310,7 +310,8 @@ def _with_call_ids(shaped: Iterable[NormalMessage]) -> Iterator[NormalMessage]:
         if calls:
             message = {**message, "tool_calls": calls}
         elif message["role"] == "tool":
-            answered = renamed.get(message.get("tool_call_id")) or (waiting[0] if waiting else None)
+            sent = message.get("tool_call_id")
+            answered = renamed.get(sent if isinstance(sent, str) else None) or (waiting[0] if waiting else None)
             waiting = [other for other in waiting if other != answered]
             if answered is not None:
                 message = {**message, "tool_call_id": answered}
