@@ -167,7 +167,8 @@ def decoded(call: Any) -> dict[str, Any] | None:
     if not isinstance(call, dict):
         return None
     if isinstance(custom := call.get("custom"), dict):  # a call of a free-form tool
-        call = {"id": call.get("id"), "function": {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}}
+        function = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+        call = {"id": call.get("id"), "function": function}
     function = call.get("function", call)
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str) or not name:
         return None
