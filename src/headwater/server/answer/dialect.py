@@ -111,7 +111,9 @@ class Dialect:
         if not outcome.message:
             return tool, outcome.keywords
         kept = tool.model_copy(update={"parameters": with_known_patterns(tool.parameters)})
-        return without_schema(tool) if self._outcome(calls, kept, namespace).message else kept, outcome.keywords
+        again = self._outcome(calls, kept, namespace)
+        keywords = tuple(dict.fromkeys((*outcome.keywords, *again.keywords)))
+        return without_schema(tool) if again.message else kept, keywords
 
     def _outcome(self, calls: ToolFormat, tool: FunctionDefinition, namespace: str) -> Outcome:
         grammar = Grammar(self._tag_tokens)

@@ -87,6 +87,14 @@ def test_answer_of_one_call_ends_with_it(name):
         assert shape(parsed(text, name, one=True)) == ["r:Hm.", BONN]
 
 
+@pytest.mark.parametrize("name", ["qwen_xml", "minimax_xml", "kimi"])
+def test_call_of_a_strict_tool_without_its_outer_tag_is_text(name):
+    text = WRITTEN[name]([PING]).removeprefix(TOOLS[name].open).strip()
+    strict = {"ping": WEATHER_TOOLS["ping"].model_copy(update={"strict": True})}
+    assert shape(parse([text], name)) == [PING]
+    assert parse([text], name, tools=strict) == [Content(text)]
+
+
 def test_call_of_a_value_that_is_cut_stays_incomplete():
     text = WRITTEN["qwen_xml"]([BONN])
     cut = text[: text.index("\n</function>")]

@@ -221,7 +221,8 @@ class KimiSection(JsonArguments):
         arguments = after[end + len(ARGUMENTS) :].lstrip()
         if end >= 0 and found and not arguments:
             return False
-        unknown = found and self._known is not None and found[1] not in self._known
+        tool = self._known.get(found[1]) if found and self._known is not None else None
+        unknown = self._known is not None and (tool is None or tool.strict)
         if end < 0 or not found or unknown or arguments[0] != "{":
             return self._leave(out, self._text)
         return self._begin(out, CallBegin(found[1], found[0]), arguments)

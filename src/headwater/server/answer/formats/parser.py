@@ -191,8 +191,8 @@ class ReasoningSplitter(Splitter):
         self._calls = calls
         self._openings = calls[0].openings if calls else ()
         self._begun = False  # some reasoning was returned, so line ends belong to it
-        self._mention = self._read = 0  # characters of the text: up to a tag's end, and read by `_call`
         self._call: CallParser | None = None
+        self._mention = self._read = 0  # characters of the text: up to a tag's end, and read by `_call`
 
     def finish(self) -> list[Delta]:
         """Release the text that was held back."""
@@ -243,8 +243,8 @@ class ReasoningSplitter(Splitter):
 
     def _is_mention(self, call: CallParser, tools: Tools) -> bool:
         """Read on; return whether the tag does not begin a call of a known tool."""
-        begun, deltas = call.begun, call.push(self._text[self._read :])
-        names = [delta.name for delta in deltas if isinstance(delta, CallBegin)]
+        begun = call.begun
+        names = [delta.name for delta in call.push(self._text[self._read :]) if isinstance(delta, CallBegin)]
         return not begun and (names[0] not in tools if names else call.rest is not None)
 
     def _gap(self, out: list[Delta]) -> bool:
@@ -310,7 +310,7 @@ class ToolFormat(ABC):
     def parser(self, raw: str, tools: Tools, tag: str) -> CallParser:
         """Return a parser of the text after an opening tag, `open` or `bare`; `raw` ends with it.
 
-        After `bare` only calls of known tools are read.
+        After `bare` only calls of known tools that are not strict are read: grammars do not hold them.
         """
 
 

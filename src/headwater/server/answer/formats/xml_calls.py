@@ -144,7 +144,7 @@ class XmlSection(CallParser):
     """
 
     def __init__(self, tags: XmlCalls, raw: str, tools: Tools, bare: bool) -> None:
-        """`bare`: the tag that was read is the start of a call, which has to be of a known tool."""
+        """`bare`: the tag that was read is the start of a call outside of the format's tags."""
         super().__init__(raw, self._head)
         self._text = tags.bare if bare else ""
         self._tags, self._tools, self._bare = tags, tools, bare
@@ -171,7 +171,7 @@ class XmlSection(CallParser):
         if name is None:
             return False
         tool = self._tools.get(name.strip())
-        if not name.strip() or (self._bare and tool is None):
+        if not name.strip() or (self._bare and (tool is None or tool.strict)):
             return self._leave(out, self._text)
         self._schema = tool.arguments if tool else {}
         out += [CallBegin(name.strip()), CallArguments("{")]
