@@ -270,7 +270,7 @@ def test_sharded_and_single_files_give_the_same_model(
     merged = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
     for shard in shards:
         shard.unlink()
-    save_file(merged, path / "model.safetensors")  # beside it the index is stale
+    save_file(merged, path / "model.safetensors")  # the index is stale now
     assert torch.equal(logits(path), logits(checkpoint("qwen3_5_sharded")))
     (path / "model.safetensors.index.json").unlink()
     assert torch.equal(logits(path), logits(checkpoint("qwen3_5_sharded")))

@@ -1,6 +1,6 @@
 """Agents that hold a session over HTTP, each with the bodies and the habits of a real one; what they do is scripted.
 
-Claude Code sends system blocks with a billing line, and reminders beside results; Codex sends instructions, developer
+Claude Code sends system blocks with a billing line, and reminders after results; Codex sends instructions, developer
 items and every item of an answer back; Qwen Code sends calls with a null content; aider talks without tools and puts a
 system message in the middle; Cline has its calls as XML in the text, and results as the user's text.
 """

@@ -219,7 +219,7 @@ def test_reasoning_is_closed_after_its_budget(engine):
     response = send(engine, "POST", "/v1/chat/completions", json={**BODY, **asked})
     (choice,) = response.json()["choices"]
     thought = choice["message"]["reasoning_content"]
-    assert 0 < len(engine.tokenizer.encode(thought).ids) <= 6 + 1  # encoded anew
+    assert 0 < len(engine.tokenizer.encode(thought).ids) <= 6 + 1  # encoded again
     assert choice["message"]["content"]
     budget = {"type": "enabled", "budget_tokens": 6}
     body = {"messages": BODY["messages"], "max_tokens": 60, "thinking": budget}

@@ -49,7 +49,7 @@ class RecordingParser:
         return delta
 
     def _calls_as_written(self) -> str:
-        """Return the text of the calls with the white space before them; empty if it cannot be told from the rest."""
+        """Return the text of the calls with the white space before them; empty if they cannot be found in it."""
         answer = self._text
         if self._reasons:
             answer = answer.partition(self._close)[2]

@@ -1,7 +1,7 @@
 """Calls as the model wrote them, which later prompts repeat: a template would write their values in its own way.
 
-A template prints `true` as `True`, for instance, so the prompt of the next turn would end to match what was generated
-at the first such value, and the cache would miss from there on.
+A template prints `true` as `True`, for instance, so the next turn's prompt would leave the generated text at the first
+such value, and the cache would miss from there on.
 """
 
 from __future__ import annotations
