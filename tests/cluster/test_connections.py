@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from headwater.cluster.follower import Follower
-from headwater.cluster.link import Link
+from headwater.cluster.links import Link
 from headwater.cluster.part_messages import Ready
 from headwater.cluster.peer_channel import Channel, PeerFailed
 from headwater.cluster.sockets import Connect, Contact

@@ -20,8 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from headwater.cluster import encryption
 from headwater.cluster import publisher as publishers
-from headwater.cluster.authenticator import ADDRESS, authenticator
-from headwater.cluster.encryption import CurveClient, CurveServer, KeyPair, RouterKeys
+from headwater.cluster.encryption import ADDRESS, CurveClient, CurveServer, KeyPair, RouterKeys, authenticator
 from headwater.cluster.follower import Follower
 from headwater.cluster.messages import SNAPSHOT
 from headwater.cluster.publisher import Publisher

@@ -18,7 +18,7 @@ from headwater.cluster import publisher
 from headwater.cluster.cost import Role, RoundRobin
 from headwater.cluster.follower import Follower
 from headwater.cluster.hosting import info_of, prepares
-from headwater.cluster.publishing import Publishing
+from headwater.cluster.publisher import Publishing
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.worker import Pool, Worker

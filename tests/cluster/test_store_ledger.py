@@ -15,8 +15,7 @@ from headwater.cluster.cost import Found, Stored
 from headwater.cluster.digests import Digests
 from headwater.cluster.messages import KV, SEGMENTS, STATES, BlockRemoved, BlockStored
 from headwater.cluster.picture import Picture
-from headwater.cluster.store_ledger import StoreLedger
-from headwater.cluster.store_watch import StoreWatch
+from headwater.cluster.store_ledger import StoreLedger, StoreWatch
 from headwater.plan import CacheLayout
 from headwater.tiers.changes import AllForgotten, PartsRemoved, PrefixStored, SegmentsStored, StoreChanges, StoreLog
 from headwater.tiers.disk import DiskStore

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from headwater.cluster.cost import Choice
-from headwater.cluster.link import Link
-from headwater.cluster.links import Links
+from headwater.cluster.links import Link, Links
 from headwater.cluster.preparing import Preparing
 from headwater.cluster.routed import Routed
 from headwater.cluster.selection import Selection

@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from headwater.cluster.shared_buffers import BufferPlace
-from headwater.cluster.wire import WireError
+from headwater.cluster.wire import decoded
 
 
 class AboutPrefix(msgspec.Struct, array_like=True):
@@ -115,15 +115,9 @@ def encode(message: Question | Answer) -> bytes:
 
 def question(payload: bytes) -> Question:
     """Read a question. Raises WireError."""
-    try:
-        return _question.decode(payload)
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
-        raise WireError(str(error)) from error
+    return decoded(_question, payload)
 
 
 def answer(payload: bytes) -> Answer:
     """Read the first frame of an answer. Raises WireError."""
-    try:
-        return _answer.decode(payload)
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
-        raise WireError(str(error)) from error
+    return decoded(_answer, payload)

@@ -27,8 +27,7 @@ from headwater.cache.view import CacheView
 from headwater.cluster.assigning import MAX_WAIT_SECONDS, Assigning, NoWorker
 from headwater.cluster.cost import Choice, LeastCost
 from headwater.cluster.disaggregation import Prefilled
-from headwater.cluster.link import Link
-from headwater.cluster.links import Links
+from headwater.cluster.links import Link, Links
 from headwater.cluster.routed import Routed
 from headwater.cluster.sockets import PLAIN, Actions, Client, Contact
 from headwater.cluster.wire import (

@@ -7,7 +7,7 @@ and of earlier incarnations are recognised and ignored.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,6 +29,8 @@ from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, Tok
 from headwater.request import Generation
 from headwater.schedule.sequence import tokens_of
 from headwater.schedule.tail import TailPlace
+
+Decoded = TypeVar("Decoded")
 
 NO_CONTACT = Contact("", b"")
 BY_FIELDS = (OutOfPages, QueueFull, DeadlineExceeded)  # errors whose message is made of their fields
@@ -224,20 +226,22 @@ def encode(message: ToWorker | Batch) -> bytes:
     return _encoder.encode(message)
 
 
-def for_worker(payload: bytes) -> ToWorker:
-    """Read a router's message. Raises WireError."""
+def decoded(decoder: msgspec.msgpack.Decoder[Decoded], payload: bytes) -> Decoded:
+    """Read a message. Raises WireError."""
     try:
-        return _to_worker.decode(payload)
+        return decoder.decode(payload)
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         raise WireError(str(error)) from error
+
+
+def for_worker(payload: bytes) -> ToWorker:
+    """Read a router's message. Raises WireError."""
+    return decoded(_to_worker, payload)
 
 
 def from_worker(payload: bytes) -> Batch:
     """Read a worker's messages. Raises WireError."""
-    try:
-        return _from_worker.decode(payload)
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
-        raise WireError(str(error)) from error
+    return decoded(_from_worker, payload)
 
 
 def answer_of(request: int, attempt: int, event: Event) -> Answered:

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from headwater.errors import ConfigError
+from headwater.traces.generated.behaviours import BEHAVIOURS
 from headwater.traces.generated.dice import Dice
-from headwater.traces.generated.kind import BEHAVIOURS, Kind
-from headwater.traces.generated.traffic import Generated
+from headwater.traces.generated.traffic import Generated, Kind
 from headwater.traces.read import make_trace
 from headwater.traces.request import Trace
 

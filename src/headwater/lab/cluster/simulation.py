@@ -28,10 +28,9 @@ from headwater.cluster.router import HEARTBEAT_TIMEOUT_SECONDS
 from headwater.cluster.selection import Selection
 from headwater.errors import ConfigError
 from headwater.events import TokenEvent
-from headwater.lab.cluster.link import SimulatedLink, Visit, visit_of
 from headwater.lab.cluster.pulls import SimulatedPulls
 from headwater.lab.cluster.rivals import make_choice
-from headwater.lab.cluster.worker import Inbox, Sent, SimulatedWorker, roles
+from headwater.lab.cluster.worker import Inbox, Sent, SimulatedLink, SimulatedWorker, Visit, roles, visit_of
 from headwater.lab.replay import result_of, timed
 from headwater.lab.row import Result, Routing
 from headwater.lab.serving import Engine, Lost

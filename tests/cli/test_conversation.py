@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.load.conversation import Conversation
+from headwater.cli.chat import Conversation
 from headwater.load.endpoint import ServerError
 from headwater.load.recorded import read_sessions
 from tests.load.openai_server import OpenAiServer, Script, chunk
