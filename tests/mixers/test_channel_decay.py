@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.gla import seen
+from headwater.mixers.kda import seen
 from headwater.mixers.slices import CHUNK
 
 HEADS, KINDS, WIDTH = 5, 2, 24

@@ -16,7 +16,6 @@ from headwater import kernels
 from headwater.layers.attention import GroupedAttention, WindowAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.gdn import DeltaNet
-from headwater.layers.gla import GatedLinearAttention
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.layer import GROUP, Layer
 from headwater.layers.lightning import Lightning
@@ -28,7 +27,6 @@ from headwater.mixers.activations import RMSNorm, StreamNorm
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.feed_forward import MixtureOfExperts, mlp_of
 from headwater.mixers.gdn import GatedDeltaNet
-from headwater.mixers.gla import GatedLinearAttentionMixer
 from headwater.mixers.gpu import has_kernels
 from headwater.mixers.kda import KimiDeltaAttention
 from headwater.mixers.lightning import LightningAttention
@@ -50,7 +48,6 @@ log = logging.getLogger("headwater.models")
 RECURRENT: dict[type[Layer], Callable[[Any, Weights], RecurrentMixer[Any]]] = {
     DeltaAttention: KimiDeltaAttention,
     DeltaNet: GatedDeltaNet,
-    GatedLinearAttention: GatedLinearAttentionMixer,
     Lightning: LightningAttention,
     Mamba2: StateSpaceDual,
     Mamba: SelectiveStateSpace,
