@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.parallel_segments import in_turns, smallest_count
+from headwater.cluster import segment_dispatch
 from headwater.cluster.cost import Candidate, Prompt
 from headwater.cluster.segment_dispatch import (
     MAX_COMBINERS,
     Lane,
     Segment,
     dispatch,
-    in_turns,
     longest_first,
     ready_at,
-    smallest_count,
     soonest,
 )
 from headwater.schedule.prefill_seconds import PrefillSpeed
@@ -203,7 +203,7 @@ def test_several_workers_never_take_longer_than_one(found: list, queues: list[in
     assert needed == {n for n, one in enumerate(segments) if together.combiner not in one.holders}
 
 
-def test_a_dispatch_is_computed_for_few_of_many_workers() -> None:
+def test_a_dispatch_is_computed_for_few_of_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def counted(tokens, lanes):
@@ -212,6 +212,7 @@ def test_a_dispatch_is_computed_for_few_of_many_workers() -> None:
 
     workers = [replace(IDLE, queued_tokens=100 * (16 - n)) for n in range(16)]
     stored = [replace(one, holders=(0,)) for one in COLD]
-    dispatch(PROMPT, stored, workers, range(16), counted)
+    monkeypatch.setattr(segment_dispatch, "soonest", counted)
+    dispatch(PROMPT, stored, workers, range(16))
     assert sorted(asked) == [0, 13, 14, 15], "the one that lacks none, and those that are soonest free"
     assert len(asked) == MAX_COMBINERS

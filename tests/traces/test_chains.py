@@ -9,9 +9,9 @@ from headwater.lab.replay import replay
 from headwater.lab.row import Result
 from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
-from headwater.traces.generated.conversation import shared_tokens
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import make_trace
+from tests.traces.shared import shared_tokens
 
 GRANITE = load_profile("granite-4.0-h-small")
 CHAINS = "forked_chains(chains=3, tokens=32768, turn=2048, fork=8192)"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import ConfigError
-from headwater.traces.generated.conversation import shared_tokens
 from headwater.traces.read import make_trace
 from headwater.traces.sessions import collapsed
+from tests.traces.shared import shared_tokens
 
 STEPS = 9
 

@@ -9,10 +9,11 @@ from statistics import mean
 import pytest
 
 from headwater.traces.generated.behaviours import SLOTS, STUB, Agents, Behaviour, Chats, Documents, Scans, Templates
-from headwater.traces.generated.conversation import HOUR, SECOND, TokenIds, Words, milliseconds, shared_tokens
+from headwater.traces.generated.conversation import HOUR, SECOND, TokenIds, Words, milliseconds
 from headwater.traces.generated.dice import Dice
 from headwater.traces.generated.traffic import Kind, Source, drawn
 from headwater.traces.request import Request
+from tests.traces.shared import shared_tokens
 
 END = 24 * HOUR
 

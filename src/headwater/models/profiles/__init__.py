@@ -20,19 +20,18 @@ GROUPS = (marconi, qwen, linear, mamba)
 PROFILES: dict[str, Profile] = {profile.name: profile for group in GROUPS for profile in group.MODELS}
 
 
-def load_profile(name: str, dtype: str = "auto", weights: str = "auto") -> Profile:
+def load_profile(name: str, weights: str = "auto") -> Profile:
     """Return a profile by its name, or the profile of a checkpoint's folder.
 
-    `dtype` is of a folder's model; "auto" is the one that its weights are stored in. `weights` is how weights are held.
-    Raises ConfigError for a name that
-    is neither, CheckpointError where a folder's config.json cannot be read.
+    `weights`: how weights are held. Raises ConfigError for a name that is neither, CheckpointError if the folder's
+    config.json cannot be read.
     """
     if name in PROFILES:
         return replace(PROFILES[name], weights=weights)
     folder = Path(name)
     if not config_file(folder).is_file():
         raise ConfigError(f"{name!r} is neither a folder with a config.json nor a profile of {', '.join(PROFILES)}")
-    return profile_of(read_folder(folder, dtype, weights=weights), folder)
+    return profile_of(read_folder(folder, weights=weights), folder)
 
 
 def profile_of(spec: ModelSpec, folder: Path) -> Profile:
