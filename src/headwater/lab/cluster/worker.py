@@ -82,17 +82,30 @@ class SimulatedWorker:
     """One worker of a simulated cluster."""
 
     def __init__(
-        self, name: str, role: Role, trace: Trace, setup: Setup, engine: Engine, digests: Digests, delay: float
+        self,
+        number: int,
+        role: Role,
+        trace: Trace,
+        setup: Setup,
+        engine: Engine,
+        digests: Digests,
+        clock: Callable[[], float],
+        ordered: Callable[[int], None],
     ) -> None:
-        """`delay`: seconds until a change of the cache is known to the router."""
-        self.role = role
-        self.name, self._trace, self._setup, self._delay = name, trace, setup, delay
+        """`clock`: of the cluster. `ordered`: called with the number of a worker that has an order."""
+        assert setup.cluster is not None
+        self.number, self.name, self.role = number, f"w{number}", role
+        self._trace, self._setup, self._clock, self._ordered = trace, setup, clock, ordered
+        self._delay = setup.cluster.event_delay  # seconds until a change of the cache is known to the router
+        self.pulls: SimulatedPulls | None = None
+        self.named: dict[bytes, SimulatedPulls] = {}  # memories of all workers, by their names
+        self.orders: dict[int, SegmentKey] = {}  # open ones
         self._log = ChangeLog()
         self.serving = Serving(trace, setup, engine, changes=self._log)
         self.layout, self._max_running = self.serving.layout, engine.max_running
         ledger, self._stored = Ledger(self.layout, digests, Tokens()), StoreLog()
         self._store = StoreLedger(LabStore.medium, digests, self.layout.unit_tokens)
-        self._stream = EventStream(ledger, name.encode(), lambda: self.serving.now, [self._store])
+        self._stream = EventStream(ledger, self.incarnation, lambda: self.serving.now, [self._store])
         self._on_the_way: deque[tuple[float, Message]] = deque()  # and when each is known
         self.picture, self._meter = Picture(), Meter(self.layout.flops)
         self._meter.probed(self.serving.prefill_seconds(PROBED))
@@ -117,13 +130,48 @@ class SimulatedWorker:
 
     # -- for the router
 
-    def candidate(self, prompt: Prompt, now: float) -> Candidate:
+    @property
+    def incarnation(self) -> bytes:
+        return self.name.encode()
+
+    @property
+    def unit_bytes(self) -> int:
+        return self.layout.unit_bytes
+
+    def candidate(self, prompt: Prompt) -> Candidate:
         """Return the worker as a candidate for a prompt."""
-        while self._on_the_way and self._on_the_way[0][0] <= now:
+        while self._on_the_way and self._on_the_way[0][0] <= self._clock():
             self.picture.apply(self._on_the_way.popleft()[1])
         backlog = self._meter.backlog(self.serving.scheduler)
         known = Known(self.name, self._max_running, backlog, self.outstanding, role=self.role)
         return known.candidate(prompt, self.picture.look_up(prompt))
+
+    def has_segment(self, digest: int) -> bool:
+        return self.picture.has_segment(digest)
+
+    def stores_of(self, digest: int) -> list[str]:
+        return self.picture.stores_of(digest)
+
+    def send(self, message: Prepare | Cancel) -> None:
+        """Handle an order; orders are never cancelled."""
+        assert isinstance(message, Prepare), "clients never leave, and requests have no deadlines"
+        key, scheduler = SegmentKey.decoded(message.segment), self.serving.scheduler
+        self.orders[message.request] = key
+        if self.pulls is not None and message.peers:
+            self.pulls.expect(key, self.named[message.peers[0]])
+        if key not in scheduler.wanted and scheduler.composer.find(key) is None:
+            scheduler.wanted.append(key)
+        self._ordered(self.number)
+
+    def take_ended(self) -> list[PreparedMessage]:
+        """Return the ends of orders since the last time."""
+        scheduler, ended = self.serving.scheduler, []
+        for number, key in list(self.orders.items()):
+            stored = scheduler.composer.find(key)
+            if stored.ready if stored is not None else key not in scheduler.wanted:
+                del self.orders[number]
+                ended.append(PreparedMessage(number, 0, stored is not None))
+        return ended
 
     def match(self, request: Request, composed: bytes | None) -> int:
         """Return the leading tokens of a prompt that need not be computed here now.
@@ -227,7 +275,7 @@ class Visit:
     def unfollow(self) -> None:
         """Cancel the read of its prefix from the worker that prefills it."""
         follower, self.routed.follower = self.routed.follower, None
-        if self.followed is not None and isinstance(follower, SimulatedLink) and follower.pulls is not None:
+        if self.followed is not None and isinstance(follower, SimulatedWorker) and follower.pulls is not None:
             follower.pulls.unfollow(self.followed)
         self.followed = None
 
@@ -257,61 +305,3 @@ def visit_of(
 
 def ignore(event: object) -> None:
     """Ignore an event: the simulation answers itself."""
-
-
-@dataclass(eq=False)
-class SimulatedLink:
-    """Link to one worker. The router learns of its caches by events, and of all else at once."""
-
-    worker: SimulatedWorker
-    pulls: SimulatedPulls | None
-    clock: Callable[[], float]
-    wake: Callable[[], None]  # called when the worker has an order
-    named: dict[bytes, SimulatedPulls]  # memories of all workers, by their names
-    orders: dict[int, SegmentKey] = field(default_factory=dict)  # open ones
-
-    @property
-    def name(self) -> str:
-        return self.worker.name
-
-    @property
-    def incarnation(self) -> bytes:
-        return self.worker.name.encode()
-
-    @property
-    def outstanding(self) -> OpenRequests:
-        return self.worker.outstanding
-
-    @property
-    def unit_bytes(self) -> int:
-        return self.worker.layout.unit_bytes
-
-    def candidate(self, prompt: Prompt) -> Candidate:
-        return self.worker.candidate(prompt, self.clock())
-
-    def has_segment(self, digest: int) -> bool:
-        return self.worker.picture.has_segment(digest)
-
-    def stores_of(self, digest: int) -> list[str]:
-        return self.worker.picture.stores_of(digest)
-
-    def send(self, message: Prepare | Cancel) -> None:
-        """Handle an order; orders are never cancelled."""
-        assert isinstance(message, Prepare), "clients never leave, and requests have no deadlines"
-        key, scheduler = SegmentKey.decoded(message.segment), self.worker.serving.scheduler
-        self.orders[message.request] = key
-        if self.pulls is not None and message.peers:
-            self.pulls.expect(key, self.named[message.peers[0]])
-        if key not in scheduler.wanted and scheduler.composer.find(key) is None:
-            scheduler.wanted.append(key)
-        self.wake()
-
-    def take_ended(self) -> list[PreparedMessage]:
-        """Return the ends of orders since the last time."""
-        scheduler, ended = self.worker.serving.scheduler, []
-        for number, key in list(self.orders.items()):
-            stored = scheduler.composer.find(key)
-            if stored.ready if stored is not None else key not in scheduler.wanted:
-                del self.orders[number]
-                ended.append(PreparedMessage(number, 0, stored is not None))
-        return ended
