@@ -57,7 +57,7 @@ PROFILES = {  # name -> profile, the layer's kind in it, the table's bytes
 
 def table3(lab: Lab) -> Found:
     rows: list[tuple[str, tuple[int, ...], int | None]] = [
-        ("gated linear attention", (CHANNELS,), 256),  # a factor for each key channel (`gla.py`)
+        ("gated linear attention", (CHANNELS,), 256),  # a factor for each key channel; no profile has the layer
         *((name, _transition(profile, kind), paper) for name, (profile, kind, paper) in PROFILES.items()),
     ]
     lines = []

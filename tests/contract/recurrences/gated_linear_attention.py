@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from benchmarks.gated_linear_attention import GatedLinearAttention
 from headwater.mixers.recurrent import decayed_by_channel
-from papers.hypic.gla import GatedLinearAttention
 from tests.contract.recurrences.case import WIDTH, Fill, Recurrence, Tensors, constant, uniform
 
 FAR = 2e4  # of a gate's input: e^(−FAR / 16) is 0
