@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from headwater.errors import ConfigError
-from headwater.evaluate.scoring import exact_match, malformed, misfit, normalised, score, token_f1
+from headwater.evaluate.asking import exact_match, malformed, misfit, normalised, score, token_f1
 from tests.evaluate.items import LOOK_UP, answered, item, tool_item
 
 

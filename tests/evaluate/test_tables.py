@@ -6,8 +6,7 @@ import io
 
 from rich.console import Console
 
-from headwater.evaluate.asking import Scored
-from headwater.evaluate.scoring import Score
+from headwater.evaluate.asking import Score, Scored
 from headwater.evaluate.summary import Summary, sliced
 from headwater.evaluate.tables import faults, kinds_by_context, sliced_table
 from tests.evaluate.items import answered, item, scored, tool_item

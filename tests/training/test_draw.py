@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from headwater.evaluate.scoring import misfit
+from headwater.evaluate.asking import misfit
 from training import tokenizer
 from training.tasks import KINDS, Example, draw
 from training.tasks.example import MEMORY, NOT_TOLD, NOTED, PAIRS, PERSONA, TEXT, TOOL

@@ -10,13 +10,13 @@ from headwater.errors import ConfigError
 from headwater.hub_name import name_of
 from headwater.models.families import read_folder
 from headwater.models.files import config_file
-from headwater.models.profiles import linear, mamba, marconi, qwen
+from headwater.models.profiles import hybrids, marconi, qwen
 from headwater.models.profiles.profile import Profile
 from headwater.spec import ModelSpec
 
 __all__ = ["PROFILES", "Profile", "load_profile", "profile_named", "profile_of"]
 
-GROUPS = (marconi, qwen, linear, mamba)
+GROUPS = (marconi, qwen, hybrids)
 PROFILES: dict[str, Profile] = {profile.name: profile for group in GROUPS for profile in group.MODELS}
 
 
