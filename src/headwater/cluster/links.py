@@ -151,7 +151,6 @@ class Link:
     # -- its work
 
     def candidate(self, prompt: Prompt) -> Candidate:
-        """Return the worker as a candidate for a prompt."""
         assert self._known is not None
         return self._known.candidate(prompt, self.find(prompt))
 

@@ -109,7 +109,6 @@ _answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 def encode(message: Question | Answer) -> bytes:
-    """Return a message's bytes."""
     return _encoder.encode(message)
 
 

@@ -174,7 +174,6 @@ class Router:
         return sum(info.mtp_bytes for info in self.links.infos)
 
     def health(self) -> dict[str, Any]:
-        """Return the content of /health."""
         infos = self.links.infos
         status = "stopping" if self._stopping else "draining" if self._refusing else "ok" if infos else "no worker"
         shared = infos[0].health if infos else {}

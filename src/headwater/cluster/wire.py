@@ -222,7 +222,6 @@ class WireError(HeadwaterError):
 
 
 def encode(message: ToWorker | Batch) -> bytes:
-    """Return a message's bytes."""
     return _encoder.encode(message)
 
 

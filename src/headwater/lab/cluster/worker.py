@@ -139,7 +139,6 @@ class SimulatedWorker:
         return self.layout.unit_bytes
 
     def candidate(self, prompt: Prompt) -> Candidate:
-        """Return the worker as a candidate for a prompt."""
         while self._on_the_way and self._on_the_way[0][0] <= self._clock():
             self.picture.apply(self._on_the_way.popleft()[1])
         backlog = self._meter.backlog(self.serving.scheduler)
