@@ -331,7 +331,7 @@ def test_answer_continues_on_a_draining_worker_without_another_of_its_fingerprin
     one.wait_for(10)
     cluster.workers.begin(upgrade)
     until(lambda: cluster.workers._started[name].draining)
-    cluster.router._do(lambda: cluster.router._remove(name, "stalled"))
+    cluster.router.actions.put(lambda: cluster.router._remove(name, "stalled"))
     one.wait()
     assert one.error is None
     assert one.tokens == formula([1, 2, 3], 1000)

@@ -9,6 +9,8 @@ that cannot be answered.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from headwater.cluster.shared_buffers import BufferPlace
@@ -103,13 +105,9 @@ Question = Find | Follow | Ready | Get | GetSegment | GetTail
 Answer = Found | Progress | Sent | Missing
 FAILED = b"\xc0"  # nil
 
-_encoder = msgspec.msgpack.Encoder()
+encode: Callable[[Question | Answer], bytes] = msgspec.msgpack.Encoder().encode
 _question: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
 _answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
-
-
-def encode(message: Question | Answer) -> bytes:
-    return _encoder.encode(message)
 
 
 def question(payload: bytes) -> Question:

@@ -6,6 +6,7 @@ and of earlier incarnations are recognised and ignored.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -212,17 +213,13 @@ class Batch(msgspec.Struct, array_like=True):
     messages: list[FromWorker]
 
 
-_encoder = msgspec.msgpack.Encoder()
+encode: Callable[[ToWorker | Batch], bytes] = msgspec.msgpack.Encoder().encode
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _from_worker = msgspec.msgpack.Decoder(Batch)
 
 
 class WireError(HeadwaterError):
     """A message is not one of those that routers and workers send."""
-
-
-def encode(message: ToWorker | Batch) -> bytes:
-    return _encoder.encode(message)
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[Decoded], payload: bytes) -> Decoded:
