@@ -40,12 +40,7 @@ class SimulatedPulls(LabLoads):
     """Both ends of one worker's pulls, and its store. It receives one prefix after the other, and sends likewise."""
 
     def __init__(
-        self,
-        number: int,
-        network: Network,
-        serving: Serving,
-        clock: Callable[[], float],
-        wake: Callable[[], None],
+        self, number: int, network: Network, serving: Serving, clock: Callable[[], float], wake: Callable[[], None]
     ) -> None:
         """`number`: of the worker. `clock`: of the cluster. `wake`: called when pages that were sent can be evicted."""
         given = serving.scheduler, serving.page_bytes, serving.prefill_seconds, clock, serving.setup.tier
