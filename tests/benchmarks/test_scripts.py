@@ -1,7 +1,5 @@
 """Scripts outside the package: each imports, shows its options and does its smallest run."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

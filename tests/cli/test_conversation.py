@@ -1,7 +1,5 @@
 """A conversation sends its history, keeps answers, and survives errors."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from pathlib import Path

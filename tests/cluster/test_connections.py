@@ -1,7 +1,5 @@
 """Connections of routers and workers that break: no request runs for a router that is gone, and no token is lost."""
 
-from __future__ import annotations
-
 import math
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """CURVE between routers and workers: strangers get nothing and disturb nothing, and no prompt is seen on the way."""
 
-from __future__ import annotations
-
 import pickle
 import socket as tcp
 import threading

@@ -26,10 +26,8 @@ from tests.cluster.test_disaggregation import (
     real,
     worker,
 )
-from tests.cluster.test_disaggregation import model as model  # a fixture
 from tests.cluster.test_routed_answers import ask, generation, settle
 from tests.cluster.test_router import submit
-from tests.exactness.conftest import load as load  # a fixture
 from tests.exactness.rig import words
 
 PROMPT_AND_ANSWER = Prompt(1088)  # 960 of which are cached

@@ -1,7 +1,5 @@
 """From settings to a publisher: addresses, key, token ids, a missing package."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Router and workers: requests reach workers, and a request outlives its worker without a lost or doubled token."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Contents of stores as events: what a reader knows of them, in any order of changes, and after a snapshot."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from dataclasses import replace

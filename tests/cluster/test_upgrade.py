@@ -1,7 +1,5 @@
 """Rolling upgrades: the order of steps, and a router whose workers are replaced under requests, without Ray."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Items by hand, and answers to them that no server gave."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from headwater.evaluate.asking import Score, Scored

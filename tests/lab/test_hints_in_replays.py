@@ -1,7 +1,5 @@
 """Hints that a replayed trace carries, and the hits that they are worth."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The lab's hits equal those of an engine that runs the model: the same code, the same requests."""
 
-from __future__ import annotations
-
 from array import array
 from pathlib import Path
 

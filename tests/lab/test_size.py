@@ -1,7 +1,5 @@
 """`headwater size`: estimates against full replays, the model and the samples by hand, and the words at the end."""
 
-from __future__ import annotations
-
 import json
 import random
 from array import array

@@ -1,7 +1,5 @@
 """`make soak` in small, and what it stands on: nothing is lost, and nothing grows with the number of requests."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import io

@@ -1,7 +1,5 @@
 """Each format's requests, by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.errors import TraceError

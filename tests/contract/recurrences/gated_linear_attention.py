@@ -1,7 +1,5 @@
 """Gated linear attention. L tokens, D model width, H heads, K key width, V value width."""
 
-from __future__ import annotations
-
 import torch
 
 from benchmarks.gated_linear_attention import GatedLinearAttention

@@ -1,7 +1,5 @@
 """The self-check of several rows of one sequence finds every layer exact, and names one that is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

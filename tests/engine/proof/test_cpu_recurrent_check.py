@@ -1,7 +1,5 @@
 """The self-check of decode kernels names what depends on company or threads, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

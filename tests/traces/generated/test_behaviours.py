@@ -1,7 +1,5 @@
 """Each behaviour has the property that its docstring claims."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 from statistics import mean

@@ -1,7 +1,5 @@
 """A seed draws a kind of traffic and its requests: the same everywhere, and no two seeds alike."""
 
-from __future__ import annotations
-
 import hashlib
 from itertools import pairwise
 
