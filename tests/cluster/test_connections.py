@@ -13,8 +13,7 @@ import pytest
 
 from headwater.cluster.follower import Follower
 from headwater.cluster.links import Link
-from headwater.cluster.part_messages import Ready
-from headwater.cluster.peer_channel import Channel, PeerFailed
+from headwater.cluster.peer_channel import Channel, PeerFailed, Ready
 from headwater.cluster.sockets import Connect, Contact
 from headwater.cluster.wire import Peer, Ping, Submit, encode
 from headwater.schedule.sequence import key_of

@@ -17,8 +17,7 @@ import zmq
 from headwater.account import TierOutcome
 from headwater.cluster import peer_channel, peer_memory
 from headwater.cluster.encryption import CurveClient, KeyPair
-from headwater.cluster.part_messages import FAILED, Find, Get, answer, encode
-from headwater.cluster.peer_channel import Channel
+from headwater.cluster.peer_channel import FAILED, Channel, Find, Get, answer, encode
 from headwater.cluster.peer_memory import KnownParts, Offered, PeerMemory
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.sockets import PLAIN, Contact, opened

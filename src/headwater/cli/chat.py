@@ -23,6 +23,8 @@ from headwater.load.answer import Answer, Piece
 from headwater.load.endpoint import CHAT, Client, ServerError, first_model, refusal_text, streamed
 from headwater.load.session import Message
 
+MAX_PRINTED_LEVELS = 2  # levels of /cache that are printed
+
 
 class Conversation:
     """A chat that sends its whole history unchanged at each turn, so that the server's cache matches it."""
@@ -110,9 +112,6 @@ class Conversation:
     def _forget(self) -> None:
         self.messages.pop()
         self.answer = Answer()
-
-
-MAX_PRINTED_LEVELS = 2  # levels of /cache that are printed
 
 
 @commands.command()

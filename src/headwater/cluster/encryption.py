@@ -29,6 +29,7 @@ from headwater.errors import ConfigError
 ADDRESS = "inproc://zeromq.zap.01"  # of ZeroMQ's questions, in each context
 VERSION = b"1.0"
 ACCEPTED, REFUSED = (b"200", b"OK"), (b"400", b"this key is not accepted")
+DIGEST_KEY_BYTES = 32
 REASONS: dict[int, str] = {
     zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "it has the public key of another server",
     zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "it does not encrypt",
@@ -119,9 +120,6 @@ def authenticator() -> Authenticator:
 @cache
 def _started() -> Authenticator:
     return Authenticator()
-
-
-DIGEST_KEY_BYTES = 32
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from headwater.schedule.tier_load import TierStats
 from headwater.tiers.store import PEER
 
 FOLLOW_SECONDS = 0.2  # between checks whether a follower must end
+JOIN_SECONDS = 5.0  # in which a new worker must have answered
 NO_BACKLOG = Backlog(0, 0, 0, None, 0.0)
 
 log = logging.getLogger("headwater.cluster")
@@ -174,9 +175,6 @@ class Link:
         self.socket.disable_monitor()
         self._breaks.close()
         self.socket.close()
-
-
-JOIN_SECONDS = 5.0  # in which a new worker must have answered
 
 
 class Links(Mapping[str, Link]):

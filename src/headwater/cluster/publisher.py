@@ -35,6 +35,7 @@ from headwater.tiers.names import read_key
 HEARTBEAT_SECONDS = 1.0  # without a message
 MAX_QUEUED_STEPS = 10_000  # whose changes wait for the thread
 STOP_SECONDS = 2.0  # for the thread to send queued messages
+NO_TIERS: Mapping[str, PublishedTier] = {}
 
 log = logging.getLogger("headwater.events")
 
@@ -166,9 +167,6 @@ class Publisher:
     def _reply(self, reader: bytes, number: bytes, payload: bytes) -> None:
         with suppress(zmq.Again):  # the reader does not read: it will find a gap
             self._sockets.replay.send_multipart((reader, b"", number, payload), zmq.NOBLOCK)
-
-
-NO_TIERS: Mapping[str, PublishedTier] = {}
 
 
 class Publishing:

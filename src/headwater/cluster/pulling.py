@@ -16,7 +16,7 @@ from typing import Protocol
 import zmq
 
 from headwater.cluster.encryption import CurveClient, CurveServer, KeyPair
-from headwater.cluster.part_messages import (
+from headwater.cluster.peer_channel import (
     FAILED,
     Find,
     Follow,

@@ -37,6 +37,10 @@ from headwater.tiers.store import OwnStore, StoreError
 
 GROUPS = {RUN: KV, STATE: STATES, SEGMENT: SEGMENTS}  # by the first letter of a part's name
 MAX_EVENT_BLOCKS = 4096  # in one removal
+LOOK_SECONDS = 1.0  # between checks whether others have the store
+NO_NAMESPACE = ""
+
+log = logging.getLogger("headwater.events")
 
 
 def units_of(run: str) -> int:
@@ -134,12 +138,6 @@ class StoreLedger:
                 del self._runs[digest]
                 freed.append(digest)
         return freed
-
-
-LOOK_SECONDS = 1.0  # between checks whether others have the store
-NO_NAMESPACE = ""
-
-log = logging.getLogger("headwater.events")
 
 
 class PublishedTier(Protocol):

@@ -16,6 +16,7 @@ from headwater.traces.tokens import Remembered, Tokens
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
 ROLES |= {"bard": "assistant", "assistant": "assistant", "system": "system", "tool": "tool"}
+OBSERVERS = ("user", "tool")  # roles of messages that hold observations
 
 
 class Sessions(Reader):
@@ -111,9 +112,6 @@ def _role(name: str) -> str:
 
 def _replies(messages: list[Any]) -> list[int]:
     return [number for number, message in enumerate(messages) if number and message["role"] == "assistant"]
-
-
-OBSERVERS = ("user", "tool")  # roles of messages that hold observations
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,11 @@ from headwater.traces.generated.conversation import (
 from headwater.traces.generated.dice import Dice, zipf
 from headwater.traces.request import Request
 
-LAST = 5  # observations that SWE-agent's history processor keeps (`last_n_observations`)
-STUB = 12  # tokens that take the place of an older one: that it is left out, and how long it was
-WIDE = 120  # percent of an octave: observations' lengths vary more than other texts'
+LAST_OBSERVATIONS = 5  # that SWE-agent's history processor keeps (`last_n_observations`)
+STUB_TOKENS = 12  # that take the place of an older one: that it is left out, and how long it was
+WIDE_SPREAD = 120  # percent of an octave: observations' lengths vary more than other texts'
+MAX_SLOTS = 1_000_000  # more than any template has: numbers of values continue from here
+LIVING_TURNS = 1_000  # more than any session has before the traffic ends
 
 
 @dataclass(slots=True)
@@ -82,7 +84,7 @@ class Agents:
             action=dice.pick((48, 128, 384)),
             observation=dice.pick((128, 512, 1536)),
             steps=dice.between(5, 40),
-            keeps=dice.pick((0, 0, LAST)),
+            keeps=dice.pick((0, 0, LAST_OBSERVATIONS)),
             subagents=dice.pick((0, 0, 30, 100)),
             forks=dice.pick((0, 0, 20, 60)),
             branches=dice.between(2, 4),
@@ -107,7 +109,7 @@ class Agents:
             parts = len(history.system), start, len(prompt)
             made.append(asked(history.session, (prompt + action).tobytes(), at, parts, len(action)))
             at += dice.exponential(self.pause)
-            observation = dice.around(self.observation, WIDE)
+            observation = dice.around(self.observation, WIDE_SPREAD)
             if not deep and dice.happens(self.subagents):
                 helper = self._helper(f"{history.session}/{step}", at, end, dice, words)
                 made += helper
@@ -130,11 +132,8 @@ def _observed(history: History, action: array[int], tokens: int, words: Words) -
     """Add an action and a new observation of that length to a history."""
     history.actions.append(action)
     history.observations.append(words.new(tokens))
-    history.stubs.append(words.new(STUB))
+    history.stubs.append(words.new(STUB_TOKENS))
     return history
-
-
-SLOTS = 1_000_000  # more than any template has: numbers of values continue from here
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +170,7 @@ class Templates:
             system = system or len(text)
             start = len(text)
             last = part == self.parts - 1
-            value = SLOTS + part, dice.choose(sums)
+            value = MAX_SLOTS + part, dice.choose(sums)
             text += words.new(self.slot) if last else words.named(template, *value, median=self.slot)
         answer = words.new(dice.around(self.answer, SPREAD))
         return [asked(name, (text + answer).tobytes(), at, (system, start, len(text)), len(answer))]
@@ -265,9 +264,6 @@ class Documents:
         return made + list(talk.requests())
 
 
-LIVING = 1_000  # turns: more than any session has before the traffic ends
-
-
 @dataclass(frozen=True, slots=True)
 class Chats:
     """Sessions with one of `systems` system prompts, the r-th in proportion to 1/r.
@@ -308,7 +304,7 @@ class Chats:
     def session(self, name: str, at: int, end: int, dice: Dice, words: Words) -> list[Request]:
         system = words.named(0, dice.choose(zipf(self.systems, 100)), median=self.system, spread=SPREAD)
         talk, made = Conversation(name, system), list[Request]()
-        turns = LIVING if dice.happens(self.living) else dice.turns(self.turns)
+        turns = LIVING_TURNS if dice.happens(self.living) else dice.turns(self.turns)
         for _ in range(turns):
             if at >= end:
                 break
