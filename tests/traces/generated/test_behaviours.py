@@ -6,16 +6,8 @@ from statistics import mean
 
 import pytest
 
-from headwater.traces.generated.behaviours import (
-    MAX_SLOTS,
-    STUB_TOKENS,
-    Agents,
-    Behaviour,
-    Chats,
-    Documents,
-    Scans,
-    Templates,
-)
+from headwater.traces.generated import behaviours
+from headwater.traces.generated.behaviours import STUB_TOKENS, Agents, Behaviour, Chats, Documents, Scans, Templates
 from headwater.traces.generated.conversation import HOUR, SECOND, TokenIds, Words, milliseconds
 from headwater.traces.generated.dice import Dice
 from headwater.traces.generated.traffic import Kind, Source, drawn
@@ -135,7 +127,8 @@ def test_requests_share_a_template_up_to_the_first_different_slot() -> None:
     templates, shared = Templates(templates=1, parts=3, part=200, slot=10, values=2), words()
     asked = [templates.session(str(n), 0, END, Dice(n), shared)[0] for n in range(60)]
     first, second, third = (len(shared.named(0, part, median=200)) for part in range(3))
-    slots = [[len(shared.named(0, MAX_SLOTS + part, value, median=10)) for value in (0, 1)] for part in (0, 1)]
+    first = behaviours.MAX_SLOTS
+    slots = [[len(shared.named(0, first + part, value, median=10)) for value in (0, 1)] for part in (0, 1)]
     ends = {first}  # the first slot differs, or the second, or only the new value at the end
     ends |= {first + a + second for a in slots[0]}
     ends |= {first + a + second + b + third for a in slots[0] for b in slots[1]}
