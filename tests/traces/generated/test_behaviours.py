@@ -6,8 +6,7 @@ from statistics import mean
 
 import pytest
 
-from headwater.traces.generated import behaviours
-from headwater.traces.generated.behaviours import STUB_TOKENS, Agents, Behaviour, Chats, Documents, Scans, Templates
+from headwater.traces.generated.behaviours import SLOTS, STUB, Agents, Behaviour, Chats, Documents, Scans, Templates
 from headwater.traces.generated.conversation import HOUR, SECOND, TokenIds, Words, milliseconds
 from headwater.traces.generated.dice import Dice
 from headwater.traces.generated.traffic import Kind, Source, drawn
@@ -127,8 +126,7 @@ def test_requests_share_a_template_up_to_the_first_different_slot() -> None:
     templates, shared = Templates(templates=1, parts=3, part=200, slot=10, values=2), words()
     asked = [templates.session(str(n), 0, END, Dice(n), shared)[0] for n in range(60)]
     first, second, third = (len(shared.named(0, part, median=200)) for part in range(3))
-    first = behaviours.MAX_SLOTS
-    slots = [[len(shared.named(0, first + part, value, median=10)) for value in (0, 1)] for part in (0, 1)]
+    slots = [[len(shared.named(0, SLOTS + part, value, median=10)) for value in (0, 1)] for part in (0, 1)]
     ends = {first}  # the first slot differs, or the second, or only the new value at the end
     ends |= {first + a + second for a in slots[0]}
     ends |= {first + a + second + b + third for a in slots[0] for b in slots[1]}
@@ -162,7 +160,7 @@ def test_a_collapsed_history_shares_all_up_to_the_observation_that_was_collapsed
             old = step - 6  # number of the observation that is collapsed now
             actions = [one.known_tokens - one.prompt_tokens for one in session[: old + 1]]
             assert session[0].boundaries.query_end is not None
-            assert shared_tokens(a, b) == session[0].prompt_tokens + sum(actions) + old * STUB_TOKENS
+            assert shared_tokens(a, b) == session[0].prompt_tokens + sum(actions) + old * STUB
     assert collapsed > 50
 
 

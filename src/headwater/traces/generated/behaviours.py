@@ -20,9 +20,9 @@ from headwater.traces.generated.dice import Dice, zipf
 from headwater.traces.request import Request
 
 LAST_OBSERVATIONS = 5  # that SWE-agent's history processor keeps (`last_n_observations`)
-STUB_TOKENS = 12  # that take the place of an older one: that it is left out, and how long it was
+STUB = 12  # tokens that take the place of an older one: that it is left out, and how long it was
 WIDE_SPREAD = 120  # percent of an octave: observations' lengths vary more than other texts'
-MAX_SLOTS = 1_000_000  # more than any template has: numbers of values continue from here
+SLOTS = 1_000_000  # more than any template has: numbers of values continue from here
 LIVING_TURNS = 1_000  # more than any session has before the traffic ends
 
 
@@ -132,7 +132,7 @@ def _observed(history: History, action: array[int], tokens: int, words: Words) -
     """Add an action and a new observation of that length to a history."""
     history.actions.append(action)
     history.observations.append(words.new(tokens))
-    history.stubs.append(words.new(STUB_TOKENS))
+    history.stubs.append(words.new(STUB))
     return history
 
 
@@ -170,7 +170,7 @@ class Templates:
             system = system or len(text)
             start = len(text)
             last = part == self.parts - 1
-            value = MAX_SLOTS + part, dice.choose(sums)
+            value = SLOTS + part, dice.choose(sums)
             text += words.new(self.slot) if last else words.named(template, *value, median=self.slot)
         answer = words.new(dice.around(self.answer, SPREAD))
         return [asked(name, (text + answer).tobytes(), at, (system, start, len(text)), len(answer))]
