@@ -21,6 +21,8 @@ from tests.server.routes.test_serving import Server
 
 PROMPT = "the quiet river flows under the old stone bridge and " * 30
 PAGE = 64
+QUICK = ("qwen3_5", "kimi_linear")
+SERVED = [pytest.param(one, marks=[pytest.mark.full] * (one not in QUICK)) for one in SMALLEST.values()]
 
 
 @pytest.fixture(params=SMALLEST.values(), ids=SMALLEST)
@@ -41,6 +43,7 @@ def client(folder: Path) -> Iterator[openai.OpenAI]:
     numerics.use(Numerics())
 
 
+@pytest.mark.parametrize("folder", SERVED, indirect=True)
 def test_family_is_served_and_a_cached_answer_is_the_cold_one(client: openai.OpenAI) -> None:
     cold, cached = (
         client.completions.create(model="any", prompt=PROMPT, max_tokens=24, temperature=0, logprobs=1) for _ in "12"
@@ -85,7 +88,7 @@ def answer(model: Path) -> tuple[str, list[float], str]:
     return choice.message.content, [token.logprob for token in choice.logprobs.content], listed
 
 
-@pytest.mark.parametrize("form", ["F32", "BF16"])
+@pytest.mark.parametrize("form", [pytest.param("F32", marks=pytest.mark.full), "BF16"])
 def test_gguf_chat_answers_like_the_folder_it_came_from(form: str, tmp_path: Path) -> None:
     file = convert(embedded(), tmp_path / "tiny.gguf", form)
     expected, found = answer(embedded()), answer(file)

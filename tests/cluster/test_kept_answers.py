@@ -1,7 +1,5 @@
 """Answers that were handed over are prefilled for their next turn where the router says: at one worker, once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -181,7 +179,10 @@ def at(name: str):
     return lambda answer, candidates, decoded: next(i for i, one in enumerate(candidates) if one.name == name)
 
 
-KINDS = ["greedy", "drawn", "penalties", "pattern", "second choice", "stop string", "stop token"]
+KINDS = [
+    "greedy", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("drawn", "penalties")),
+    "pattern", "second choice", "stop string", "stop token",
+]  # fmt: skip
 
 
 def ended_by_a_token(model, asked: Generation) -> Generation:

@@ -23,10 +23,7 @@ from tests.cluster.fake import until
 from tests.cluster.test_pulls import Worker, changing, pool
 from tests.exactness.rig import Answer, Make, words
 from tests.exactness.test_matrix import FAMILIES
-from tests.models.test_mtp import (
-    always_drafting,
-    with_head,  # noqa: F401  a fixture
-)
+from tests.models.test_mtp import always_drafting, with_head  # noqa: F401  a fixture
 from tests.models.test_mtp import make as make_with_head  # noqa: F401  a fixture
 
 PROMPT = words(340, "tail")  # tokens: 5 pages, and 20 tokens

@@ -10,6 +10,7 @@ import torch
 
 from headwater.errors import ConfigError
 from headwater.evaluate.modes import SEPARATOR
+from headwater.lab.fidelity import prompts
 from headwater.lab.fidelity.figures import Deviation, Distance, MeanFidelity, Measured, kept_table, means_table
 from headwater.lab.fidelity.measures import deviation, distance, divergence
 from headwater.lab.fidelity.prompts import Prompt, Prompts, Wanted
@@ -148,7 +149,9 @@ def test_a_prompt_is_cut_into_equal_parts_with_one_token_after_them(loaded: Load
         (Wanted(Path("some.txt"), cut=12), r"prompts are some\.txt and 12 tokens"),
     ],
 )
-def test_missing_prompts_are_an_error_with_both_numbers(loaded: LoadedModel, wanted: Wanted, part: str) -> None:
+def test_missing_prompts_are_an_error_with_both_numbers(loaded, wanted: Wanted, part: str, monkeypatch) -> None:
+    some = [item for item in prompts.read_items(prompts.DEFAULT_TASKS) if item.documents][:9] * 30
+    monkeypatch.setattr(prompts, "read_items", lambda path: some)
     with pytest.raises(ConfigError, match=part):
         wanted.prompts(loaded)
 

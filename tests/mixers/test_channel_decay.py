@@ -3,8 +3,6 @@
 M chunks times heads, X kinds of rows, t = 64 tokens, K key width.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

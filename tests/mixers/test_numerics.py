@@ -1,7 +1,5 @@
 """Settings of the process that must come before anything is computed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Costs of a spec, compared with computed operations and with allocated and stored bytes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Layers on a GPU's path, in Triton's interpreter: held to what they do on the CPU, and to their own bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
