@@ -23,8 +23,7 @@ pytestmark = pytest.mark.full
 WORKERS = {"prefill": 1, "decode": 2}
 TOKENS = 60
 LONG = 1000  # tokens of answers that are decoded meanwhile
-# of these at each worker that decodes, and in all; if one has none, a prompt is prefilled there
-BESIDE, MOST = 2, 16
+BESIDE, MOST = 2, 16  # of these at each worker that decodes, and in all; without one, it prefills prompts
 PROMPT = "the tide comes in " * 1500  # 7,501 tokens: a prefill of seconds
 REPEATS = 2
 APART: list[bool] = []  # of prompts whose worker that prefills lived until the first token: it was prefilled there
