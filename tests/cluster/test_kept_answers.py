@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headwater.cluster import selection
+from headwater.cluster import assigning
 from headwater.cluster.cost import Candidate, Prompt, Role
 from headwater.cluster.disaggregation import keeper, kept
 from headwater.engine.meter import Backlog
@@ -235,7 +235,7 @@ def test_next_turn_hits_the_kept_answer_and_equals_one_server(
 ) -> None:
     """It hits the answer where that was prefilled, or reads it from there, and only what follows is computed."""
     if not is_lost:
-        monkeypatch.setattr(selection, "keeper", at(home))
+        monkeypatch.setattr(assigning, "keeper", at(home))
     prompt = words(700, "session")
     with real(model, p=Role.PREFILL, d=Role.DECODE) as (router, workers):
         hand_over = router._hand_over

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headwater.cluster import cost, selection
+from headwater.cluster import assigning, cost
 from headwater.cluster.assigning import MAX_ATTEMPTS
 from headwater.cluster.cost import Candidate, Prompt, Role
 from headwater.cluster.router import HEARTBEAT_TIMEOUT_SECONDS
@@ -60,7 +60,7 @@ def simulated(
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each prompt be prefilled apart."""
-    monkeypatch.setattr(selection, "prefiller", lambda prompt, candidates: 0)
+    monkeypatch.setattr(assigning, "prefiller", lambda prompt, candidates: 0)
 
 
 def state_seconds(one: Simulation) -> float:
@@ -199,7 +199,7 @@ def test_a_prefill_is_followed_by_the_worker_that_is_going_on(monkeypatch: pytes
 
     monkeypatch.setattr(SimulatedPulls, "follow_prefill", following)
     monkeypatch.setattr(SimulatedPulls, "name", naming)
-    monkeypatch.setattr(selection, "prefiller", prefiller)
+    monkeypatch.setattr(assigning, "prefiller", prefiller)
     run(Cluster(4, "least_cost", 0.0, NETWORK, 1, Failures(4.0, 1.0)))
     assert len(named) > 20
     assert set(named) <= begun

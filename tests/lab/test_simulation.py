@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import routers
 from benchmarks.routed_traffic import Processes
-from headwater.cluster import selection
+from headwater.cluster import assigning
 from headwater.cluster.cost import Candidate, Prompt
 from headwater.errors import ConfigError
 from headwater.lab.cluster.rivals import CHOICES
@@ -252,9 +252,9 @@ def test_handed_over_answers_are_prefilled_by_one_worker(home: str | None) -> No
     trace = traffic(requests=40)
     setup = replace(SETUP, cluster=Cluster(2, "least_cost", 0.0, FAST_NETWORK, prefill=1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "prefiller", lambda prompt, candidates: 0)
+        patch.setattr(assigning, "prefiller", lambda prompt, candidates: 0)
         if home is not None:
-            patch.setattr(selection, "keeper", rule)
+            patch.setattr(assigning, "keeper", rule)
         simulation = Simulation(trace, setup, setup.cluster, make_arrivals(trace, ALONE), ENGINE)
         simulation.run()
     computed = {one.name: one.serving.scheduler.computed[Purpose.ANSWER] for one in simulation.workers}
@@ -268,7 +268,7 @@ def test_answers_stay_at_their_decoder_with_slow_pulls_or_queues() -> None:
     """All prompts go to one worker: it has no time for all answers, and next turns would read them slowly."""
     trace = traffic(requests=80)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "prefiller", lambda prompt, candidates: 0)
+        patch.setattr(assigning, "prefiller", lambda prompt, candidates: 0)
         fast, slow = (
             routing(run(Cluster(4, "least_cost", network=Network(bandwidth), prefill=1), trace=trace))
             for bandwidth in (125 * 10**8, 10**9)
@@ -282,8 +282,8 @@ def test_a_next_turn_resumes_where_its_answer_was_prefilled() -> None:
     alone, apart = Cluster(1, "least_cost"), Cluster(2, "least_cost", 0.0, FAST_NETWORK, prefill=1)
     trace, roomy = traffic(requests=40), replace(SETUP, memory=16 * 10**9)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "prefiller", lambda prompt, candidates: 0)
-        patch.setattr(selection, "keeper", lambda answer, candidates, decoded: 0)
+        patch.setattr(assigning, "prefiller", lambda prompt, candidates: 0)
+        patch.setattr(assigning, "keeper", lambda answer, candidates, decoded: 0)
         two = run(apart, ALONE, roomy, trace)
     one = run(alone, ALONE, roomy, trace)
     assert one.row.hit_tokens == two.row.hit_tokens
@@ -297,7 +297,7 @@ def test_an_answer_handed_over_takes_the_pull_and_its_tokens() -> None:
     assert routing(whole).handed_over == 0, "nobody is disturbed"
     slow = Network(10**9, latency=0.5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "prefiller", lambda prompt, candidates: 0)
+        patch.setattr(assigning, "prefiller", lambda prompt, candidates: 0)
         apart = run(Cluster(2, "least_cost", 0.0, slow, prefill=1), ALONE, trace=trace)
     found = routing(apart)
     answers = [one for one in apart.outcomes if one.output_tokens > 1]

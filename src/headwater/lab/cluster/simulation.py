@@ -18,14 +18,13 @@ from functools import partial
 from itertools import count
 
 from headwater.account import CacheAccount, Reason
-from headwater.cluster.assigning import MAX_ATTEMPTS
+from headwater.cluster.assigning import MAX_ATTEMPTS, Selection
 from headwater.cluster.cost import Role
 from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import Prefilled, kept
 from headwater.cluster.preparing import Preparing
 from headwater.cluster.routed import in_memory
 from headwater.cluster.router import HEARTBEAT_TIMEOUT_SECONDS
-from headwater.cluster.selection import Selection
 from headwater.errors import ConfigError
 from headwater.events import TokenEvent
 from headwater.lab.cluster.pulls import SimulatedPulls
