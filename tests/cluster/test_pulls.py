@@ -113,7 +113,7 @@ def test_a_pulled_prefix_changes_no_bit(make, monkeypatch, same_bits_as_without_
         again = b.ask(first.prompt, a)
         turn = b.ask([*first.prompt, *words(40, "turn")])
         assert a.pulling.sending.parts.sent == 3
-        stats = b.tiers.stats()[0]
+        stats = b.tiers.figures().tiers[0]
     assert stats.pulled_by_way() == {"shared memory": 0, "network": 0} | {way: stats.bytes_read}
     assert again.account.tier_outcome == TierOutcome.LOADED
     assert again.account.loaded_from == "peer"
@@ -427,17 +427,17 @@ def test_known_segments_displace_no_prefix_and_cover_the_engines_limit() -> None
 def test_a_pull_speed_is_reported_while_some_peer_can_be_asked(make) -> None:
     with holder_and_other(make) as (a, b, first):
         memory = b.pulling.memory
-        assert b.tiers.pull_speed is not None
+        assert b.tiers.figures().pull is not None
         memory.know({b.peer})
-        assert b.tiers.pull_speed is None, "it knows no other"
+        assert b.tiers.figures().pull is None, "it knows no other"
         memory.know({a.peer, Peer(b"silent", a.peer.contact)})
         channel, silent = memory.channels[a.incarnation], memory.channels[b"silent"]
         channel.fail("of the test")
-        assert b.tiers.pull_speed is not None
+        assert b.tiers.figures().pull is not None
         silent.fail("of the test")
-        assert b.tiers.pull_speed is None
+        assert b.tiers.figures().pull is None
         channel.failed_until = 0.0  # the time is over
-        assert b.tiers.pull_speed is not None
+        assert b.tiers.figures().pull is not None
         assert b.ask(first.prompt, a).account.loaded_tokens == END
 
 

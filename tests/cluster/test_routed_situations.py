@@ -141,11 +141,9 @@ MEDIUM = "STORAGE"
 
 def queued(worker: RealWorker, tokens: int) -> None:
     """Let a worker report `tokens` tokens in its queue, and a millisecond for each token that it computes."""
-    tiers = worker.engine.scheduler.tiers
-    tiers.prefill_seconds = lambda tokens: 1e-3 * tokens
-    tiers.prefilled = lambda tokens, seconds: None
-    speed = PrefillSpeed(0.0, 1e-3)
-    worker.engine.backlog = lambda: Backlog(0, 0, tokens, speed, 1.0, pull=tiers.pull_speed, loads=tiers.load_speeds)
+    io, speed = worker.engine.scheduler.tiers, PrefillSpeed(0.0, 1e-3)
+    io.prefill_seconds = lambda tokens: 1e-3 * tokens
+    worker.engine.backlog = lambda: Backlog(0, 0, tokens, speed, 1.0, pull=io.figures().pull, loads=io.figures().loads)
 
 
 @contextmanager

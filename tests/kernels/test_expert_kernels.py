@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-from headwater.engine.proof.cpu_experts_check import broken_experts, narrowed
+from headwater.engine.proof.cpu_checks import broken_experts, narrowed
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.kernels.experts import MAX_ROWS_PER_THREAD
 from headwater.kernels.integers import multiply_integers

@@ -22,6 +22,7 @@ from headwater.lab.speculation import Law
 from headwater.lab.tiers import TierLaw
 from headwater.models.profiles import load_profile
 from headwater.schedule.sequence import Purpose
+from headwater.schedule.tiers import Tiers
 from headwater.traces.arrivals import at_times
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import make_trace
@@ -33,9 +34,7 @@ SETUP = Setup(PROFILE, 4 * 10**9, eviction="headwater")
 FAST = "poisson(rate=8, think=1)"
 COUNTS = {
     "tiers": None,
-    "scheduler": SimpleNamespace(
-        speculation=SimpleNamespace(accepted=0, rejected=0), tiers=SimpleNamespace(loaded_tokens=0)
-    ),
+    "scheduler": SimpleNamespace(speculation=SimpleNamespace(accepted=0, rejected=0), tiers=Tiers()),
 }
 ALONE = "poisson(rate=0.01, think=100)"  # one request is answered before the next one comes
 

@@ -13,19 +13,25 @@ from headwater.draft.ngram import PromptLookup
 from headwater.draft.runs import WIDTH
 from headwater.errors import OutOfPages
 from headwater.request import Drafting, Generation, SamplingParams
-from headwater.schedule.draft_gains import MOST_SAVED, SHARE
+from headwater.schedule.draft_gains import (
+    ASKING_SHARE,
+    MAX_ASKING_SECONDS,
+    MAX_PLAIN_STEPS,
+    PLAIN_PERIOD,
+    PLAIN_STEPS,
+    StepSeconds,
+)
 from headwater.schedule.sequence import Phase
 from headwater.schedule.speculation import (
     DRAFTERS,
-    LONGEST_PAUSE,
+    MAX_PAUSE_STEPS,
     MTP,
-    TRIES_EVERY,
+    TRY_PERIOD,
     Share,
     Speculation,
     Speculator,
     speculation_of,
 )
-from headwater.schedule.step_seconds import MEASURED, OF_STEPS, TRIED, StepSeconds
 from headwater.server.requests.sampling import SpeculationOptions
 from tests.schedule.ledger import Lab, next_token, words
 
@@ -196,7 +202,7 @@ def test_cost_of_a_row_is_estimated_from_recent_steps_until_measured() -> None:
 def test_steps_without_drafts_are_measured_by_power_of_two_of_rows() -> None:
     """A larger step is recorded, a smaller one is not: the line through both would be wrong at either."""
     measured = StepSeconds()
-    for _ in range(MEASURED):
+    for _ in range(PLAIN_STEPS):
         measured.note(1, 0, 0.002)
         measured.note(8, 0, 0.003)
     for _ in range(100):
@@ -214,27 +220,27 @@ def test_a_slow_first_step_without_drafts_does_not_count() -> None:
 
 def test_some_steps_of_each_size_are_measured_without_drafts() -> None:
     measured, due = StepSeconds(), list[int]()
-    for number in range(2 * OF_STEPS):
+    for number in range(2 * PLAIN_PERIOD):
         if measured.is_to_measure(3, False):
             due.append(number)
             measured.note(3, 0, 0.002)
-    assert due == [*range(MEASURED), *range(OF_STEPS, OF_STEPS + MEASURED)]
+    assert due == [*range(PLAIN_STEPS), *range(PLAIN_PERIOD, PLAIN_PERIOD + PLAIN_STEPS)]
     assert measured.is_to_measure(4, False)
 
 
 def test_steps_that_compute_prompts_too_do_not_count_as_measured() -> None:
     measured, due = StepSeconds(), list[int]()
-    for number in range(OF_STEPS):
+    for number in range(PLAIN_PERIOD):
         if measured.is_to_measure(3, False):
             due.append(number)
             if number % 3 == 2:  # the others have legs, so their seconds are not noted
                 measured.note(3, 0, 0.002)
-    assert due == [*range(3 * MEASURED)]
+    assert due == [*range(3 * PLAIN_STEPS)]
 
 
 def test_drafts_are_proposed_even_if_every_step_computes_prompts() -> None:
     measured = StepSeconds()
-    assert sum(measured.is_to_measure(3, False) for _ in range(OF_STEPS)) == TRIED
+    assert sum(measured.is_to_measure(3, False) for _ in range(PLAIN_PERIOD)) == MAX_PLAIN_STEPS
 
 
 @pytest.mark.parametrize(("of_drafts", "least", "most"), [(0.1, 0.6, 1.0), (20.0, 0.0, 0.05)])
@@ -281,7 +287,7 @@ def test_proposers_without_drafts_use_a_small_share_of_the_time(each: float, mos
     for i in range(8):
         it.submit(words(20, i), max_tokens=600)
     it.run()
-    assert each * len(asked) <= 1.1 * SHARE * 0.018 * it.steps + MOST_SAVED + each
+    assert each * len(asked) <= 1.1 * ASKING_SHARE * 0.018 * it.steps + MAX_ASKING_SECONDS + each
     assert 0 < len(asked) / (8 * it.steps) <= most
 
 
@@ -361,7 +367,7 @@ def test_most_requests_do_without_a_head_that_does_not_pay() -> None:
     speculation.head, speculation.seconds = Head(), seconds(0.01, 0.1)
     new = [speculation.speculator(Generation((), SamplingParams())) for _ in range(16)]
     assert all(one is not None and one.uses_head for one in new)
-    speculation._asks_every = 2 * TRIES_EVERY
+    speculation._asks_every = 2 * TRY_PERIOD
     new = [speculation.speculator(Generation((), SamplingParams())) for _ in range(16)]
     assert sum(one is not None and one.uses_head for one in new) == 2
     other = Generation((), SamplingParams(), drafting=Drafting("ngram"))
@@ -406,7 +412,7 @@ def test_request_with_failing_drafts_retries_less_and_less_often() -> None:
     assert drafts < 30
     assert waits == sorted(waits)
     late = [wait - least for wait, least in zip(waits[-6:], (33, 65, 129, 257, 257, 257), strict=True)]
-    assert all(0 <= steps <= LONGEST_PAUSE for steps in late)  # it may be paused when a try is due
+    assert all(0 <= steps <= MAX_PAUSE_STEPS for steps in late)  # it may be paused when a try is due
 
 
 def test_a_request_whose_draft_was_right_tries_the_next_one_sooner() -> None:

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-from headwater.engine.proof.cpu_recurrent_check import broken_decode, broken_prefill
+from headwater.engine.proof.cpu_checks import broken_decode, broken_prefill
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.gdn import DeltaNet
 from headwater.mixers.batch import StepBatch

@@ -78,7 +78,7 @@ def segments(store: Store) -> int:
 @contextmanager
 def selective(make: Make, store: Store, **more) -> Iterator[Rig]:
     with server(make, [store], **more) as rig:
-        rig.engine.scheduler.tiers._through = False
+        rig.engine.scheduler.tiers.copies.through = False
         yield rig
 
 
