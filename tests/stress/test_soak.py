@@ -33,7 +33,7 @@ from stress.soak import Limits, arguments, soak
 from stress.visits import KINDS
 from tests.support import FULL
 
-VISITS = 60 if FULL else 30
+VISITS = 60 if FULL else 20
 VISITED = 150  # requests over HTTP, of each half
 PATIENCE = 300  # seconds: the number of visits ends a soak long before
 
