@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
+from headwater.cli.common import prepare_outputs
 from headwater.models.families import ALL_REFUSE, FAMILIES
 from headwater.models.families.family import Family, Refusal
 from headwater.models.profiles import PROFILES, Profile
@@ -94,7 +95,9 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "families.md")
-    parser.parse_args().out.write_text(page(), encoding="utf-8")
+    given = parser.parse_args()
+    prepare_outputs(given.out)
+    given.out.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from headwater.layers.gdn import DeltaNet
-from headwater.layers.gla import GatedLinearAttention
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning, alibi_slopes
@@ -161,5 +160,4 @@ LAYERS = {
     "Lightning": Compared(
         Lightning(WIDTH, 8, 128, tuple(alibi_slopes(8)), activated=True, normed=False, by_head=True), 3, _lightning
     ),
-    "GLA": Compared(GatedLinearAttention(WIDTH, heads=4, k_dim=128, v_dim=256)),
 }

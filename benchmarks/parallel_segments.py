@@ -15,7 +15,7 @@ import argparse
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from benchmarks.measure import console, machine
 from benchmarks.segment_processes import COMPUTE, over_processes
 from headwater.cli.common import prepare_outputs
 from headwater.cluster.cost import Candidate, Prompt
-from headwater.cluster.segment_dispatch import DISPATCH, Lane, Segment, dispatch, longest_first
+from headwater.cluster.segment_dispatch import Lane, Segment, dispatch, longest_first, soonest
 from headwater.schedule.limits import MAX_BUILD_TOKENS
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.tier_load import ReadSpeed
@@ -40,6 +40,32 @@ FORWARD = {2: 1061.0, 4: 530.0, 8: 249.0}
 PAPER = {2: 1173.0, 4: 646.0, 8: 378.0}
 COMM, COMBINE = 27.0, 85.0  # the least of 27-41 and 85-88, which are its figures at 2 workers: 1,061 + 27 + 85 = 1,173
 MORE_SEGMENTS = 2.3  # of combining, for each further segment (section 6.3)
+
+
+def smallest_count(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
+    """Assign segments as HYPIC prints it (section 4.4, equation 9): LPT by token counts.
+
+    "Traverse C in descending order of |C_i| and assign each segment to the worker with the smallest accumulated token
+    count": the first one of several. Queues, speeds and transfers do not count.
+    """
+    counts, found = [0] * len(lanes), [0] * len(tokens)
+    for i in longest_first(tokens):
+        found[i] = min(range(len(lanes)), key=counts.__getitem__)
+        counts[found[i]] += tokens[i]
+    return found
+
+
+def in_turns(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
+    """Assign segments round robin, in the order of the prompt: the baseline of LPT."""
+    return [i % len(lanes) for i in range(len(tokens))]
+
+
+# (tokens of each segment, lanes) -> lane of each segment
+DISPATCH: dict[str, Callable[[Sequence[int], Sequence[Lane]], list[int]]] = {
+    "soonest": soonest,
+    "smallest_count": smallest_count,
+    "in_turns": in_turns,
+}
 
 
 @dataclass(frozen=True, slots=True)

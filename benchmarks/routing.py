@@ -32,8 +32,7 @@ from headwater.account import CacheAccount, Reason
 from headwater.cache.stats import CacheStats
 from headwater.cluster.digests import Digests
 from headwater.cluster.encryption import CurveClient, CurveServer, KeyPair
-from headwater.cluster.link import Link
-from headwater.cluster.links import zero
+from headwater.cluster.links import Link, zero
 from headwater.cluster.messages import KV, KV_KINDS
 from headwater.cluster.picture import Picture
 from headwater.cluster.router import RoutedModel, Router

@@ -122,7 +122,7 @@ def restart(model: Model, length: int, root: Path, repeats: int, rng: random.Ran
             prepare(folder)
             with tiered(model, memory, [DiskStore(folder, None)]) as engine:
                 ask(engine, model.prompt(rng, 64))
-                engine.scheduler.tiers.prefilled(length, computing[0] / 1e3)
+                engine.meter.by_tokens.note(length, computing[0] / 1e3)
                 asked = ask(engine, [*prompt, *tail])
                 times.append(1e3 * asked.ttft)
                 loaded.append(asked.account.loaded_tokens if asked.account else 0)
@@ -214,7 +214,8 @@ def lost(model: Model, root: Path, rng: random.Random, count: int, begin: int, g
                     ask(engine, prompt)
             copied(engine)
             if flush:
-                engine.scheduler.tiers.close(lambda: 60.0)
+                assert engine.tiers is not None, "it has a folder"
+                engine.tiers.close(lambda: 60.0)
         with tiered(model, memory, [DiskStore(folder, None)], through) as engine:
             engine.scheduler.tiers.prefill_seconds = float  # type: ignore[attr-defined]  # reading always wins
             asked = [ask(engine, [*prompt, *model.prompt(rng, grows)]) for prompt in prompts]

@@ -1,7 +1,5 @@
 """A headless Chromium for tests of pages; tests that need it are skipped without it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

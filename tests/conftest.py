@@ -97,6 +97,14 @@ def exact_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numerics, "_current", Numerics("plain"))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of tests of tools if `make test` has none of them: what they import takes seconds."""
+    if "not full" not in config.option.markexpr or collection_path.suffix != ".py":
+        return None
+    is_tool = collection_path.relative_to(TESTS).parts[0] in TOOLS
+    return True if is_tool and "mark.quick" not in collection_path.read_text(encoding="utf-8") else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave to `make test-full` the tests of tools, which are no part of the package, and cells that no pair needs."""

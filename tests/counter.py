@@ -1,7 +1,5 @@
 """Counts what is really computed: products of the model, pairs of attention, operations of a reference's recurrence."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ It answers `/api/models/ORG/NAME/revision/REVISION` and `/ORG/NAME/resolve/REVIS
 X-Repo-Commit and ranges. It logs every request, and can refuse or cut answers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

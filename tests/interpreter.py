@@ -11,8 +11,6 @@ Its products are NumPy's, whose rows depend on the number of rows with some BLAS
 a single row). On a card they do not, so that here each output is summed in one fixed order.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from dataclasses import replace

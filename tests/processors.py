@@ -1,7 +1,5 @@
 """Processors that tests pretend to run on: less than the real one, never more."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable

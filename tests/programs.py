@@ -4,8 +4,6 @@ So it has the environment that it is given when it imports numba and headwater, 
 What torch's own libraries read when they are loaded is not for it: such a test starts an interpreter.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -1,7 +1,5 @@
 """A Redis server of the tests' own, on loopback."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

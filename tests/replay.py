@@ -4,8 +4,6 @@ Torch's operations are seen by a dispatch mode, Triton's launches where its inte
 a host wait for its device, or copy from one to the other, is an error while a graph is recorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ A test's seconds begin where those of the test before in its process end, so wha
 share counts for the first of them. A child process counts when it has ended and was waited for.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Generator

@@ -1,7 +1,5 @@
 """Arenas on the CPU whose bytes are staged as those of a card: copies are made when they are waited for, not before."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections import Counter

@@ -1,8 +1,7 @@
 """Runs prompts through a model without the engine: one sequence or several, in slices, then decoding."""
 
-from __future__ import annotations
-
 import os
+import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -20,6 +19,18 @@ FULL = bool(os.environ.get("HEADWATER_TEST_FULL"))  # `make test-full`: as many 
 def examples(n: int) -> int:
     """Return the number of examples that hypothesis draws: `n` in `make test-full`, and a third of them else."""
     return n if FULL else n // 3
+
+
+class Clock:
+    """Module `time` for a module under test, which a test sets ahead."""
+
+    perf_counter, sleep = staticmethod(time.perf_counter), staticmethod(time.sleep)
+
+    def __init__(self) -> None:
+        self.ahead = 0.0  # seconds
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
 
 
 @dataclass

@@ -3,8 +3,6 @@
 `python -m tests.test_architecture` writes the blocks of the page again and lists folders that have no sentence.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import textwrap

@@ -3,8 +3,6 @@
 Longer checks, `make test-cluster`: a tier is on a file system of a few megabytes, which needs root to be mounted.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

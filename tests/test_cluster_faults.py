@@ -3,8 +3,6 @@
 Longer checks, `make test-cluster`: two raylets and the head, each behind a link that can be cut.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -4,8 +4,6 @@ Longer checks, `make test-cluster`: the head is a host of its own, as a network 
 is on this one, which has a raylet without processors.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

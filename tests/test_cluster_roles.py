@@ -3,8 +3,6 @@
 Longer checks, `make test-cluster`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -25,10 +23,7 @@ pytestmark = pytest.mark.full
 WORKERS = {"prefill": 1, "decode": 2}
 TOKENS = 60
 LONG = 1000  # tokens of answers that are decoded meanwhile
-BESIDE, MOST = (
-    2,
-    16,
-)  # of these at each worker that decodes, and in all; where there is none, a prompt is prefilled there
+BESIDE, MOST = 2, 16  # of these at each worker that decodes, and in all; without one, it prefills prompts
 PROMPT = "the tide comes in " * 1500  # 7,501 tokens: a prefill of seconds
 REPEATS = 2
 APART: list[bool] = []  # of prompts whose worker that prefills lived until the first token: it was prefilled there

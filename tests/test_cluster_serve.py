@@ -1,7 +1,5 @@
 """`headwater cluster` as processes: workers on Ray that are killed, drained, added and taken away under requests."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Settings are checked once, and an error names the setting and what it was."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from inspect import signature
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cells that `make test` runs of a matrix: all pairs of values are among them, and few more."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 
 import pytest

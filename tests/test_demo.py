@@ -1,7 +1,5 @@
 """The demo keeps its word about promises: it passes where they are kept and fails where they are broken."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import socket

@@ -1,7 +1,5 @@
 """The container file and the systemd unit name what exists, and leave time to drain."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

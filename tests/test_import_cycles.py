@@ -1,7 +1,5 @@
 """No modules of headwater import each other in a circle: at module level, within functions, or for type checking."""
 
-from __future__ import annotations
-
 import ast
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path

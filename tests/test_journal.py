@@ -1,12 +1,14 @@
-"""The journal of a long run: its stored parts, and when they are used again."""
+"""Journals of long runs, and percentiles."""
 
-from __future__ import annotations
-
+import statistics
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headwater.journal import Journal
+from headwater.percentile import percentile
 
 
 def test_run_that_was_cut_short_continues_with_its_parts(tmp_path: Path) -> None:
@@ -67,3 +69,18 @@ def test_part_is_computed_once(tmp_path: Path) -> None:
 
     assert [Journal(tmp_path / "out.json", {}).part("a", part) for _ in range(2)] == [7, 7]
     assert len(computed) == 1
+
+
+def test_percentiles_interpolate():
+    assert [percentile([1.0, 2.0, 4.0], p) for p in (0, 25, 50, 75, 100)] == [1.0, 1.5, 2.0, 3.0, 4.0]
+    assert percentile([4.0, 1.0, 2.0], 75) == 3.0
+    assert percentile([7.0], 99) == 7.0
+    with pytest.raises(ValueError, match="at least 1 value"):
+        percentile([], 50)
+
+
+@given(values=st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=2, max_size=50))
+def test_percentiles_are_those_of_the_standard_library(values):
+    hundredths = statistics.quantiles(values, n=100, method="inclusive")
+    for percent in (1, 50, 90, 95, 99):
+        assert percentile(values, percent) == pytest.approx(hundredths[percent - 1], rel=1e-9, abs=1e-9)

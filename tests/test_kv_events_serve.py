@@ -1,7 +1,5 @@
 """`headwater serve --kv-events` as a process: predicted reuse is what requests find, and nothing said is published."""
 
-from __future__ import annotations
-
 import re
 import time
 from array import array

@@ -1,7 +1,5 @@
 """`make demo` takes torch's build for CPUs wherever it is, and the usual one where it is nowhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -3,8 +3,6 @@
 An issue raises a budget only in a commit of its own that says why.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

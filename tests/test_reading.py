@@ -5,8 +5,6 @@ ones; it also merges a file with conflict marks, and never raises a budget. A bu
 its own that says why. `python -m tests.test_reading PATH ...` lists the findings in files and folders.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """README and docs name tests, files and pages that exist, and the index of the docs has every page."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`headwater serve` as a process: starts with its embedded model, serves, and stops in order."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

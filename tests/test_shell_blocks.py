@@ -4,8 +4,6 @@ A block's info string says how: `sh` in the quick tests, `sh full` in `make test
 second run reports cached tokens, `sh notest=reason` not at all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

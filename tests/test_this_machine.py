@@ -1,7 +1,5 @@
 """Processors as /proc/cpuinfo and the environment describe them."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """`headwater serve --tier` and `headwater tiers` as processes: killed, restarted, checked, cleared."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -185,10 +183,7 @@ def test_verify_finds_a_flipped_byte(tmp_path: Path) -> None:
         ),
         (("ls", "disk:/no/such/folder"), "'/no/such/folder' is not a folder"),
         (("ls", "disk:/tmp,speed=3"), "a disk tier has the options size=100GB, and no other"),
-        (
-            ("verify", "disk:/tmp", "--tier-key", "/no/key"),
-            "'/no/key' has no tier key: give --tier-key",
-        ),
+        (("verify", "disk:/tmp", "--tier-key", "/no/key"), "'/no/key' has no tier key: give --tier-key"),
     ],
 )
 def test_bad_places_are_one_line(arguments: tuple[str, ...], error: str) -> None:

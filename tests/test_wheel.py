@@ -1,7 +1,5 @@
 """The built package, installed without a source tree, serves its page and writes a report."""
 
-from __future__ import annotations
-
 import email
 import os
 import re

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 GRAIN = 1000  # coordinates of an SVG path are whole numbers up to here
-APART = 0.11  # least distance of two tick labels, as a share of the width
+MIN_TICK_DISTANCE = 0.11  # minimum distance of two tick labels, as a share of the width
 
 Point = tuple[float, float]
 
@@ -76,7 +76,7 @@ def logarithmic(values: Sequence[float], ticks: Iterable[float], write: Callable
     kept: list[tuple[float, str]] = []
     for tick in ticks:
         share = at(tick)
-        if -1e-9 <= share <= 1 + 1e-9 and (not kept or share - kept[-1][0] >= APART):
+        if -1e-9 <= share <= 1 + 1e-9 and (not kept or share - kept[-1][0] >= MIN_TICK_DISTANCE):
             kept.append((share, write(tick)))
     return Axis(at, tuple(kept))
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 RULE = 3  # characters of a column around its cells: padding and a rule
 READABLE = 20  # characters below which a column of words is not narrowed
-MOST_PARTS = 3
+MAX_PARTS = 3
 
 
 class Kind(Enum):
@@ -50,7 +50,7 @@ class Column:
 class Table:
     """A table in one part if it fits, or in several below each other, each with the labels of the rows.
 
-    If one column does not even fit beside the labels, or more than MOST_PARTS were needed, every row is a record: its
+    If one column does not even fit next to the labels, or more than MAX_PARTS were needed, every row is a record: its
     labels in a line, and its cells with their names below.
     """
 
@@ -109,7 +109,7 @@ class Table:
                 left = room
             parts[-1].append(column)
             left -= needed
-        return parts if room >= 0 and len(parts) <= MOST_PARTS else None
+        return parts if room >= 0 and len(parts) <= MAX_PARTS else None
 
     def _grid(self, part: Sequence[Column], width: int) -> Grid:
         grid = Grid(show_header=self.header)

@@ -1,7 +1,5 @@
 """The comparison of policies: the file of cells, verdicts, and a run that continues where it was cut short."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

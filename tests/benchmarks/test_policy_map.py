@@ -1,7 +1,5 @@
 """The map of policies: boundaries are where gains fall to 0, cells name the best published policy."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -26,9 +24,7 @@ ROW = {
     },
     "seconds": 3.2,
 }
-POLICY_ROWS = [
-    {"placement": "branch", "eviction": "lru", "memory": 1e9, "token_hit_rate": 0.25, "ideal_hit_rate": 0.5},
-]
+POLICY_ROWS = [{"placement": "branch", "eviction": "lru", "memory": 1e9, "token_hit_rate": 0.25, "ideal_hit_rate": 0.5}]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Scripts outside the package: each imports, shows its options and does its smallest run."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json
@@ -154,13 +152,13 @@ def test_make_bench_leaves_recorded_traffic_out_if_there_is_none(
     assert "drafting: left out" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("small", "folder", "writes"), [(True, "", False), (False, "", True), (True, "other", True)])
+@pytest.mark.parametrize(("small", "at", "writes"), [(True, "kept", False), (False, "kept", True), (True, "out", True)])
 def test_smallest_run_replaces_no_results(
-    small: bool, folder: str, writes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: bool, at: str, writes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "kept")
     monkeypatch.setattr(results, "origin", lambda: {"commit": "abc", "tree": "clean"})
-    out = tmp_path / folder / "figures.json"
+    out = tmp_path / at / "figures.json"
     out.parent.mkdir(exist_ok=True)
     given = SimpleNamespace(seed=0, repeats=1, small=small, out=out, begun=measure.cpu_seconds())
     measure.report(given, [measure.Row("time", "ms", [1.0])])

@@ -1,7 +1,5 @@
 """The comparison of times to the first token: arrivals at one load, rivals, verdicts, and a run that continues."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Branches, the cached data along one key: dropping one frees what no other request reads or shares, and no more."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

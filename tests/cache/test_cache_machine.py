@@ -3,8 +3,6 @@
 The toy executor checks on each commit that the checkpoint and the KV that the plan names are those of the prompt.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Ends of conversations: which checkpoints are evicted first after them, and which are not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

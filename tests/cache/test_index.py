@@ -1,7 +1,5 @@
 """The radix tree: by itself, and against a dict of prefixes."""
 
-from __future__ import annotations
-
 from array import array
 
 import pytest

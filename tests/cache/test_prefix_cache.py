@@ -1,7 +1,5 @@
 """Promises of the cache about legs, pages and checkpoints; each test is named after its promise."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Every miss has a stated reason, and it is the true one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from headwater.account import Reason

@@ -4,8 +4,6 @@ sys is 1,000 tokens, a and b 500 each, A = sys + a, B = sys + b. Behaviour that 
 where the tree itself can improve it. Pages have 64 tokens.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.cache import PrefixCache

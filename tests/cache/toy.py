@@ -1,7 +1,5 @@
 """Small requests against a cache, with an executor that remembers what each page holds and checks what plans read."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 A head's blocks are copies of the model's last ones of their kinds; its norms and its product are random.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

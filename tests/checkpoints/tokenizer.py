@@ -1,7 +1,5 @@
 """The random checkpoints' tokenizer, and the words that they answer with."""
 
-from __future__ import annotations
-
 from tokenizers import Tokenizer
 
 from tests.checkpoints import words

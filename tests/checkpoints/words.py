@@ -1,7 +1,5 @@
 """Text for the random checkpoints' tokenizer: seeded sentences, code-like lines and JSON over a made-up language."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A server of the embedded model that several files of tests share."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`headwater bench serve`: its report adds up, its options are checked, and it shows the hits of a real server."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -114,7 +112,7 @@ def test_server_that_answers_nothing_makes_exit_code_1(capsys):
     assert "boom" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ending", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_interrupted_bench_reports_the_requests_so_far(tmp_path, ending):
     def answer(server, body):
         script = server.talk(body)

@@ -1,7 +1,5 @@
 """`headwater cluster upgrade`: settings that it takes, models that it refuses, and what it prints."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

@@ -1,10 +1,7 @@
 """The command line: what it takes, what it prints, and how it refuses."""
 
-from __future__ import annotations
-
 import json
 import logging
-import os
 import re
 import shlex
 import shutil
@@ -22,6 +19,7 @@ from headwater.config import SETTINGS, ServeConfig
 from headwater.models import load
 from headwater.models.embedded import embedded
 from headwater.setting import SettingError
+from tests.forked import headwater
 
 TINY = {
     "model_type": "qwen3_5_text",
@@ -255,8 +253,7 @@ def completions(line):
     """Return the completions of a line that ends in an unfinished word."""
     words = line.split(" ")
     asked = {"_HEADWATER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    command = [sys.executable, "-m", "headwater"]
-    return subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True).stdout.split()
+    return headwater(**asked).stdout.split()
 
 
 def test_shell_completes_commands_options_and_choices():

@@ -1,7 +1,5 @@
 """`headwater doctor`: each finding on machines that are made up, and the whole on this one."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

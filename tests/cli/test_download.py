@@ -1,7 +1,5 @@
 """Models by name: the files fetched from a hub, continued downloads, and refusals."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """`headwater eval`: its tables and files, what it refuses, and a real server's hits."""
 
-from __future__ import annotations
-
 import json
 import math
 import socket
@@ -19,11 +17,7 @@ from tests.load.openai_server import OpenAiServer, Script
 from tests.server.conftest import engine
 from tests.server.routes.test_serving import Server
 
-TOOL = {
-    "tools": list(tool_item().tools),
-    "call": {"name": "look_up", "arguments": {"code": "K1"}},
-    "answers": [],
-}
+TOOL = {"tools": list(tool_item().tools), "call": {"name": "look_up", "arguments": {"code": "K1"}}, "answers": []}
 
 __all__ = ["engine"]  # a fixture
 

@@ -5,8 +5,6 @@ CHANGELOG.md. Settings and options may be added without one: the manual's table 
 PUBLIC_NAMES=write pytest tests/cli/test_public_names.py writes the list from the code.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Sources of settings, their order, and errors that name the source."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 TABLES=write pytest tests/cli/test_table_widths.py writes them again. Wide figures are used, as a long run has them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import os

@@ -65,12 +65,7 @@ class FormulaEngine:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def submit(
-        self,
-        generation: Generation,
-        on_event,
-        handover: Handover = NO_HANDOVER,
-    ) -> int:
+    def submit(self, generation: Generation, on_event, handover: Handover = NO_HANDOVER) -> int:
         if self.raises is not None:
             raise self.raises
         with self._lock:

@@ -1,7 +1,5 @@
 """A toy cache, the stream of its messages, and what a reader should know of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Connections of routers and workers that break: no request runs for a router that is gone, and no token is lost."""
 
-from __future__ import annotations
-
 import math
 import socket
 import subprocess
@@ -14,9 +12,8 @@ from functools import partial
 import pytest
 
 from headwater.cluster.follower import Follower
-from headwater.cluster.link import Link
-from headwater.cluster.part_messages import Ready
-from headwater.cluster.peer_channel import Channel, PeerFailed
+from headwater.cluster.links import Link
+from headwater.cluster.peer_channel import Channel, PeerFailed, Ready
 from headwater.cluster.sockets import Connect, Contact
 from headwater.cluster.wire import Peer, Ping, Submit, encode
 from headwater.schedule.sequence import key_of

@@ -1,7 +1,5 @@
 """Prefill apart from decode: one worker samples the first token, another one continues, and no bit changes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +25,6 @@ from tests.cluster.fake import FakeWorker, FormulaEngine, Received, Router, aski
 from tests.cluster.test_routed_answers import KINDS, Whole, ask, generation, lost_after
 from tests.cluster.test_routed_answers import cluster as real_cluster
 from tests.cluster.test_router import submit
-from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import words
 
 FAST, SLOW = ReadSpeed(0.001, 1e-7), ReadSpeed(0.001, 1e-2)
@@ -205,11 +202,6 @@ def test_without_workers_that_decode_the_others_do() -> None:
 
 
 # -- real engines
-
-
-@pytest.fixture
-def model(load):  # noqa: F811
-    return load("qwen3_5", "float32", 2)
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """docs/kv-events.md: its reader works as printed, and its formula gives the digests."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

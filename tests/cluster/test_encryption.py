@@ -1,7 +1,5 @@
 """CURVE between routers and workers: strangers get nothing and disturb nothing, and no prompt is seen on the way."""
 
-from __future__ import annotations
-
 import pickle
 import socket as tcp
 import threading
@@ -20,8 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from headwater.cluster import encryption
 from headwater.cluster import publisher as publishers
-from headwater.cluster.authenticator import ADDRESS, authenticator
-from headwater.cluster.encryption import CurveClient, CurveServer, KeyPair, RouterKeys
+from headwater.cluster.encryption import ADDRESS, CurveClient, CurveServer, KeyPair, RouterKeys, authenticator
 from headwater.cluster.follower import Follower
 from headwater.cluster.messages import SNAPSHOT
 from headwater.cluster.publisher import Publisher

@@ -1,7 +1,5 @@
 """Settings that a cluster sends to its workers, which may be on other hosts."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from pathlib import Path

@@ -1,13 +1,11 @@
 """Answers that were handed over are prefilled for their next turn where the router says: at one worker, once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
 
-from headwater.cluster import selection
+from headwater.cluster import assigning
 from headwater.cluster.cost import Candidate, Prompt, Role
 from headwater.cluster.disaggregation import keeper, kept
 from headwater.engine.meter import Backlog
@@ -26,10 +24,8 @@ from tests.cluster.test_disaggregation import (
     real,
     worker,
 )
-from tests.cluster.test_disaggregation import model as model  # a fixture
 from tests.cluster.test_routed_answers import ask, generation, settle
 from tests.cluster.test_router import submit
-from tests.exactness.conftest import load as load  # a fixture
 from tests.exactness.rig import words
 
 PROMPT_AND_ANSWER = Prompt(1088)  # 960 of which are cached
@@ -183,7 +179,10 @@ def at(name: str):
     return lambda answer, candidates, decoded: next(i for i, one in enumerate(candidates) if one.name == name)
 
 
-KINDS = ["greedy", "drawn", "penalties", "pattern", "second choice", "stop string", "stop token"]
+KINDS = [
+    "greedy", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("drawn", "penalties")),
+    "pattern", "second choice", "stop string", "stop token",
+]  # fmt: skip
 
 
 def ended_by_a_token(model, asked: Generation) -> Generation:
@@ -236,7 +235,7 @@ def test_next_turn_hits_the_kept_answer_and_equals_one_server(
 ) -> None:
     """It hits the answer where that was prefilled, or reads it from there, and only what follows is computed."""
     if not is_lost:
-        monkeypatch.setattr(selection, "keeper", at(home))
+        monkeypatch.setattr(assigning, "keeper", at(home))
     prompt = words(700, "session")
     with real(model, p=Role.PREFILL, d=Role.DECODE) as (router, workers):
         hand_over = router._hand_over

@@ -1,7 +1,5 @@
 """Segments in parallel: cold ones are computed by several workers and combined by one, and no bit changes."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +21,6 @@ from headwater.schedule.tier_load import ReadSpeed
 from tests.cluster import test_routed_answers
 from tests.cluster.fake import kill, until
 from tests.cluster.test_routed_answers import KINDS, RealWorker, Whole, ask, cluster, generation, settle
-from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import words
 
 FAST = ReadSpeed(0.001, 1e-7)
@@ -43,9 +40,13 @@ def composed(seed: str, kind: str = "greedy", lengths=LENGTHS, **more: object) -
 
 @contextmanager
 def workers_of(model, *names: str) -> Iterator[tuple]:
-    """Yield a router over workers of one fingerprint that say they are idle, equally fast, and pull fast."""
+    """Yield a router over workers of one fingerprint that say they are idle, equally fast, and pull fast.
+
+    A pull always beats computing.
+    """
     with cluster(model, **dict.fromkeys(names, "one")) as (router, workers):
         for worker in workers.values():
+            worker.engine.scheduler.tiers.prefill_seconds = float  # a second a token
             worker.engine.backlog = lambda: Backlog(0, 0, 0, PrefillSpeed(0.0, 0.001), 1.0, pull=FAST)
         until(lambda: all(link.backlog.pull == FAST for link in router.links.values()))
         yield router, workers
@@ -55,11 +56,6 @@ def workers_of(model, *names: str) -> Iterator[tuple]:
 def patience(monkeypatch) -> None:
     """Let requests wait for their segments on a busy machine, too."""
     monkeypatch.setattr(preparing, "WAIT_SECONDS", 60.0)
-
-
-@pytest.fixture
-def model(load):  # noqa: F811
-    return load("qwen3_5", "float32", 2)
 
 
 def of_one_worker(model, *asked: Generation) -> list[Whole]:
@@ -154,7 +150,7 @@ def test_workers_in_processes_have_the_bits_of_one() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["granite", "kimi_linear", "jamba", "ring", "mamba2", "qwen3"])
-def test_segments_of_every_kind_of_layer_travel(load, family) -> None:  # noqa: F811
+def test_segments_of_every_kind_of_layer_travel(load, family) -> None:
     model, asked = load(family, "float32", 2), composed("family")
     (plain,) = of_one_worker(model, asked)
     with workers_of(model, "a", "b") as (router, _):
@@ -385,7 +381,6 @@ def test_orders_cancelled_while_they_are_pulled_leave_nothing(model) -> None:
         begun, goes_on, store = threading.Semaphore(0), threading.Event(), scheduler.tiers.peers.tier.store
         store.has = lambda names: [True] * len(names)
         store.read_into = lambda name, pieces: (begun.release(), not goes_on.wait(60))[-1]
-        scheduler.tiers.prefill_seconds = float
         prepare, peers = prepares(engine), (router.links["b"].incarnation,)
         for n in range(4):
             goes_on.clear()

@@ -1,7 +1,5 @@
 """A reader's picture equals the index itself: after any history, lost messages, restarts, and late joins."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

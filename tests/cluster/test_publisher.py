@@ -1,7 +1,5 @@
 """The publisher and a follower over real sockets: late joins, gaps, restarts, full queues, readers that do not read."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

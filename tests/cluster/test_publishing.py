@@ -1,7 +1,5 @@
 """From settings to a publisher: addresses, key, token ids, a missing package."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys
@@ -15,7 +13,7 @@ import pytest
 from headwater.cli.serve import kv_events
 from headwater.cluster.digests import Digests
 from headwater.cluster.follower import Follower
-from headwater.cluster.publishing import Publishing
+from headwater.cluster.publisher import Publishing
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.setting import SettingError
@@ -109,7 +107,7 @@ def test_missing_extra_is_an_error_with_the_package_to_install(package: str) -> 
 def test_without_kv_events_nothing_of_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """An import of it would fail, and with `kv_events` on it does."""
     monkeypatch.setitem(sys.modules, "headwater.cluster", None)
-    monkeypatch.delitem(sys.modules, "headwater.cluster.publishing", raising=False)
+    monkeypatch.delitem(sys.modules, "headwater.cluster.publisher", raising=False)
     engine = SimpleNamespace(stepped="as it was")
     with kv_events(ServeConfig()) as publish:
         publish(engine)  # type: ignore[arg-type]

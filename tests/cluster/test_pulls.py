@@ -17,8 +17,7 @@ import zmq
 from headwater.account import TierOutcome
 from headwater.cluster import peer_channel, peer_memory
 from headwater.cluster.encryption import CurveClient, KeyPair
-from headwater.cluster.part_messages import FAILED, Find, Get, answer, encode
-from headwater.cluster.peer_channel import Channel
+from headwater.cluster.peer_channel import FAILED, Channel, Find, Get, answer, encode
 from headwater.cluster.peer_memory import KnownParts, Offered, PeerMemory
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.sockets import PLAIN, Contact, opened
@@ -33,7 +32,6 @@ from headwater.tiers.names import Names
 from headwater.tiers.part import Part, Sealer
 from headwater.tiers.store import Store
 from tests.cluster.fake import until
-from tests.exactness.conftest import load, same_bits_as_without_a_cache  # noqa: F401  fixtures
 from tests.exactness.rig import Answer, Make, words
 from tests.exactness.test_matrix import FAMILIES
 from tests.exactness.test_tiers import server
@@ -42,8 +40,9 @@ ANYWHERE = "tcp://127.0.0.1:*"
 KEY = bytes(range(32))
 OWN = Fingerprint.of({"probe": "one"})
 AMPLE = 400  # pages in addition to states
-PROMPT = 1300  # tokens: one whole run of KV, and a ragged one
+PROMPT = 340  # tokens: one whole run of KV, and a ragged one
 END = (PROMPT - 1) // 64 * 64
+pytestmark = pytest.mark.usefixtures("short_runs")
 
 
 class Worker:
@@ -81,12 +80,7 @@ class Worker:
         return dict(self.tiers.peers.tier.counts)
 
     def ask(
-        self,
-        prompt: Sequence[int],
-        *peers: Worker,
-        follows: int | None = None,
-        tail: TailPlace | None = None,
-        **more,
+        self, prompt: Sequence[int], *peers: Worker, follows: int | None = None, tail: TailPlace | None = None, **more
     ) -> Answer:
         """Ask, with the word that these workers have more of the prompt, and the number of its prefill elsewhere."""
         handover = Handover((), tuple(peer.incarnation for peer in peers), follows, tail)
@@ -109,13 +103,8 @@ def pool(*workers: Worker) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def make(load) -> Make:  # noqa: F811
-    return Make(*load("qwen3_5", "float32", 2))
-
-
 @pytest.mark.parametrize("way", ["shared memory", "network"])
-def test_a_pulled_prefix_changes_no_bit(make, monkeypatch, same_bits_as_without_a_cache, way) -> None:  # noqa: F811
+def test_a_pulled_prefix_changes_no_bit(make, monkeypatch, same_bits_as_without_a_cache, way) -> None:
     if way == "network":
         monkeypatch.setattr(peer_channel, "this_host", lambda: "")
     a, b = Worker(make, security=own_security()), Worker(make, security=own_security())
@@ -124,7 +113,7 @@ def test_a_pulled_prefix_changes_no_bit(make, monkeypatch, same_bits_as_without_
         again = b.ask(first.prompt, a)
         turn = b.ask([*first.prompt, *words(40, "turn")])
         assert a.pulling.sending.parts.sent == 3
-        stats = b.tiers.stats()[0]
+        stats = b.tiers.figures().tiers[0]
     assert stats.pulled_by_way() == {"shared memory": 0, "network": 0} | {way: stats.bytes_read}
     assert again.account.tier_outcome == TierOutcome.LOADED
     assert again.account.loaded_from == "peer"
@@ -169,7 +158,7 @@ def test_a_part_of_other_tokens_is_computed(make, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("piece", [0, 2, -1], ids=["header", "content", "digest"])
-def test_a_part_changed_on_the_way_is_computed(make, caplog, same_bits_as_without_a_cache, piece) -> None:  # noqa: F811
+def test_a_part_changed_on_the_way_is_computed(make, caplog, same_bits_as_without_a_cache, piece) -> None:
     def flipped(pieces: list[bytes]) -> list[bytes]:
         content = bytearray(pieces[piece])
         content[len(content) // 2] ^= 1
@@ -187,7 +176,7 @@ def test_a_part_changed_on_the_way_is_computed(make, caplog, same_bits_as_withou
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["the router says so", "it is silent"])
-def test_a_peer_that_ends_in_mid_pull_is_left(make, monkeypatch, same_bits_as_without_a_cache, is_known) -> None:  # noqa: F811
+def test_a_peer_that_ends_in_mid_pull_is_left(make, monkeypatch, same_bits_as_without_a_cache, is_known) -> None:
     monkeypatch.setattr(peer_memory, "PART_SECONDS", 60.0 if is_known else 0.2)
     asked, ends = threading.Event(), threading.Event()
 
@@ -233,10 +222,7 @@ def test_a_silent_peer_delays_no_lookup_in_stores(make, monkeypatch) -> None:
 
 
 def test_a_sender_that_fails_at_one_part_answers_others(
-    make,
-    monkeypatch,
-    caplog,
-    same_bits_as_without_a_cache,  # noqa: F811
+    make, monkeypatch, caplog, same_bits_as_without_a_cache
 ) -> None:
     monkeypatch.setattr(peer_memory, "PART_SECONDS", 60.0)
 
@@ -324,7 +310,7 @@ def test_a_prompt_is_sent_once_for_all_of_its_parts(make, monkeypatch) -> None:
     assert all(len(encode(one)) < 250 for one in asked[1:])
 
 
-def test_prompt_is_sent_again_to_a_holder_that_forgot_it(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+def test_prompt_is_sent_again_to_a_holder_that_forgot_it(make, same_bits_as_without_a_cache) -> None:
     with holder_and_other(make) as (a, b, first):
 
         def forgetting(pieces: list[bytes]) -> list[bytes]:
@@ -409,7 +395,7 @@ def test_strangers_get_no_prefix(make, caplog) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pulled_prefixes_of_every_family(load, same_bits_as_without_a_cache, family, dtype) -> None:  # noqa: F811
+def test_pulled_prefixes_of_every_family(load, same_bits_as_without_a_cache, family, dtype) -> None:
     make = Make(*load(family, dtype, 2))
     with holder_and_other(make) as (a, b, first):
         again = b.ask(first.prompt, a)
@@ -441,17 +427,17 @@ def test_known_segments_displace_no_prefix_and_cover_the_engines_limit() -> None
 def test_a_pull_speed_is_reported_while_some_peer_can_be_asked(make) -> None:
     with holder_and_other(make) as (a, b, first):
         memory = b.pulling.memory
-        assert b.tiers.pull_speed is not None
+        assert b.tiers.figures().pull is not None
         memory.know({b.peer})
-        assert b.tiers.pull_speed is None, "it knows no other"
+        assert b.tiers.figures().pull is None, "it knows no other"
         memory.know({a.peer, Peer(b"silent", a.peer.contact)})
         channel, silent = memory.channels[a.incarnation], memory.channels[b"silent"]
         channel.fail("of the test")
-        assert b.tiers.pull_speed is not None
+        assert b.tiers.figures().pull is not None
         silent.fail("of the test")
-        assert b.tiers.pull_speed is None
+        assert b.tiers.figures().pull is None
         channel.failed_until = 0.0  # the time is over
-        assert b.tiers.pull_speed is not None
+        assert b.tiers.figures().pull is not None
         assert b.ask(first.prompt, a).account.loaded_tokens == END
 
 

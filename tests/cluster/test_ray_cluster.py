@@ -1,7 +1,5 @@
 """Loss of Ray's head, as the process of `headwater cluster up` notices it, without Ray."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import threading

@@ -3,8 +3,6 @@
 Lost after the first token, in the middle and before the last one: two answers with log probabilities, and a tool call.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading
@@ -24,7 +22,6 @@ from headwater.config import ServeConfig
 from tests.checkpoints import TRAINED
 from tests.cluster.fake import PATIENCE, kill, until
 from tests.cluster.test_routed_answers import RealWorker, cluster
-from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.server.routes.test_serving import Server
 
 TOOL = {"name": "look_up", "parameters": {"type": "object", "properties": {"name": {"type": "string"}}}}
@@ -117,7 +114,7 @@ def cells() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("kind", "after"), cells())
-def test_a_stream_whose_worker_is_lost_is_the_undisturbed_one(load, kind: str, after: str) -> None:  # noqa: F811
+def test_a_stream_whose_worker_is_lost_is_the_undisturbed_one(load, kind: str, after: str) -> None:
     model = load(TRAINED, "float32", 2)
     with cluster(model, a="one", b="one") as (router, workers), served(router) as url:
         whole, tokens = stream(url, ASKED[kind])

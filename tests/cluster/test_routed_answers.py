@@ -1,7 +1,5 @@
 """Real engines behind a router: requests go to the worker that has their prefix, and answers outlive their worker."""
 
-from __future__ import annotations
-
 import random
 import threading
 import uuid
@@ -18,7 +16,7 @@ from headwater.cluster import publisher
 from headwater.cluster.cost import Role, RoundRobin
 from headwater.cluster.follower import Follower
 from headwater.cluster.hosting import info_of, prepares
-from headwater.cluster.publishing import Publishing
+from headwater.cluster.publisher import Publishing
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.worker import Pool, Worker
@@ -31,7 +29,6 @@ from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.fingerprint import Fingerprint
 from tests.cluster.fake import LONG, Received, kill, until
-from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import words
 
 ANYWHERE = "tcp://127.0.0.1:*"
@@ -74,12 +71,7 @@ class RealWorker:
     """An engine of its own over a shared model, and its worker; with a folder, it stores each checkpoint there."""
 
     def __init__(
-        self,
-        model,
-        fingerprint: str = "one",
-        role: Role = Role.BOTH,
-        pages: int = 600,
-        folder: Path | None = None,
+        self, model, fingerprint: str = "one", role: Role = Role.BOTH, pages: int = 600, folder: Path | None = None
     ) -> None:
         loaded, check = model
         config = replace(EVENTS, memory=pages * loaded.spec.page_bytes, tier_store="through")
@@ -145,11 +137,6 @@ def ask(router, generation: Generation) -> Whole:
 def generation(kind: str, prompt=PROMPT, max_tokens: int = 60, **more) -> Generation:
     params = {"max_tokens": max_tokens, "ignore_eos": True, **KINDS[kind]}
     return Generation(tuple(prompt), SamplingParams(**params), **more)
-
-
-@pytest.fixture
-def model(load):  # noqa: F811
-    return load("qwen3_5", "float32", 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,7 +1,5 @@
 """Router and workers: requests reach workers, and a request outlives its worker without a lost or doubled token."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 
@@ -63,20 +61,20 @@ def test_answers_are_the_workers() -> None:
 def test_a_burst_of_requests_does_not_delay_heartbeats() -> None:
     with cluster(a=FakeWorker(FormulaEngine())) as router:
         waiting, ping = [], router._ping
-        router._ping = lambda now: (waiting.append(len(router._actions)), ping(now))
+        router._ping = lambda now: (waiting.append(len(router.actions)), ping(now))
         for _ in range(5 * MAX_ACTIONS):
-            router._do(lambda: time.sleep(0.002))
-        until(lambda: not router._actions)
+            router.actions.put(lambda: time.sleep(0.002))
+        until(lambda: not router.actions)
         assert any(waiting), "a heartbeat is sent while actions wait"
 
 
 def test_few_actions_that_take_long_do_not_delay_heartbeats() -> None:
     with cluster(a=FakeWorker(FormulaEngine())) as router:
         waiting, ping = [], router._ping
-        router._ping = lambda now: (waiting.append(len(router._actions)), ping(now))
+        router._ping = lambda now: (waiting.append(len(router.actions)), ping(now))
         for _ in range(8):
-            router._do(lambda: time.sleep(1.2 * ACTIONS_SECONDS))
-        until(lambda: not router._actions)
+            router.actions.put(lambda: time.sleep(1.2 * ACTIONS_SECONDS))
+        until(lambda: not router.actions)
         assert any(waiting)
 
 
@@ -166,7 +164,7 @@ def test_late_messages_and_those_of_another_incarnation_are_ignored() -> None:
         kill(router, home.name, workers[home.name])
         until(lambda: len(request.sent) > 20)
         (link,) = router.links.values()
-        router._do(lambda: router._take(link, late))
+        router.actions.put(lambda: router._take(link, late))
         now = TokenMessage(request.id, request.attempt, TokenEvent(-1, "now"))
         assert link._of(Batch(b"another", [now])) == []
         assert link._of(Batch(link.incarnation, [now])) == [now]
@@ -296,7 +294,7 @@ def test_a_router_that_did_not_run_takes_no_worker_for_silent() -> None:
     with cluster(heartbeat_timeout=HEARTBEAT_TIMEOUT_SECONDS, a=worker) as router:
         received = submit(router, asking([1], 200))
         received.wait_for(5)
-        router._do(lambda: time.sleep(2 * HEARTBEAT_TIMEOUT_SECONDS))
+        router.actions.put(lambda: time.sleep(2 * HEARTBEAT_TIMEOUT_SECONDS))
         assert received.wait().tokens == formula([1], 200)
         assert list(router.links) == ["a"]
 

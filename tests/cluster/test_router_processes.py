@@ -1,7 +1,5 @@
 """Routers in processes: what workers do concerns all of them; one that ends is started again, and told everything."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,26 +1,34 @@
-"""Rules that assign cold segments to workers, and the choice of the worker that combines them."""
+"""Segments of a request that are prepared by several workers: which are sent where, and when they are waited for."""
 
-from __future__ import annotations
-
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import product
+from itertools import count, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.cluster.cost import Candidate, Prompt
+from benchmarks.parallel_segments import in_turns, smallest_count
+from headwater.cache.segments.compose import Widths
+from headwater.cache.segments.store import SegmentKey
+from headwater.cluster import preparing, segment_dispatch
+from headwater.cluster.cost import Candidate, OpenRequests, Prompt
+from headwater.cluster.preparing import MAX_OPEN_ORDERS, MAX_SEGMENTS, Needed, Preparing
+from headwater.cluster.routed import Routed
 from headwater.cluster.segment_dispatch import (
     MAX_COMBINERS,
     Lane,
     Segment,
     dispatch,
-    in_turns,
     longest_first,
     ready_at,
-    smallest_count,
     soonest,
 )
+from headwater.cluster.wire import Cancel, Prepare, PreparedMessage
+from headwater.request import Generation, SamplingParams
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.tier_load import ReadSpeed
 
@@ -203,7 +211,7 @@ def test_several_workers_never_take_longer_than_one(found: list, queues: list[in
     assert needed == {n for n, one in enumerate(segments) if together.combiner not in one.holders}
 
 
-def test_a_dispatch_is_computed_for_few_of_many_workers() -> None:
+def test_a_dispatch_is_computed_for_few_of_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def counted(tokens, lanes):
@@ -212,6 +220,115 @@ def test_a_dispatch_is_computed_for_few_of_many_workers() -> None:
 
     workers = [replace(IDLE, queued_tokens=100 * (16 - n)) for n in range(16)]
     stored = [replace(one, holders=(0,)) for one in COLD]
-    dispatch(PROMPT, stored, workers, range(16), counted)
+    monkeypatch.setattr(segment_dispatch, "soonest", counted)
+    dispatch(PROMPT, stored, workers, range(16))
     assert sorted(asked) == [0, 13, 14, 15], "the one that lacks none, and those that are soonest free"
     assert len(asked) == MAX_COMBINERS
+
+
+LENGTH = 40
+
+
+class Holder:
+    """Worker that has no segment, and notes its orders."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.incarnation, self.outstanding = name, name.encode(), OpenRequests()
+        self.sent: list[Prepare | Cancel] = []
+
+    def has_segment(self, digest: int) -> bool:
+        return False
+
+    def stores_of(self, digest: int) -> list[str]:
+        return []
+
+    def send(self, message: Prepare | Cancel) -> None:
+        self.sent.append(message)
+
+
+class Rig:
+    """Preparations over idle workers."""
+
+    def __init__(self, workers: int) -> None:
+        self.links = [Holder(f"w{n}") for n in range(workers)]
+        self.ready: list[Routed] = []
+        self.preparing = Preparing(count(1), self.ready.append, Counter())
+        self._digests = count(1)
+
+    def needed(self, segments: int) -> list[Needed]:
+        """Return segments that no other request has."""
+        return [
+            Needed(n * LENGTH, SegmentKey("", bytes(4 * LENGTH), Widths(8, 8)), next(self._digests))
+            for n in range(segments)
+        ]
+
+    def combine(self, needed: list[Needed]) -> tuple[Routed, int | None]:
+        request = Routed(next(self._digests), Generation((), SamplingParams()), lambda event: None, 0.0, b"")
+        fast = ReadSpeed(1e-4, 1e-7)
+        given = 0, 0, 0, PrefillSpeed(0.0, 1e-3), 1.0, 8, 0
+        workers = [Candidate(*given, name=one.name, pool="one", pull=fast) for one in self.links]
+        prompt = Prompt(len(needed) * LENGTH + 9)
+        return request, self.preparing.combine(request, needed, prompt, self.links, workers, range(len(workers)))
+
+    @property
+    def is_clean(self) -> bool:
+        one = self.preparing
+        open_ = [link.outstanding.number for link in self.links]
+        return not (one.orders or one._by_segment or one.preparations or any(open_))
+
+
+@contextmanager
+def counting_lines(module: object) -> Iterator[Counter[str]]:
+    """Count the lines of a module that run."""
+    lines, file = Counter[str](), module.__file__
+
+    def trace(frame, event: str, argument: object) -> Callable | None:
+        lines["run"] += event == "line"
+        return trace if frame.f_code.co_filename == file else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield lines
+    finally:
+        sys.settrace(before)
+
+
+def test_work_per_request_is_independent_of_open_orders() -> None:
+    rig, work = Rig(4), []
+    for _ in range(4):
+        with counting_lines(preparing) as lines:
+            assert rig.combine(rig.needed(60))[1] is None
+        work.append(lines["run"])
+    assert work[-1] < 1.05 * work[0]
+    assert work[0] < 60 * 40
+
+
+def test_one_request_and_all_together_are_bounded() -> None:
+    rig = Rig(4)
+    assert rig.combine(rig.needed(MAX_SEGMENTS + 1))[1] is not None
+    assert rig.is_clean
+    found = [rig.combine(rig.needed(MAX_SEGMENTS))[1] for _ in range(MAX_OPEN_ORDERS // MAX_SEGMENTS + 2)]
+    assert [at is None for at in found] == [True] * (MAX_OPEN_ORDERS // MAX_SEGMENTS) + [False] * 2
+    assert len(rig.preparing.orders) == MAX_OPEN_ORDERS
+
+
+@pytest.mark.parametrize("end", ["prepared", "cancelled", "lost"])
+def test_orders_that_end_are_given_again(end: str) -> None:
+    rig = Rig(2)
+    needed = rig.needed(4)
+    request, at = rig.combine(needed)
+    assert at is None
+    while rig.preparing.orders:
+        if end == "cancelled":
+            rig.preparing.cancel(request)
+        elif end == "lost":
+            for link in rig.links:
+                rig.preparing.lost(link)
+        else:
+            rig.preparing.prepared(PreparedMessage(next(iter(rig.preparing.orders)), 0, True))
+    assert rig.is_clean
+    assert rig.ready == ([] if end == "cancelled" else [request])
+    before = [len(link.sent) for link in rig.links]
+    rig.combine(needed)
+    assert [len(link.sent) - n for link, n in zip(rig.links, before, strict=True)] == [2, 2]

@@ -1,7 +1,5 @@
 """Buffers in shared memory: only they are written to, by processes of the same host, and nothing leaks."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

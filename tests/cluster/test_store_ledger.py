@@ -1,7 +1,5 @@
 """Contents of stores as events: what a reader knows of them, in any order of changes, and after a snapshot."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from dataclasses import replace
@@ -15,8 +13,7 @@ from headwater.cluster.cost import Found, Stored
 from headwater.cluster.digests import Digests
 from headwater.cluster.messages import KV, SEGMENTS, STATES, BlockRemoved, BlockStored
 from headwater.cluster.picture import Picture
-from headwater.cluster.store_ledger import StoreLedger
-from headwater.cluster.store_watch import StoreWatch
+from headwater.cluster.store_ledger import StoreLedger, StoreWatch
 from headwater.plan import CacheLayout
 from headwater.tiers.changes import AllForgotten, PartsRemoved, PrefixStored, SegmentsStored, StoreChanges, StoreLog
 from headwater.tiers.disk import DiskStore

@@ -1,7 +1,5 @@
 """Numbers, replays, snapshots, and content that no message has."""
 
-from __future__ import annotations
-
 from array import array
 
 import msgspec

@@ -1,7 +1,5 @@
 """Tails of prompts between real engines: the one that decodes computes nothing of a prompt, and no bit changes."""
 
-from __future__ import annotations
-
 import ast
 import threading
 from collections.abc import Callable, Iterator
@@ -15,31 +13,29 @@ from headwater.account import TierOutcome
 from headwater.engine.tiers import tails as module
 from headwater.errors import OutOfPages
 from headwater.events import TokenEvent
+from headwater.models.load import read_spec
 from headwater.request import Drafting, Generation, SamplingParams
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.sequence import Purpose, key_of
 from headwater.schedule.tail import Handover, TailPlace
 from headwater.tiers.fingerprint import Fingerprint
 from tests.cluster.fake import until
-from tests.cluster.test_pulls import Worker, changing, make, pool  # noqa: F401  make is a fixture
-from tests.exactness.conftest import load, same_bits_as_without_a_cache  # noqa: F401  fixtures
+from tests.cluster.test_pulls import Worker, changing, pool
 from tests.exactness.rig import Answer, Make, words
 from tests.exactness.test_matrix import FAMILIES
-from tests.models.test_mtp import (
-    always_drafting,
-    with_head,  # noqa: F401  a fixture
-)
+from tests.models.test_mtp import always_drafting, with_head  # noqa: F401  a fixture
 from tests.models.test_mtp import make as make_with_head  # noqa: F401  a fixture
 
-PROMPT = words(1300, "tail")  # tokens: 20 pages, and 20 tokens
-END = 1280
+PROMPT = words(340, "tail")  # tokens: 5 pages, and 20 tokens
+END = 320
 CODE = Path(__file__).parents[2] / "src" / "headwater"
 ID = b"number of a tail"
 KEEPS = TailPlace(ID)
+pytestmark = pytest.mark.usefixtures("short_runs")
 
 
 @contextmanager
-def two(make, of_other: dict | None = None, **more) -> Iterator[tuple[Worker, Worker]]:  # noqa: F811
+def two(make, of_other: dict | None = None, **more) -> Iterator[tuple[Worker, Worker]]:
     """Yield a worker that prefills, and one that decodes."""
     a, b = Worker(make, **more), Worker(make, **more | (of_other or {}))
     with pool(a, b):
@@ -79,8 +75,8 @@ def free(worker: Worker) -> int:
         return worker.cache.pool.free
 
 
-@pytest.mark.parametrize("tokens", [1300, 1281, 1280, 64, 30], ids=str)
-def test_nothing_of_a_prompt_is_computed_again(make, same_bits_as_without_a_cache, tokens: int) -> None:  # noqa: F811
+@pytest.mark.parametrize("tokens", [340, 321, 320, 64, 30], ids=str)
+def test_nothing_of_a_prompt_is_computed_again(make, same_bits_as_without_a_cache, tokens: int) -> None:
     """Its last page has some tokens, or one, or is full; or it is the only one."""
     prompt = PROMPT[:tokens]
     with two(make) as (a, b):
@@ -105,9 +101,9 @@ def test_nothing_of_a_prompt_is_computed_again(make, same_bits_as_without_a_cach
         for one in FAMILIES
     ],
 )
-def test_tails_of_every_family(load, same_bits_as_without_a_cache, family, dtype) -> None:  # noqa: F811
+def test_tails_of_every_family(load, same_bits_as_without_a_cache, family, dtype) -> None:
     """Each kind of memory comes whole, among them the keys of a window, only KV, and only states."""
-    make = Make(*load(family, dtype, 2))  # noqa: F811
+    make = Make(*load(family, dtype, 2))
     with two(make) as (a, b):
         rest = whole(prefilled(a), handed_over(a, b))
         assert prompt_tokens(b) == 0
@@ -116,7 +112,7 @@ def test_tails_of_every_family(load, same_bits_as_without_a_cache, family, dtype
 
 
 @pytest.mark.parametrize("piece", [0, 2, 3, 5, -1], ids=["header", "first token", "KV", "state", "digest"])
-def test_a_tail_that_is_damaged_is_computed(make, same_bits_as_without_a_cache, piece: int) -> None:  # noqa: F811
+def test_a_tail_that_is_damaged_is_computed(make, same_bits_as_without_a_cache, piece: int) -> None:
     def flipped(pieces: list[bytes]) -> list[bytes]:
         content = bytearray(pieces[piece])
         content[len(content) // 2] ^= 1
@@ -134,7 +130,7 @@ def test_a_tail_that_is_damaged_is_computed(make, same_bits_as_without_a_cache, 
 
 
 @pytest.mark.parametrize("how", ["dropped", "of another seed", "of another fingerprint", "never kept", "sent before"])
-def test_a_tail_that_does_not_come_is_computed(make, same_bits_as_without_a_cache, how: str) -> None:  # noqa: F811
+def test_a_tail_that_does_not_come_is_computed(make, same_bits_as_without_a_cache, how: str) -> None:
     other = {"fingerprint": Fingerprint.of({"probe": "another"})} if how == "of another fingerprint" else {}
     with two(make, other) as (a, b):
         first = prefilled(a)
@@ -156,7 +152,7 @@ def test_a_tail_that_does_not_come_is_computed(make, same_bits_as_without_a_cach
     assert all(same_bits_as_without_a_cache(make, [rest]))
 
 
-def test_tail_later_than_its_recomputation_is_not_read(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+def test_tail_later_than_its_recomputation_is_not_read(make, same_bits_as_without_a_cache) -> None:
     """The control is the other tests, in which a token takes a second."""
     with two(make) as (a, b):
         prefilled(a)
@@ -169,7 +165,7 @@ def test_tail_later_than_its_recomputation_is_not_read(make, same_bits_as_withou
     assert all(same_bits_as_without_a_cache(make, [rest]))
 
 
-def test_without_its_prefix_a_tail_is_of_no_use(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+def test_without_its_prefix_a_tail_is_of_no_use(make, same_bits_as_without_a_cache) -> None:
     with two(make) as (a, b):
         prefilled(a)
         before = free(b)
@@ -184,7 +180,7 @@ def test_without_its_prefix_a_tail_is_of_no_use(make, same_bits_as_without_a_cac
     assert all(same_bits_as_without_a_cache(make, [rest]))
 
 
-def test_drawn_tokens_and_their_log_probabilities_come_with_the_tail(make) -> None:  # noqa: F811
+def test_drawn_tokens_and_their_log_probabilities_come_with_the_tail(make) -> None:
     params = SamplingParams(max_tokens=6, temperature=1.3, seed=2**62 + 1, logprobs=5, ignore_eos=True)
 
     def ask(worker: Worker, max_tokens: int, **more) -> list[TokenEvent]:
@@ -212,7 +208,7 @@ def _fields(params: SamplingParams) -> dict:
     return {name: getattr(params, name) for name in params.__dataclass_fields__}
 
 
-def test_pages_of_a_tail_are_given_back(make) -> None:  # noqa: F811
+def test_pages_of_a_tail_are_given_back(make) -> None:
     """By the one that keeps it once it is sent, and by the one that reads it once it is copied."""
     with two(make) as (a, b):
         prefilled(a)
@@ -225,7 +221,7 @@ def test_pages_of_a_tail_are_given_back(make) -> None:  # noqa: F811
             assert worker.cache.stats().leases == 0
 
 
-def test_the_oldest_tails_are_given_up(make, monkeypatch) -> None:  # noqa: F811
+def test_the_oldest_tails_are_given_up(make, monkeypatch) -> None:
     monkeypatch.setattr(module, "MAX_HELD_TAILS", 2)
     a = Worker(make)
     tails = a.tiers.peers.tails
@@ -240,12 +236,12 @@ def test_the_oldest_tails_are_given_up(make, monkeypatch) -> None:  # noqa: F811
         assert list(tails._kept) == [b"\3", ID], "one is too old, and one too many"
 
 
-def test_a_tail_gives_way_to_requests(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+def test_a_tail_gives_way_to_requests(make, same_bits_as_without_a_cache) -> None:
     """A request that needs all pages of the worker that keeps it gets them."""
-    pages = 24 + 2 * make.checkpoint_pages - 12 * make.checkpoint_pages  # a page less than for both
+    pages = 7 + 2 * make.checkpoint_pages - 12 * make.checkpoint_pages  # a page less than for both
     with two(make, pages=pages) as (a, b):
         first = prefilled(a)
-        other = a.rig.ask(words(1500, "other"))
+        other = a.rig.ask(words(380, "other"))
         assert kept(a) == 0
         rest = handed_over(a, b)
         assert prompt_tokens(b) >= len(PROMPT) - END
@@ -253,7 +249,7 @@ def test_a_tail_gives_way_to_requests(make, same_bits_as_without_a_cache) -> Non
     assert all(same_bits_as_without_a_cache(make, [other, rest]))
 
 
-def test_a_request_without_room_for_a_tail_computes(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+def test_a_request_without_room_for_a_tail_computes(make, same_bits_as_without_a_cache) -> None:
     """The control is the other tests, in which there is room."""
     with two(make) as (a, b):
         prefilled(a)
@@ -276,7 +272,7 @@ def _refusing(worker: Worker) -> Callable:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late"])
-def test_a_tail_that_is_given_up_gives_its_pages_back(make, monkeypatch, how: str) -> None:  # noqa: F811
+def test_a_tail_that_is_given_up_gives_its_pages_back(make, monkeypatch, how: str) -> None:
     goes_on, asked = threading.Event(), threading.Event()
 
     def hang(pieces: list[bytes]) -> list[bytes]:
@@ -309,7 +305,7 @@ def test_a_tail_that_is_given_up_gives_its_pages_back(make, monkeypatch, how: st
         thread.join(60)
 
 
-def test_a_preempted_request_computes_its_prompt(make, same_bits_as_without_a_cache) -> None:  # noqa: F811
+def test_a_preempted_request_computes_its_prompt(make, same_bits_as_without_a_cache) -> None:
     """The tail was given back: the answer continues as after any preemption."""
     with two(make) as (a, b):
         first = prefilled(a)
@@ -330,7 +326,7 @@ def test_a_preempted_request_computes_its_prompt(make, same_bits_as_without_a_ca
     assert all(same_bits_as_without_a_cache(make, [rest]))
 
 
-@pytest.mark.parametrize("tokens", [1300, 1344])
+@pytest.mark.parametrize("tokens", [340, 384])
 def test_the_head_drafts_as_after_its_own_prefill(make_with_head, monkeypatch, tokens: int) -> None:  # noqa: F811
     made, prompt = make_with_head("qwen3_5"), words(tokens, "head")
     drafting = {"drafting": Drafting(tokens=2), "max_tokens": 12, "keep_output": False}
@@ -368,9 +364,9 @@ def test_worker_without_a_head_sends_no_tail_to_a_head(make_with_head) -> None: 
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_window", "mamba2"])
-def test_all_bytes_of_slot_and_page_are_handed_over(load, family: str) -> None:  # noqa: F811
+def test_all_bytes_of_slot_and_page_are_handed_over(load, family: str) -> None:
     """Also those that no layer has declared: a new kind of memory needs no code that knows of it."""
-    make = Make(*load(family, "float32", 2))  # noqa: F811
+    make = Make(*load(family, "float32", 2))
     declared, sent, came = make.loaded.spec.state.bytes, [], []
     with two(make) as (a, b):
         keeping, copying = a.rig.engine.runner, b.rig.engine.runner
@@ -398,9 +394,10 @@ def bytes_of(runner, slot: int, table) -> list[torch.Tensor]:
     return [runner.states.bytes_RB[slot].clone(), *(runner.arena.pages[page].clone() for page in table[-1:])]
 
 
-def test_no_code_of_a_hand_over_names_a_kind_of_memory(load) -> None:  # noqa: F811
+def test_no_code_of_a_hand_over_names_a_kind_of_memory(checkpoint) -> None:
     """Kinds are what layers declare as states; the control is the code of the mixers, which names them."""
-    kinds = {part.name for family in FAMILIES for part in load(family, "float32", 2)[0].spec.state.parts}
+    specs = [read_spec(checkpoint(family), "float32") for family in FAMILIES]
+    kinds = {part.name for spec in specs for part in spec.state.parts}
     assert len(kinds) > 3
     moves = [*(file for room in ("cluster", "schedule", "tiers", "cache") for file in (CODE / room).rglob("*.py"))]
     moves += [*(CODE / "engine" / "tiers").glob("*.py"), CODE / "engine" / "runner.py"]

@@ -5,8 +5,6 @@ that a prefix is pulled and an answer continues on a worker that computes other 
 bits of one, so that they cannot be a control.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Rolling upgrades: the order of steps, and a router whose workers are replaced under requests, without Ray."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -331,7 +329,7 @@ def test_answer_continues_on_a_draining_worker_without_another_of_its_fingerprin
     one.wait_for(10)
     cluster.workers.begin(upgrade)
     until(lambda: cluster.workers._started[name].draining)
-    cluster.router._do(lambda: cluster.router._remove(name, "stalled"))
+    cluster.router.actions.put(lambda: cluster.router._remove(name, "stalled"))
     one.wait()
     assert one.error is None
     assert one.tokens == formula([1, 2, 3], 1000)

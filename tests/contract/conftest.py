@@ -1,11 +1,11 @@
 """Fixtures of all mixer tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from tests.contract.recurrences import MIXERS, Case
 
 
 @pytest.fixture
@@ -24,3 +24,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=MIXERS)
+def mixer(request: pytest.FixtureRequest) -> Case:
+    return MIXERS[request.param]

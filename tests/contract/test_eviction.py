@@ -1,7 +1,5 @@
 """Promises of every eviction policy. A policy is tested once it is in the table."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -13,6 +11,7 @@ from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.eviction.clairvoyant.future import Asked, Future
 from headwater.errors import ConfigError
 from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, dump, evict, example, floor, key_of, words
+from tests.support import FULL
 
 # Options that the table of hits below wants to be others than by default, or than 1
 OPTIONS = {"last_n": "last_n(3)", "flop_aware": "flop_aware(2.0)"}
@@ -23,9 +22,9 @@ fractions = pytest.mark.parametrize("fraction", [None, 0.4])
 
 
 def filled(policy: str, fraction: float | None, pages: int = 60) -> Toy:
-    """A cache after a few hundred requests with shared prefixes; some are still running."""
+    """A cache after many requests with shared prefixes."""
     toy, rng = Toy(replace(LAYOUT, n_pages=pages, state_fraction=fraction), policy), random.Random(0)
-    for round_ in range(150):
+    for round_ in range(150 if FULL else 60):
         prefix = words(rng.randint(1, 4), 4 * rng.randint(1, 4))
         toy.serve(prefix + words(100 + round_, rng.randint(1, 12)), checkpoints=(floor(len(prefix)),))
     return toy

@@ -3,8 +3,6 @@
 L tokens of a sequence, B decoding sequences, D model width.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 L tokens of a sequence, D model width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -12,17 +10,12 @@ import pytest
 import torch
 
 from tests.contract.layer_rig import LayerRig, Piece, relative_error
-from tests.contract.recurrences import EXTREMES, MIXERS, Case
+from tests.contract.recurrences import EXTREMES, Case
 from tests.contract.recurrences.case import tokens
 
 PREFIX, REST, SEAM = 70, 30, 8  # tokens
 FLUSHED = torch.finfo(torch.float32).tiny
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
-
-
-@pytest.fixture(params=MIXERS)
-def mixer(request: pytest.FixtureRequest) -> Case:
-    return MIXERS[request.param]
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 L tokens of a sequence, B decoding sequences, D model width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -13,17 +11,15 @@ import torch
 from headwater.mixers import recurrent
 from headwater.models.build import RECURRENT
 from tests.contract.layer_rig import LayerRig, Piece, relative_error
-from tests.contract.recurrences import MIXERS, RECURRENCES, Case
+from tests.contract.recurrences import RECURRENCES, Case
 from tests.contract.recurrences.case import tokens
+from tests.support import FULL
 
 LONGEST, TOGETHER = 513, 19  # tokens, sequences of a step
+SOME_LENGTHS = [*range(1, LONGEST, 7), 63, 64, 65, LONGEST]
+LENGTHS = range(1, LONGEST + 1) if FULL else [*range(1, 130), *(n for n in SOME_LENGTHS if n >= 130)]
 SETTINGS = [(torch.float32, 2), (torch.bfloat16, 1)]  # dtype and threads
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
-
-
-@pytest.fixture(params=MIXERS)
-def mixer(request: pytest.FixtureRequest) -> Case:
-    return MIXERS[request.param]
 
 
 def test_every_recurrent_layer_is_held_to_the_contract() -> None:
@@ -32,11 +28,14 @@ def test_every_recurrent_layer_is_held_to_the_contract() -> None:
 
 
 def test_fast_equals_the_reference_at_every_length_in_ragged_batches(mixer: Case) -> None:
-    """Every length with the first shape of each kind, every seventh and those about a page's end with the others."""
+    """Every length with the first shape of each kind, every seventh and those about a page's end with the others.
+
+    `make test` has every length up to two pages and one token.
+    """
     x_LD = tokens(LONGEST)
     wanted_LD, _ = mixer.reference(x_LD)
     first_shape = mixer.layer is next(iter(mixer.of.shapes.values()))
-    lengths = range(1, LONGEST + 1) if first_shape else [*range(1, LONGEST, 7), 63, 64, 65, LONGEST]
+    lengths = LENGTHS if first_shape else SOME_LENGTHS
     for first in range(0, len(lengths), TOGETHER):
         together = lengths[first : first + TOGETHER]
         outs = LayerRig(mixer).step([Piece(x_LD[:n], slot) for slot, n in enumerate(together)])
@@ -53,6 +52,7 @@ def test_the_state_is_that_of_the_reference(mixer: Case, length: int) -> None:
     assert relative_error(rig.state.recurrent[0], wanted_X) < 1e-5
 
 
+@pytest.mark.pairs(kinds="mixer")
 @pytest.mark.parametrize(("dtype", "threads"), SETTINGS)
 def test_a_cut_at_a_page_boundary_changes_no_bit(mixer: Case, dtype: torch.dtype, threads: int) -> None:
     torch.set_num_threads(threads)
@@ -96,6 +96,7 @@ def test_a_decoded_token_is_close_to_a_prefilled_one(mixer: Case) -> None:
     assert rig.same_conv(0, rig, 1)
 
 
+@pytest.mark.pairs(kinds="mixer")
 @pytest.mark.parametrize(("dtype", "threads"), SETTINGS)
 def test_other_sequences_in_the_step_change_no_bit(mixer: Case, dtype: torch.dtype, threads: int) -> None:
     torch.set_num_threads(threads)

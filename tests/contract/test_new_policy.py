@@ -1,7 +1,5 @@
 """A new policy is one file and one line: server, lab and contract suites take it from the table."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Iterator

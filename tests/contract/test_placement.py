@@ -1,7 +1,5 @@
 """Promises of every placement policy. A policy is tested once it is in the table."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Contract of the stores of tiers."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """Windows composed with segments: the rings of one pass, wherever interiors, seams and windows begin and end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,9 +9,10 @@ import torch
 from headwater.layers.attention import Rotary, WindowAttention
 from headwater.mixers.slices import Slice
 from tests.contract.layer_rig import relative_error
+from tests.contract.test_mixer_segments import PREFIX, REST
+from tests.contract.test_mixer_segments import Prompt as Segments
 from tests.mixers.window.rig import NONE, Rig, shape_of
 
-PREFIX, REST, SEAM = 70, 30, 8  # tokens
 SLOT, PLAIN = 5, 6
 WINDOWS = (1, 5, 17, 20, 64, 65, 200, 300, 1000)
 FORMS = {
@@ -26,21 +25,10 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """A prefix, segments with these token counts between head and tail, and a rest; what a rig's `x` begins with."""
+class Prompt(Segments):
+    """A prompt with segments, which is what a rig's `x` begins with."""
 
-    interiors: tuple[int, ...]
-    head: int = SEAM
-    tail: int = SEAM
     rest: int = REST
-
-    @property
-    def starts(self) -> list[int]:
-        """Positions at which segments begin, and the end of the last one."""
-        ends = [PREFIX]
-        for interior in self.interiors:
-            ends.append(ends[-1] + self.head + interior + self.tail)
-        return ends
 
     @property
     def length(self) -> int:

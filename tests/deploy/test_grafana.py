@@ -1,7 +1,5 @@
 """The dashboard asks for metrics and labels that there are, and its panels do not lie on each other."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

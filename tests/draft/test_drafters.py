@@ -1,7 +1,5 @@
 """Drafters of tokens: what they propose, where they stop, and that a namespace's answers stay its own."""
 
-from __future__ import annotations
-
 import random
 from array import array
 from collections import Counter

@@ -1,7 +1,5 @@
 """Streamed text is the decoded text, whatever the tokens, and stops where the whole text would be cut."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import pairwise
 

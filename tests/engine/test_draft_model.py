@@ -1,7 +1,5 @@
 """A draft model: its drafts change no answer, its memory is its own, and a request that ends leaves nothing there."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -12,8 +12,8 @@ import torch
 
 from headwater.cli.machine_findings import OK, Finding
 from headwater.cli.model_findings import of_dtype
+from headwater.engine.answering import NoObserver
 from headwater.engine.engine import Engine
-from headwater.engine.live import NoObserver
 from headwater.engine.loop import Deadlines
 from headwater.engine.meter import PROBED
 from headwater.engine.proof.fingerprint import Probe

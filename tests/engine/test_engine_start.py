@@ -16,8 +16,8 @@ from headwater.cli.serve import load_engine
 from headwater.config import ServeConfig
 from headwater.draft.drafter import MOST_DRAFTS
 from headwater.engine import assembly
+from headwater.engine.answering import NoObserver
 from headwater.engine.engine import Engine
-from headwater.engine.live import NoObserver
 from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.engine.proof.start_checks import check_memory_tiers
 from headwater.errors import CheckpointError, ConfigError

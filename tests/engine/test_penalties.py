@@ -1,7 +1,5 @@
 """Penalties and bias against the formulas, token by token."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Tenants beside the cache: what else one could notice of another. What is planned: tests/schedule/test_tenants.py."""
 
-from __future__ import annotations
-
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.request import Constraint
 from tests.engine.test_detokenizer import byte_level

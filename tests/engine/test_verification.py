@@ -1,7 +1,5 @@
 """Verification of drafts: which rows of a step's logits are whose."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 

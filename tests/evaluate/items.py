@@ -1,12 +1,9 @@
 """Items by hand, and answers to them that no server gave."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from headwater.evaluate.asking import Scored
+from headwater.evaluate.asking import Score, Scored
 from headwater.evaluate.items import Item, item_of
-from headwater.evaluate.scoring import Score
 from headwater.evaluate.server import Answer
 
 LOOK_UP = {

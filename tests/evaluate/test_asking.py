@@ -1,7 +1,5 @@
 """Items asked of a server in several ways, and the columns compared."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 import pytest

@@ -1,7 +1,5 @@
 """Models for the exactness matrix, each loaded once a session."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

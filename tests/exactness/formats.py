@@ -1,7 +1,5 @@
 """Formats of weights that the exactness matrix runs with, and checkpoints that have them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from headwater.config import WEIGHTS

@@ -4,8 +4,6 @@
 the bits of a server without a cache, the self-check's finding and the layout of weights.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -108,7 +108,7 @@ class Rig:
 def verify_every_draft(speculation: Speculation) -> None:
     """Let each step verify all drafts that there are, and the head draft before each of them, whatever that costs."""
     speculation.worth = lambda drafts, rows, room: [most for _, most in drafts]  # type: ignore[method-assign]
-    speculation.seconds.least_chance = lambda rows: -1e9  # type: ignore[method-assign]
+    speculation.seconds.min_chance = lambda rows: -1e9  # type: ignore[method-assign]
     speculation.is_to_measure = lambda rows: False  # type: ignore[method-assign]
     speculation._is_asked = lambda asking, rows: bool(asking)  # type: ignore[method-assign]
 

@@ -1,7 +1,5 @@
 """The tests that need a card start without one, and ask for what the CPU gives, too."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -36,7 +36,6 @@ def server(
     rig.engine.use_tiers(stores, KEY, fingerprint, config)
     tiers = rig.engine.scheduler.tiers
     tiers.prefill_seconds = lambda tokens: 1.0 * tokens  # reading always wins
-    tiers.prefilled = lambda tokens, seconds: None
     with rig:
         yield rig
         copied(rig)
@@ -222,7 +221,7 @@ def test_another_fingerprint_or_namespace_shares_nothing(load, tmp_path, caplog)
         assert rig.ask(first.prompt).account.tier_outcome == TierOutcome.OTHER_FINGERPRINT
         assert rig.ask(words(PROMPT, "new")).account.tier_outcome == TierOutcome.MISS
         copied(rig)
-        (stats,) = rig.engine.scheduler.tiers.stats()
+        (stats,) = rig.engine.scheduler.tiers.figures().tiers
         assert 0 < stats.other_states < stats.states
     assert f"{tmp_path} holds 1 states of another fingerprint: model '', other threads" in caplog.text
     with server(make, disk(tmp_path)) as rig:

@@ -4,8 +4,6 @@
 The checkpoint is below FOLDER, or written there.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

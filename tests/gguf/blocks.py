@@ -4,8 +4,6 @@ The formulas are those of ggml-quants.c; the encoders round to the nearest code 
 blocks at once, [blocks, inputs]: a file of the embedded model has 150,000.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Conversion of Hugging Face checkpoints to GGUF files: the changes of llama.cpp's converters, family by family."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A GGUF file with the values of another's tensors, in float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

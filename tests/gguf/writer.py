@@ -1,7 +1,5 @@
 """Writer of GGUF files: metadata and tensors, each in a format of its own."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping
 from pathlib import Path

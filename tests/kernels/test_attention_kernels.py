@@ -14,7 +14,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 import numba
 
-from headwater.engine.proof.cpu_attention_check import PAGE, PAGES, TOKENS, broken_attention
+from headwater.engine.proof.cpu_checks import ADJACENT_TOKENS, PAGE, PAGES, broken_attention
 from headwater.engine.proof.selfcheck import self_check
 from headwater.kernels import attention
 from headwater.kernels.compiling import use_threads
@@ -305,7 +305,7 @@ def changed_pages(monkeypatch, change):
     def changing(x, keys, values, q, positions, tables, *others):
         before = keys.copy()
         place(x, keys, values, q, positions, tables, *others)
-        if len(positions) == TOKENS and len(set(tables)) == PAGES:
+        if len(positions) == ADJACENT_TOKENS and len(set(tables)) == PAGES:
             change(before.reshape(-1, PAGE, 32), *(part.reshape(-1, PAGE, 32) for part in (keys, values)), positions)
 
     monkeypatch.setattr(attention, "place", changing)
@@ -327,4 +327,4 @@ def one_more_is_written(before, keys, values, positions):
 @pytest.mark.parametrize("change", [the_last_but_one_is_not_written, the_first_two_are_exchanged, one_more_is_written])
 def test_self_check_names_keys_that_differ_from_those_computed_in_turn(monkeypatch, change):
     changed_pages(monkeypatch, change)
-    assert found(SHAPES["all"]) == [f"kernel of attention at {TOKENS} tokens of a sequence"]
+    assert found(SHAPES["all"]) == [f"kernel of attention at {ADJACENT_TOKENS} tokens of a sequence"]

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-from headwater.engine.proof.cpu_experts_check import broken_experts, narrowed
+from headwater.engine.proof.cpu_checks import broken_experts, narrowed
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.kernels.experts import MAX_ROWS_PER_THREAD
 from headwater.kernels.integers import multiply_integers
@@ -25,7 +25,7 @@ from headwater.mixers.panels import PanelProduct
 from headwater.mixers.quantised import Quantised
 from headwater.mixers.weights import Weights
 from headwater.models import quantiser
-from headwater.models.quantisation.method import float8
+from headwater.models.quantisation import float8
 from tests.mixers.test_moe import FORMS, QWEN, WIDTH, Plain, module, weights_of
 
 COUNTS = [0, 1, 2, 7, 0, MAX_ROWS_PER_THREAD + 3, 1]  # rows of each expert

@@ -1,7 +1,5 @@
 """Kernels are compiled as a whole: what they call is linked into them, and becomes no machine code of its own."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """Kernels that prefill recurrent layers, against their references, and among other sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

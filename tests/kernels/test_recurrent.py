@@ -1,7 +1,5 @@
 """Kernels that decode layers with a recurrent state, against their references, and among other sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

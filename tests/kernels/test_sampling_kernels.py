@@ -1,7 +1,5 @@
 """Passes over the vocabulary by kernels: the results of torch's operations, to the bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

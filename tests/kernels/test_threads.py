@@ -1,7 +1,5 @@
 """Threads of kernels: two callers at once, and machines where numba lacks what they need."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Attention over rings by kernels: close to torch's, with bits that depend only on a row's own sequence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

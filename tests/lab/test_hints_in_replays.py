@@ -1,7 +1,5 @@
 """Hints that a replayed trace carries, and the hits that they are worth."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -22,6 +20,8 @@ from headwater.traces.request import Trace
 from tests.lab.workload import SYSTEM, workload
 
 PROFILE = PROFILES["qwen3.5-9b"]
+QUEUED = Engine(StepCost(PROFILE, load_device("h100")))
+engines = pytest.mark.parametrize("engine", [None, QUEUED], ids=["one by one", "queued"])
 
 
 def make_natural(trace: Trace) -> Arrivals:
@@ -90,8 +90,8 @@ def test_time_to_live_is_set_at_the_end_of_system_and_tools() -> None:
     assert Hints(ttl="5m").given(unknown).requests == unknown.requests
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("engine", [None, Engine(StepCost(PROFILE, load_device("h100")))], ids=["one by one", "queued"])
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.full), 2])
+@engines
 def test_ended_conversations_free_memory_for_open_ones(engine: Engine | None, jobs: int) -> None:
     setups = [Setup(PROFILE, 1_000_000_000, eviction="headwater", hints=hints) for hints in (None, Hints(ended=True))]
     if engine is not None:
@@ -101,7 +101,7 @@ def test_ended_conversations_free_memory_for_open_ones(engine: Engine | None, jo
     assert ended > without
 
 
-@pytest.mark.parametrize("engine", [None, Engine(StepCost(PROFILE, load_device("h100")))], ids=["one by one", "queued"])
+@engines
 def test_a_time_to_live_lapses_by_the_time_of_the_trace(engine: Engine | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy reads the seconds of arrivals."""
     seconds = list[float]()
@@ -115,7 +115,7 @@ def test_a_time_to_live_lapses_by_the_time_of_the_trace(engine: Engine | None, m
     assert seconds[-1] > 300.0
 
 
-@pytest.mark.parametrize("engine", [None, Engine(StepCost(PROFILE, load_device("h100")))], ids=["one by one", "queued"])
+@engines
 def test_the_cache_hears_of_each_end(engine: Engine | None, monkeypatch: pytest.MonkeyPatch) -> None:
     ends, end = list[str](), PrefixCache.end_conversation
     monkeypatch.setattr(

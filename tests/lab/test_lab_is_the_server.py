@@ -1,7 +1,5 @@
 """The lab's hits equal those of an engine that runs the model: the same code, the same requests."""
 
-from __future__ import annotations
-
 from array import array
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from tests.exactness.rig import Answer, Make, words
 
 SESSIONS, TURNS, OUTPUT = 5, 4, 40
 TOKENS_PER_STEP = 512
+CELLS = [(40, "structural", "lru"), (40, "branch", "seglen"), *((n, "headwater", "headwater") for n in (40, 400))]
 
 
 def conversation(make: Make, pages: int, **policies: str) -> tuple[list[Answer], object]:
@@ -44,10 +43,7 @@ def recorded(answers: list[Answer]) -> Trace:
     return Trace("recorded", requests)
 
 
-@pytest.mark.parametrize(
-    ("placement", "eviction"), [("structural", "lru"), ("branch", "seglen"), ("headwater", "headwater")]
-)
-@pytest.mark.parametrize("pages", [40, 400])
+@pytest.mark.parametrize(("pages", "placement", "eviction"), CELLS)
 def test_lab_and_engine_hit_the_same_tokens(
     served: tuple[LoadedModel, Path], pages: int, placement: str, eviction: str
 ) -> None:

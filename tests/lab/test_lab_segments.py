@@ -1,7 +1,5 @@
 """Prompts made of segments in the lab: three methods of reuse, counted by hand, storage and eviction."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The lab composes the same segments as an engine that runs the model, request by request."""
 
-from __future__ import annotations
-
 import random
 from array import array
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report: every figure of every row stands in it, whatever names and runs it is made of."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rules of routers at workers made by hand: each decides as its source does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

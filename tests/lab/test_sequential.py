@@ -1,7 +1,5 @@
 """Requests one by one: what they hit, counted by hand; and the bound that no policy passes."""
 
-from __future__ import annotations
-
 from array import array
 from dataclasses import replace
 

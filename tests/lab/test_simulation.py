@@ -1,7 +1,5 @@
 """Simulated clusters: one worker is one server, turns are separate servers, and predictions come true."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -10,7 +8,7 @@ import pytest
 
 from benchmarks import routers
 from benchmarks.routed_traffic import Processes
-from headwater.cluster import selection
+from headwater.cluster import assigning
 from headwater.cluster.cost import Candidate, Prompt
 from headwater.errors import ConfigError
 from headwater.lab.cluster.rivals import CHOICES
@@ -24,6 +22,7 @@ from headwater.lab.speculation import Law
 from headwater.lab.tiers import TierLaw
 from headwater.models.profiles import load_profile
 from headwater.schedule.sequence import Purpose
+from headwater.schedule.tiers import Tiers
 from headwater.traces.arrivals import at_times
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import make_trace
@@ -35,15 +34,13 @@ SETUP = Setup(PROFILE, 4 * 10**9, eviction="headwater")
 FAST = "poisson(rate=8, think=1)"
 COUNTS = {
     "tiers": None,
-    "scheduler": SimpleNamespace(
-        speculation=SimpleNamespace(accepted=0, rejected=0), tiers=SimpleNamespace(loaded_tokens=0)
-    ),
+    "scheduler": SimpleNamespace(speculation=SimpleNamespace(accepted=0, rejected=0), tiers=Tiers()),
 }
 ALONE = "poisson(rate=0.01, think=100)"  # one request is answered before the next one comes
 
 
 @cache
-def traffic(seed: int = 17, requests: int = 150) -> Trace:
+def traffic(seed: int = 17, requests: int = 60) -> Trace:
     return make_trace(f"generated({seed}, requests={requests})", None)
 
 
@@ -63,22 +60,21 @@ def same(result: Result) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("setup", "requests"),
+    "setup",
     [
-        (SETUP, 150),
-        (replace(SETUP, memory=2 * 10**9), 150),
-        (replace(SETUP, eviction="none"), 150),
-        (replace(SETUP, tier=TierLaw.read("100GB@2GB/s")), 150),
-        (replace(SETUP, tier=TierLaw.read("100GB@0.05GB/s/always")), 60),  # all that wait are asked about at each step
-        (replace(SETUP, speculation=Law.read("4@0.7"), running=8), 80),
+        SETUP,
+        replace(SETUP, memory=2 * 10**9),
+        replace(SETUP, eviction="none"),
+        replace(SETUP, tier=TierLaw.read("100GB@2GB/s")),
+        replace(SETUP, tier=TierLaw.read("100GB@0.05GB/s/always")),  # all that wait are asked about at each step
+        replace(SETUP, speculation=Law.read("4@0.7"), running=8),
     ],
     ids=["usual", "short of memory", "without a cache", "with a tier", "with a slow tier", "with drafts"],
 )
-def test_one_worker_is_one_server(setup: Setup, requests: int) -> None:
-    trace = traffic(requests=requests)
-    alone = replay(trace, setup, make_arrivals(trace, FAST), ENGINE)
+def test_one_worker_is_one_server(setup: Setup) -> None:
+    alone = replay(traffic(), setup, make_arrivals(traffic(), FAST), ENGINE)
     assert (alone.row.loaded_tokens > 10_000) == (setup.tier is not None)
-    assert same(run(Cluster(1, "least_cost"), setup=setup, trace=trace)) == same(alone)
+    assert same(run(Cluster(1, "least_cost"), setup=setup)) == same(alone)
 
 
 def test_the_queue_is_averaged_over_the_time_of_the_whole_run() -> None:
@@ -153,7 +149,7 @@ def test_a_change_while_a_request_waits_is_counted_apart() -> None:
 
 
 def test_workers_that_have_measured_nothing_get_requests() -> None:
-    shares = routing(run(Cluster(4, "least_cost"), "poisson(rate=40, think=1)")).workers
+    shares = routing(run(Cluster(4, "least_cost"), "poisson(rate=40, think=1)", trace=traffic(requests=150))).workers
     assert min(share.requests for share in shares) > 10
 
 
@@ -183,7 +179,8 @@ FAST_NETWORK = Network(10**11)
 
 
 def test_hot_prefixes_are_pulled_and_save_computing() -> None:
-    without, pulled = (run(Cluster(4, "least_loaded", network=one)).row for one in (None, FAST_NETWORK))
+    clusters = [Cluster(4, "least_loaded", network=one) for one in (None, FAST_NETWORK)]
+    without, pulled = (run(one, trace=traffic(requests=80)).row for one in clusters)
     assert pulled.cluster is not None
     assert pulled.cluster.pulled > 10
     assert pulled.loaded_tokens > 100_000
@@ -215,9 +212,9 @@ def test_pulls_end_with_all_pages_given_back() -> None:
 
 def test_a_slow_network_and_one_worker_pull_nothing() -> None:
     for cluster in (Cluster(3, "least_loaded", network=Network(10**6)), Cluster(1, "least_cost", network=FAST_NETWORK)):
-        result = run(cluster, trace=traffic(17, 60))
+        result = run(cluster)
         assert routing(result).pulled == result.row.loaded_tokens == 0
-        assert same(result) == same(run(replace(cluster, network=None), trace=traffic(17, 60)))
+        assert same(result) == same(run(replace(cluster, network=None)))
 
 
 @pytest.mark.parametrize("text", ["off", "10GB/s", "10GB/s@0.5ms"])
@@ -254,9 +251,9 @@ def test_handed_over_answers_are_prefilled_by_one_worker(home: str | None) -> No
     trace = traffic(requests=40)
     setup = replace(SETUP, cluster=Cluster(2, "least_cost", 0.0, FAST_NETWORK, prefill=1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "prefiller", lambda prompt, candidates: 0)
+        patch.setattr(assigning, "prefiller", lambda prompt, candidates: 0)
         if home is not None:
-            patch.setattr(selection, "keeper", rule)
+            patch.setattr(assigning, "keeper", rule)
         simulation = Simulation(trace, setup, setup.cluster, make_arrivals(trace, ALONE), ENGINE)
         simulation.run()
     computed = {one.name: one.serving.scheduler.computed[Purpose.ANSWER] for one in simulation.workers}
@@ -270,7 +267,7 @@ def test_answers_stay_at_their_decoder_with_slow_pulls_or_queues() -> None:
     """All prompts go to one worker: it has no time for all answers, and next turns would read them slowly."""
     trace = traffic(requests=80)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "prefiller", lambda prompt, candidates: 0)
+        patch.setattr(assigning, "prefiller", lambda prompt, candidates: 0)
         fast, slow = (
             routing(run(Cluster(4, "least_cost", network=Network(bandwidth), prefill=1), trace=trace))
             for bandwidth in (125 * 10**8, 10**9)
@@ -284,8 +281,8 @@ def test_a_next_turn_resumes_where_its_answer_was_prefilled() -> None:
     alone, apart = Cluster(1, "least_cost"), Cluster(2, "least_cost", 0.0, FAST_NETWORK, prefill=1)
     trace, roomy = traffic(requests=40), replace(SETUP, memory=16 * 10**9)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "prefiller", lambda prompt, candidates: 0)
-        patch.setattr(selection, "keeper", lambda answer, candidates, decoded: 0)
+        patch.setattr(assigning, "prefiller", lambda prompt, candidates: 0)
+        patch.setattr(assigning, "keeper", lambda answer, candidates, decoded: 0)
         two = run(apart, ALONE, roomy, trace)
     one = run(alone, ALONE, roomy, trace)
     assert one.row.hit_tokens == two.row.hit_tokens
@@ -299,7 +296,7 @@ def test_an_answer_handed_over_takes_the_pull_and_its_tokens() -> None:
     assert routing(whole).handed_over == 0, "nobody is disturbed"
     slow = Network(10**9, latency=0.5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "prefiller", lambda prompt, candidates: 0)
+        patch.setattr(assigning, "prefiller", lambda prompt, candidates: 0)
         apart = run(Cluster(2, "least_cost", 0.0, slow, prefill=1), ALONE, trace=trace)
     found = routing(apart)
     answers = [one for one in apart.outcomes if one.output_tokens > 1]
@@ -316,7 +313,7 @@ def test_workers_that_prefill_need_others_that_pull(cluster: Cluster) -> None:
 
 # -- segments in parallel
 
-COLD = "rag(zipf=0, sessions=12, documents=4000, fewest=8, most=8, tokens=2400, turns=1)"
+COLD = "rag(zipf=0, sessions=6, documents=4000, fewest=8, most=8, tokens=2400, turns=1)"
 ROOMY = replace(SETUP, memory=40 * 10**9)
 
 
@@ -327,8 +324,8 @@ def test_cold_segments_of_one_request_are_computed_by_several_workers(rule: str)
     clusters = [Cluster(4, rule, network=one) for one in (None, FAST_NETWORK)]
     without, apart = (run(one, ALONE, ROOMY, trace) for one in clusters)
     assert routing(without).combined == routing(without).segments_apart == 0
-    assert routing(apart).combined == 12
-    assert routing(apart).segments_apart >= 12 * 4
+    assert routing(apart).combined == 6
+    assert routing(apart).segments_apart >= 6 * 4
     assert apart.row.segments.made_tokens <= without.row.segments.made_tokens, "pulled, if it is stored elsewhere"
     assert apart.row.hit_tokens >= without.row.hit_tokens
     assert apart.row.ttft_ms.mean < 0.6 * without.row.ttft_ms.mean
@@ -362,7 +359,7 @@ def test_tokens_of_prepared_segments_are_not_counted_as_work_of_their_request() 
 
         worker.receive = receive
     simulation.run()
-    assert simulation.routing.combined == len(shares) == 12
+    assert simulation.routing.combined == len(shares) == 6
     assert max(shares) < 0.1
 
 

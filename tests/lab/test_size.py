@@ -1,7 +1,5 @@
 """`headwater size`: estimates against full replays, the model and the samples by hand, and the words at the end."""
 
-from __future__ import annotations
-
 import json
 import random
 from array import array
@@ -216,10 +214,7 @@ def test_advice_lists_the_hits_of_each_size() -> None:
 def test_between_sizes_the_curve_follows_the_model_and_never_falls() -> None:
     sizes = [Size(GB, 0.3, 0, 1, 0.2), Size(100 * GB, 0.5, 0, 1, 0.5)]
     steps = curve(sizes, lambda memory: 0.2 if memory < 30 * GB else 0.5)
-    assert (steps[0].hit_rate, steps[-1].hit_rate) == (
-        0.3,
-        pytest.approx(0.5269, abs=1e-3),
-    )  # 0.5 at most once corrected
+    assert (steps[0].hit_rate, steps[-1].hit_rate) == (0.3, pytest.approx(0.5269, abs=1e-3))  # 0.5 once corrected
     assert {round(step.memory / GB, 3): step.hit_rate for step in steps}[10.0] == pytest.approx(0.3)
     assert all(low.hit_rate <= high.hit_rate for low, high in pairwise(steps))
 

@@ -1,7 +1,5 @@
 """Speculation in the lab: which drafts are right is a law's, and how many there are the server's choice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

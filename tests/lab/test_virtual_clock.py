@@ -1,13 +1,17 @@
-"""The real scheduler under a virtual clock: time, order and queues; and steps taken at once are steps one by one."""
+"""Requests under a virtual clock: steps, queues and preemption; rows in processes; reports to the tuner."""
 
-from __future__ import annotations
-
+import multiprocessing
+import os
+import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+import headwater.lab.replay as grid
+import headwater.lab.serving as module
 from headwater.cache.placement.base import Placed, Placement, PlacementQuery
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, HeadwaterError
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import replay
 from headwater.lab.row import Result, Spread
@@ -18,7 +22,7 @@ from headwater.schedule.kinds.answer import FinishedAnswer
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Purpose
 from headwater.traces.loads import make_arrivals
-from headwater.traces.request import Trace
+from headwater.traces.request import Request, Trace
 from tests.lab.test_sequential import PAGE, PROFILE, chat
 
 COST = StepCost(PROFILE, load_device("h100"))
@@ -202,3 +206,47 @@ def test_a_larger_model_takes_longer() -> None:
     assert small.row.ttft_ms is not None
     assert large.row.ttft_ms is not None
     assert small.row.ttft_ms.p50 < large.row.ttft_ms.p50
+
+
+def test_killed_process_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "replay", lambda *arguments: os._exit(9))
+    setups = [Setup(PROFILE, 10**9, page_size=PAGE)] * 2
+    with pytest.raises(HeadwaterError, match="one of 2 processes was killed"):
+        list(grid.run_grid(sessions(1), setups, partial(make_arrivals, spelling="poisson(rate=1)"), jobs=2))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_no_process_and_no_thread_is_left(rows: int) -> None:
+    threads, processes = set(threading.enumerate()), set(multiprocessing.active_children())
+    setups = [Setup(PROFILE, 10**9, page_size=PAGE)] * 3
+    found = grid.run_grid(sessions(1), setups, partial(make_arrivals, spelling="poisson(rate=1)"), jobs=2)
+    for _ in range(rows):
+        next(found)
+    found.close()  # type: ignore[attr-defined]
+    assert not set(threading.enumerate()) - threads
+    assert not set(multiprocessing.active_children()) - processes
+
+
+@pytest.mark.parametrize("engine", [None, Engine(COST)])
+@pytest.mark.parametrize(("decode_reuse", "kept"), [("canonical", True), ("none", False)])
+def test_answers_are_reported_where_they_are_cached(
+    engine: Engine | None, decode_reuse: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[Request] = []
+
+    class Listener:
+        done = False
+
+        def __init__(self, *arguments: object, **options: object) -> None: ...
+
+        def observe(self, request: Request) -> None:
+            reported.append(request)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(module, "Tuner", Listener)
+    trace = sessions(2)
+    setup = Setup(PROFILE, 10**10, "branch", "marconi", page_size=PAGE, decode_reuse=decode_reuse)  # type: ignore[arg-type]
+    replay(trace, setup, make_arrivals(trace, "poisson(rate=1)"), engine)
+    assert len(reported) == len(trace.requests)
+    assert all((one.known_tokens > one.prompt_tokens) == kept for one in reported)

@@ -1,7 +1,5 @@
 """Bytes of pages are those of the arena, in place or staged; reads and fills are complete on return."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from contextlib import contextmanager

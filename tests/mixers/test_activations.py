@@ -1,7 +1,5 @@
 """Values of activations, and bits that depend only on an element (or its row)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

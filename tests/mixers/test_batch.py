@@ -1,7 +1,5 @@
 """Decode steps that can be computed: each sequence has a slot of its own, and its rows follow one another."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

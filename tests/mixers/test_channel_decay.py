@@ -3,12 +3,10 @@
 M chunks times heads, X kinds of rows, t = 64 tokens, K key width.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from headwater.mixers.gla import seen
+from headwater.mixers.kda import seen
 from headwater.mixers.slices import CHUNK
 
 HEADS, KINDS, WIDTH = 5, 2, 24

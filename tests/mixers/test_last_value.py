@@ -1,7 +1,5 @@
 """Values that a layer keeps of the last object: computed once, and never those of another object."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from headwater.mixers.last_value import LastValue

@@ -1,7 +1,5 @@
 """MLPs against their formula, and bits that depend only on a row."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Routed experts against their formula, row by row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Powers of two in whole vectors: exact to the last bit but one, and the same wherever an element stands."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

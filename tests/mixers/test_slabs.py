@@ -1,7 +1,5 @@
 """Memory of weights: huge pages where the system has them, freed with the last weight in them."""
 
-from __future__ import annotations
-
 import mmap
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Weights that processes of a host hold once: whose memory they are in, and what ended or broken holders do."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Decode steps of the same sequences by a model that runs them and by one that replays recorded ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

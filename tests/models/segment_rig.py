@@ -1,7 +1,5 @@
 """A model with memory, which makes segments and runs requests that are composed of them, without the engine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ Composing is exact for one layer. So it is for a model of one block, at any posi
 request begins, whatever the model.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Costs of a spec, compared with computed operations and with allocated and stored bytes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +21,7 @@ from headwater.models.load import LoadedModel, load_model
 from headwater.spec import ModelSpec
 from tests.checkpoints import RECIPES, SMALLEST
 from tests.contract.recurrences import RECURRENCES, Case
-from tests.contract.test_mixer_costs import one_token
+from tests.contract.test_mixer_transitions import one_token
 from tests.counter import PLAIN, counted
 from tests.support import Bench
 

@@ -1,7 +1,5 @@
 """Models in GGUF files: the logits and greedy tokens of the Hugging Face checkpoint, family by family."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Heads of multi-token prediction: their drafts against a layer of transformers', and what they leave as it is."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable, Iterator

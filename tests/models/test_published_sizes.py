@@ -1,7 +1,5 @@
 """transformers' default configurations, which are those of published models: as many weights as it makes of them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Quantised weights in Hugging Face checkpoints: each method against its packing, written out with numpy."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Weights rounded to 8 and 4 bits: chosen form, remaining error, and weights that are never rounded."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A layer's tensors, however its family's checkpoints hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs of the figures: sessions drawn with the seed, runs shared between figures."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

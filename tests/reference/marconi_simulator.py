@@ -6,8 +6,6 @@ paper (the bytes booked for a leaf, the MLP's term, the prefix as denominator, t
 artifact (github.com/ruipeterpan/marconi at 0801661) as described, not its code.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field

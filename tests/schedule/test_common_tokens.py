@@ -1,7 +1,5 @@
 """Common prefix of two prompts, in whole units."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Requests with hints: what is kept of them, and what goes first."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

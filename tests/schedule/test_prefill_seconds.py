@@ -1,7 +1,5 @@
 """Measured speeds of prefills: tiny prompts, slow steps and positions in a prompt do not change those of long ones."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Prompts whose log probabilities are wanted: computed as a whole, beside the cache and not through it."""
 
-from __future__ import annotations
-
 from headwater.account import Reason
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.limits import SCORED_LEG_TOKENS

@@ -1,7 +1,5 @@
 """A server's observer reports complete answers to Marconi's tuner, in the form in which they can be replayed."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.cache import PrefixCache

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.kinds.request import Request
-from headwater.schedule.queue import REMEMBERED, Queue, Shares
 from headwater.schedule.scheduler import Phase
+from headwater.schedule.workload import MAX_IDLE_NAMESPACES, Queue, Shares
 from tests.schedule.ledger import Lab, words
 
 
@@ -66,11 +66,11 @@ def test_a_debt_outlives_a_pause():
 
 def test_counters_of_idle_namespaces_are_bounded():
     shares = Shares()
-    for i in range(3 * REMEMBERED):
+    for i in range(3 * MAX_IDLE_NAMESPACES):
         shares.join(str(i))
         shares.charge(str(i), 1)
         shares.leave(str(i))
-    assert len(shares) == REMEMBERED
+    assert len(shares) == MAX_IDLE_NAMESPACES
 
 
 def test_full_queue_displaces_the_last_request_of_the_longest_namespace():

@@ -13,19 +13,18 @@ from headwater.draft.ngram import PromptLookup
 from headwater.draft.runs import WIDTH
 from headwater.errors import OutOfPages
 from headwater.request import Drafting, Generation, SamplingParams
-from headwater.schedule.draft_gains import MOST_SAVED, SHARE
+from headwater.schedule import draft_gains as gains
 from headwater.schedule.sequence import Phase
 from headwater.schedule.speculation import (
     DRAFTERS,
-    LONGEST_PAUSE,
+    MAX_PAUSE_STEPS,
     MTP,
-    TRIES_EVERY,
+    TRY_PERIOD,
     Share,
     Speculation,
     Speculator,
     speculation_of,
 )
-from headwater.schedule.step_seconds import MEASURED, OF_STEPS, TRIED, StepSeconds
 from headwater.server.requests.sampling import SpeculationOptions
 from tests.schedule.ledger import Lab, next_token, words
 
@@ -131,9 +130,9 @@ def test_steps_that_may_have_drafts_are_planned_one_by_one(drafting: bool, free:
     assert it.scheduler.free_steps(10) == free
 
 
-def seconds(first: float, each: float, drafting: float = 0.0) -> StepSeconds:
+def seconds(first: float, each: float, drafting: float = 0.0) -> gains.StepSeconds:
     """As measured in steps of 1 row, and of 3 and 5 rows with drafts, which take `drafting` more."""
-    measured = StepSeconds()
+    measured = gains.StepSeconds()
     for _ in range(200):
         measured.note(1, 0, first)
         measured.note(3, 2, first + 2 * each + drafting)
@@ -153,7 +152,7 @@ def test_the_seconds_of_a_step_are_those_that_were_measured() -> None:
 
 
 def test_cost_without_drafts_is_estimated_from_steps_that_have_them() -> None:
-    measured = StepSeconds()
+    measured = gains.StepSeconds()
     for _ in range(50):
         measured.note(3, 2, 0.030 + 2 * 0.005)
         measured.note(5, 4, 0.030 + 4 * 0.005)
@@ -162,7 +161,7 @@ def test_cost_without_drafts_is_estimated_from_steps_that_have_them() -> None:
 
 def test_a_step_without_drafts_is_thought_no_slower_than_one_with_them() -> None:
     """The only one was a server's first: its kernels were read."""
-    measured = StepSeconds()
+    measured = gains.StepSeconds()
     measured.note(1, 0, 1.0)
     for _ in range(50):
         measured.note(3, 2, 0.040)
@@ -172,7 +171,7 @@ def test_a_step_without_drafts_is_thought_no_slower_than_one_with_them() -> None
 
 def test_steps_that_are_thought_too_fast_are_found_out() -> None:
     """A few slow steps of many rows make a row dear, and those of few rows seem to take no time."""
-    measured = StepSeconds()
+    measured = gains.StepSeconds()
     for _ in range(40):
         measured.note(1, 0, 0.006)
         measured.note(17, 16, 0.040)
@@ -186,7 +185,7 @@ def test_steps_that_are_thought_too_fast_are_found_out() -> None:
 
 def test_cost_of_a_row_is_estimated_from_recent_steps_until_measured() -> None:
     """The first step of a server may take a second: its kernels are read."""
-    measured = StepSeconds()
+    measured = gains.StepSeconds()
     for seconds_of_one in (1.0, *[0.002] * 400):
         measured.note(1, 0, seconds_of_one)
     assert 0.002 < measured(2, 1) < 0.0025
@@ -195,8 +194,8 @@ def test_cost_of_a_row_is_estimated_from_recent_steps_until_measured() -> None:
 
 def test_steps_without_drafts_are_measured_by_power_of_two_of_rows() -> None:
     """A larger step is recorded, a smaller one is not: the line through both would be wrong at either."""
-    measured = StepSeconds()
-    for _ in range(MEASURED):
+    measured = gains.StepSeconds()
+    for _ in range(gains.PLAIN_STEPS):
         measured.note(1, 0, 0.002)
         measured.note(8, 0, 0.003)
     for _ in range(100):
@@ -206,35 +205,35 @@ def test_steps_without_drafts_are_measured_by_power_of_two_of_rows() -> None:
 
 
 def test_a_slow_first_step_without_drafts_does_not_count() -> None:
-    measured = StepSeconds()
+    measured = gains.StepSeconds()
     for seconds_of_one in (1.0, 0.002, 0.002):
         measured.note(1, 0, seconds_of_one)
     assert measured(1, 0) == pytest.approx(0.002)
 
 
 def test_some_steps_of_each_size_are_measured_without_drafts() -> None:
-    measured, due = StepSeconds(), list[int]()
-    for number in range(2 * OF_STEPS):
+    measured, due = gains.StepSeconds(), list[int]()
+    for number in range(2 * gains.PLAIN_PERIOD):
         if measured.is_to_measure(3, False):
             due.append(number)
             measured.note(3, 0, 0.002)
-    assert due == [*range(MEASURED), *range(OF_STEPS, OF_STEPS + MEASURED)]
+    assert due == [*range(gains.PLAIN_STEPS), *range(gains.PLAIN_PERIOD, gains.PLAIN_PERIOD + gains.PLAIN_STEPS)]
     assert measured.is_to_measure(4, False)
 
 
 def test_steps_that_compute_prompts_too_do_not_count_as_measured() -> None:
-    measured, due = StepSeconds(), list[int]()
-    for number in range(OF_STEPS):
+    measured, due = gains.StepSeconds(), list[int]()
+    for number in range(gains.PLAIN_PERIOD):
         if measured.is_to_measure(3, False):
             due.append(number)
             if number % 3 == 2:  # the others have legs, so their seconds are not noted
                 measured.note(3, 0, 0.002)
-    assert due == [*range(3 * MEASURED)]
+    assert due == [*range(3 * gains.PLAIN_STEPS)]
 
 
 def test_drafts_are_proposed_even_if_every_step_computes_prompts() -> None:
-    measured = StepSeconds()
-    assert sum(measured.is_to_measure(3, False) for _ in range(OF_STEPS)) == TRIED
+    measured = gains.StepSeconds()
+    assert sum(measured.is_to_measure(3, False) for _ in range(gains.PLAIN_PERIOD)) == gains.MAX_PLAIN_STEPS
 
 
 @pytest.mark.parametrize(("of_drafts", "least", "most"), [(0.1, 0.6, 1.0), (20.0, 0.0, 0.05)])
@@ -281,7 +280,7 @@ def test_proposers_without_drafts_use_a_small_share_of_the_time(each: float, mos
     for i in range(8):
         it.submit(words(20, i), max_tokens=600)
     it.run()
-    assert each * len(asked) <= 1.1 * SHARE * 0.018 * it.steps + MOST_SAVED + each
+    assert each * len(asked) <= 1.1 * gains.ASKING_SHARE * 0.018 * it.steps + gains.MAX_ASKING_SECONDS + each
     assert 0 < len(asked) / (8 * it.steps) <= most
 
 
@@ -361,7 +360,7 @@ def test_most_requests_do_without_a_head_that_does_not_pay() -> None:
     speculation.head, speculation.seconds = Head(), seconds(0.01, 0.1)
     new = [speculation.speculator(Generation((), SamplingParams())) for _ in range(16)]
     assert all(one is not None and one.uses_head for one in new)
-    speculation._asks_every = 2 * TRIES_EVERY
+    speculation._asks_every = 2 * TRY_PERIOD
     new = [speculation.speculator(Generation((), SamplingParams())) for _ in range(16)]
     assert sum(one is not None and one.uses_head for one in new) == 2
     other = Generation((), SamplingParams(), drafting=Drafting("ngram"))
@@ -406,7 +405,7 @@ def test_request_with_failing_drafts_retries_less_and_less_often() -> None:
     assert drafts < 30
     assert waits == sorted(waits)
     late = [wait - least for wait, least in zip(waits[-6:], (33, 65, 129, 257, 257, 257), strict=True)]
-    assert all(0 <= steps <= LONGEST_PAUSE for steps in late)  # it may be paused when a try is due
+    assert all(0 <= steps <= MAX_PAUSE_STEPS for steps in late)  # it may be paused when a try is due
 
 
 def test_a_request_whose_draft_was_right_tries_the_next_one_sooner() -> None:

@@ -1,7 +1,5 @@
 """Walks of the index that admitting a request takes: one, unless the index changes before its first leg is reserved."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.cache.index import Index

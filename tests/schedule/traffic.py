@@ -1,7 +1,5 @@
 """Random traffic over random memory, and what must hold of a scheduler after any of it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Fixtures of the server's tests."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.server.fake_engine import FakeEngine

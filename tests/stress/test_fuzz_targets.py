@@ -1,7 +1,5 @@
 """`make fuzz` in small: every target runs its seeds, and some mutations of them, without atheris."""
 
-from __future__ import annotations
-
 import logging
 import random
 import sys

@@ -1,7 +1,5 @@
 """`make soak` in small, and what it stands on: nothing is lost, and nothing grows with the number of requests."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import io
@@ -35,7 +33,7 @@ from stress.soak import Limits, arguments, soak
 from stress.visits import KINDS
 from tests.support import FULL
 
-VISITS = 60 if FULL else 30
+VISITS = 60 if FULL else 20
 VISITED = 150  # requests over HTTP, of each half
 PATIENCE = 300  # seconds: the number of visits ends a soak long before
 

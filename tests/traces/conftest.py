@@ -1,7 +1,5 @@
 """Fixtures of the tests of traces."""
 
-from __future__ import annotations
-
 import json
 from array import array
 from pathlib import Path

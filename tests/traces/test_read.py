@@ -1,13 +1,18 @@
-"""Traces are found by name below a data folder, and read up to a limit."""
+"""Reading of traces by their names, and traces over others."""
 
-from __future__ import annotations
-
+import json
+import statistics
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from headwater.errors import TraceError
+from headwater.errors import ConfigError, TraceError
+from headwater.traces.arrivals import in_order
+from headwater.traces.loads import Azure, ServeGen, _Client, make_arrivals
 from headwater.traces.read import make_trace, read_trace
+from headwater.traces.request import Request, Trace
+from headwater.traces.source import Source
 
 LINE = "[1, 2, 3]\n"
 
@@ -90,3 +95,98 @@ def test_requests_after_the_limit_are_not_read(written):
     assert len(read_trace(path, limit=2).requests) == 4
     with pytest.raises(TraceError, match="line 4"):
         read_trace(path)
+
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.6805900,396,2
+2023-11-16 18:15:51.1805900,879,55
+"""
+CLIENT = {
+    "trace": [[0, 5.0, 1.0, "Gamma", 1.0, 0.2], [600, 20.0, 3.0, "Weibull", 0.4, 0.01]],
+    "dataset": {"0": {"input_tokens": {"7": 1.0}, "output_tokens": {"1": 0.25, "3": 0.75}}},
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "azure.csv").write_text(AZURE)
+    (tmp_path / "gen.jsonl").write_text(json.dumps(CLIENT) + "\n" + json.dumps(CLIENT) + "\n")
+    return tmp_path
+
+
+def trace(n=4, session="s{}"):
+    return Trace("t", [Request(session.format(number), b"0123" * 9, 5, 4, 9, float(number)) for number in range(n)])
+
+
+def test_azures_rows_are_points(file):
+    points = list(Azure.read(Source(file / "azure.csv"), 0))
+    assert [point.at for point in points] == pytest.approx([0.0, 4.0, 4.5])
+    assert [(point.input_tokens, point.output_tokens) for point in points] == [(374, 44), (396, 2), (879, 55)]
+
+
+def test_servegens_windows_have_their_rates_shapes_and_lengths(file):
+    points = list(ServeGen.read(Source(file / "gen.jsonl"), 0))
+    first = [point.at for point in points if point.at < 600]
+    second = [point.at for point in points if point.at >= 600]
+    assert first + second == [point.at for point in points] == sorted(first + second)
+    assert len(first) == pytest.approx(2 * 5 * 600, rel=0.05)
+    assert len(second) == pytest.approx(2 * 20 * 600, rel=0.1)
+    own = list(_Client(CLIENT, __import__("random").Random(1)).points())
+    gaps = [b.at - a.at for a, b in pairwise(own) if a.at >= 600]
+    assert statistics.stdev(gaps) / statistics.fmean(gaps) > 2  # a Weibull of 0.4 has 3.1
+    assert {point.input_tokens for point in points} == {7}
+    assert statistics.fmean(point.output_tokens for point in points) == pytest.approx(2.5, rel=0.02)
+
+
+def test_requests_come_at_the_files_times(file):
+    came = list(in_order(make_arrivals(trace(3), "like('azure', speed=2)", data=file)))
+    assert [at for at, _ in came] == pytest.approx([0.0, 2.0, 2.25])
+    assert [one.session for _, one in came] == ["s0", "s1", "s2"]
+
+
+def test_a_session_still_waits_for_its_answers(file):
+    arrivals = make_arrivals(trace(3, "one"), "like('azure')", data=file)
+    arrivals.answered(arrivals.take(), 100.0)
+    assert arrivals.due() == 100.0
+
+
+def test_short_file_repeats_from_its_beginning(file):
+    times = [at for at, _ in in_order(make_arrivals(trace(8), "like('azure')", data=file))]
+    turn = 4.5 * 3 / 2
+    assert times == pytest.approx([0.0, 4.0, 4.5, turn, turn + 4, turn + 4.5, 2 * turn, 2 * turn + 4])
+
+
+def test_a_file_may_be_gone_into(file):
+    times = [at for at, _ in in_order(make_arrivals(trace(2), "like('azure', start=1)", data=file))]
+    assert times == pytest.approx([0.0, 0.5])
+    with pytest.raises(ConfigError, match="has no arrivals from 9 s on"):
+        make_arrivals(trace(2), "like('azure', start=9)", data=file)
+
+
+def test_lengths_may_be_laid_over_too(file):
+    came = list(in_order(make_arrivals(trace(3), "like('azure', lengths=True)", data=file)))
+    assert [(one.output_tokens, one.known_tokens) for _, one in came] == [(44, 9), (2, 7), (55, 9)]
+
+
+def test_equal_seeds_draw_equal_arrivals(file):
+    def times(seed):
+        return [at for at, _ in in_order(make_arrivals(trace(50), "like('gen')", seed, file))]
+
+    assert times(1) == times(1)
+    assert times(1) != times(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("bad.csv", AZURE + "soon,1,2\n", r"bad\.csv, line 5: no request that is known: .*soon"),
+        ("short.csv", AZURE + "2023-11-16 18:15:46.6805900,1\n", r"short\.csv, line 5: no request that is known"),
+        ("bad.jsonl", '{"trace": [[0, 1, 1, "Zipf", 1, 1]], "dataset": {"0": 3}}\n', r"bad\.jsonl, line 1: no request"),
+        ("other.jsonl", "[1, 2]\n", r"of no format that has arrivals; there are Azure, ServeGen"),
+    ],
+)
+def test_file_that_cannot_be_overlaid_is_an_error(tmp_path, name, text, what):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(TraceError, match=what):
+        make_arrivals(trace(9), f"like({str(tmp_path / name)!r})")

@@ -1,7 +1,5 @@
 """Requests come in their sessions' order whatever the load, and equally for an equal seed."""
 
-from __future__ import annotations
-
 import statistics
 from itertools import pairwise
 

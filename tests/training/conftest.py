@@ -1,7 +1,5 @@
 """Batches are drawn by forked processes in this folder, but for those of the command in `test_training_run.py`."""
 
-from __future__ import annotations
-
 import multiprocessing
 from types import SimpleNamespace
 

@@ -3,8 +3,6 @@
 torch's fake tensors refuse to mix devices, as a GPU's kernels do. Run in a process of its own: it registers a backend.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from unittest import mock

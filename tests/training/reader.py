@@ -1,7 +1,5 @@
 """Reads documents and answers questions by rules only: by the text, not by the intent of its generator."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache

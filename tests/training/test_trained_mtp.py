@@ -1,7 +1,5 @@
 """The trained head of multi-token prediction is the served one, and it learns."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

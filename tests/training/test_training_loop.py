@@ -1,7 +1,5 @@
 """A run that stops and continues equals one that did not stop."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

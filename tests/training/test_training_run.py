@@ -1,7 +1,5 @@
 """From nothing to a checkpoint that is served, in one command."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Segments that see only themselves while a model learns: as a server that composes them has computed them."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -23,10 +23,9 @@ from headwater.cli.models import named, whole_folder
 from headwater.config import WEIGHTS
 from headwater.errors import ConfigError
 from headwater.evaluate import divergence, perplexity, tables
-from headwater.evaluate.asking import Run, Scored
+from headwater.evaluate.asking import Run, Scored, require_jsonschema
 from headwater.evaluate.items import DEFAULT_TASKS, Item, drawn, read_items
 from headwater.evaluate.modes import MODES, PAIRED, SEGMENTS, SINGLE
-from headwater.evaluate.scoring import require_jsonschema
 from headwater.evaluate.server import Server, own_server
 from headwater.evaluate.summary import Comparison, as_json, sliced
 from headwater.journal import Journal

@@ -168,7 +168,7 @@ def _setups(given: Namespace) -> list[Setup]:
     laws = common.choices(given.speculation, Law.read)
     tiers = common.choices(given.tier, TierLaw.read)
     hints = common.choices(given.hints, Hints.read)
-    clusters = _clusters(given.workers, given.router, given.event_delay, given.pulls, given.prefill, given.failures)
+    clusters = _clusters(given)
     _check_clock_options(given, laws, tiers, clusters)
     return [
         replace(base, memory=size, pool=kind, speculation=law, tier=store, hints=hint, cluster=of, **policy, **segments)
@@ -237,37 +237,30 @@ def _run(
     journal.end()
 
 
-def _clusters(
-    workers: int | None,
-    router: str | None,
-    event_delay: float | None,
-    pulls: str | None,
-    prefill: str | None,
-    failures: str | None,
-) -> list[Cluster | None]:
+def _clusters(given: Namespace) -> list[Cluster | None]:
     """Return a cluster for each rule of the router, network, number that prefill and failures; [None] without workers.
 
     Raises ConfigError for an unknown rule, malformed values, or workers that cannot prefill for others.
     """
-    if workers is None:
-        options = ("router", router), ("event-delay", event_delay), ("pulls", pulls), ("prefill", prefill)
-        for option, given in (*options, ("failures", failures)):
-            if given is not None:
-                shown = f"{given:g}" if isinstance(given, float) else given
-                raise ConfigError(f"--{option} {shown} needs --workers: one server has no router")
+    if given.workers is None:
+        for name in ("router", "event_delay", "pulls", "prefill", "failures"):
+            value = getattr(given, name)
+            if value is not None:
+                shown = f"{value:g}" if isinstance(value, float) else value
+                raise ConfigError(f"--{name.replace('_', '-')} {shown} needs --workers: one server has no router")
         return [None]
     try:
         from headwater.lab.cluster.rivals import make_choice
         from headwater.lab.cluster.worker import roles
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'headwater[cluster]'") from error
-    rules, networks = common.choices(router or ROUTER, str), common.choices(pulls or OFF, Network.read)
+    rules, networks = common.choices(given.router or ROUTER, str), common.choices(given.pulls or OFF, Network.read)
     for rule in rules:
         make_choice(rule)
-    numbers = common.choices(prefill or "0", _number)
-    places = product(rules, networks, numbers, common.choices(failures or OFF, Failures.read))
-    delay = event_delay or 0.0
-    clusters = [Cluster(workers, rule, delay, network, number, fails) for rule, network, number, fails in places]
+    numbers = common.choices(given.prefill or "0", _number)
+    places = product(rules, networks, numbers, common.choices(given.failures or OFF, Failures.read))
+    delay = given.event_delay or 0.0
+    clusters = [Cluster(given.workers, rule, delay, network, number, fails) for rule, network, number, fails in places]
     for cluster in clusters:
         roles(cluster)
     return [*clusters]

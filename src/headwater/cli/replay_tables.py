@@ -134,11 +134,7 @@ FIGURES = (
     *map(_share, ("prefix", "composed", "seam", "made")),
     Column("TTFT", _ttft("p50"), _timed),
     Column("p95", _ttft("p95"), _timed),
-    Column(
-        "a token",
-        lambda row: "" if row.tpot_ms is None else f"{row.tpot_ms.p50:,.1f}",
-        _of_tokens,
-    ),
+    Column("a token", lambda row: "" if row.tpot_ms is None else f"{row.tpot_ms.p50:,.1f}", _of_tokens),
     Column("its p95", lambda row: "" if row.tpot_ms is None else f"{row.tpot_ms.p95:,.1f}", _prefill),
     Column("queue", lambda row: "" if row.queue_depth is None else f"{row.queue_depth:.2f}", _timed),
     Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}"),

@@ -230,7 +230,7 @@ def kv_events(config: ServeConfig) -> Iterator[Callable[[Engine], None]]:
         yield lambda engine: None
         return
     try:
-        from headwater.cluster.publishing import Publishing
+        from headwater.cluster.publisher import Publishing
     except ModuleNotFoundError as error:
         must = f"but {error.name} is not installed: pip install 'headwater[cluster]'"
         raise SettingError("kv_events", "on", must) from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headwater.cluster.cost import Role
 from headwater.cluster.encryption import CurveServer, KeyPair, WorkerKeys
-from headwater.cluster.publishing import Publishing
+from headwater.cluster.publisher import Publishing
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.sockets import Contact
 from headwater.cluster.wire import NO_CONTACT, WorkerInfo

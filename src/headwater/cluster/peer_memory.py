@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headwater.cluster.part_messages import (
+from headwater.cluster.peer_channel import (
     Answer,
+    Channel,
     Find,
     Follow,
     Found,
@@ -22,11 +23,11 @@ from headwater.cluster.part_messages import (
     GetSegment,
     GetTail,
     Missing,
+    PeerFailed,
     Progress,
     Ready,
     Sent,
 )
-from headwater.cluster.peer_channel import Channel, PeerFailed
 from headwater.cluster.shared_buffers import SharedBuffer, SharedBuffers
 from headwater.cluster.sockets import Client
 from headwater.cluster.wire import Peer

@@ -16,7 +16,7 @@ from typing import Protocol
 import zmq
 
 from headwater.cluster.encryption import CurveClient, CurveServer, KeyPair
-from headwater.cluster.part_messages import (
+from headwater.cluster.peer_channel import (
     FAILED,
     Find,
     Follow,
@@ -33,7 +33,7 @@ from headwater.cluster.part_messages import (
 )
 from headwater.cluster.peer_memory import PeerMemory
 from headwater.cluster.shared_buffers import BufferPlace, NotShared, fill
-from headwater.cluster.sockets import Client, Contact, Server, Waker, bound
+from headwater.cluster.sockets import Client, Server, Waker, bound
 from headwater.cluster.wire import Peer
 from headwater.config import ServeConfig
 from headwater.tiers.fingerprint import Fingerprint
@@ -212,21 +212,10 @@ class Pulling:
         self.memory = PeerMemory(incarnation, client)
         parts = engine.join_peers(self.memory, key, fingerprint, config)
         self.sending = PartServer(parts, incarnation, address, self._server)
-
-    @property
-    def contact(self) -> Contact:
-        """The address from which others pull, and the public key of both ends."""
-        return self.sending.contact
-
-    def start(self) -> None:
-        """Send to others from now on."""
-        self.sending.start()
+        self.contact = self.sending.contact  # from which others pull; its public key is that of both ends
+        self.start, self.close = self.sending.start, self.sending.close  # the engine's end ends its own pulls
 
     def know(self, peers: Collection[Peer]) -> None:
         """Let only these workers pull, and pull only from them."""
         self._server.accept(peer.contact.key for peer in peers)
         self.memory.know(peers)
-
-    def close(self) -> None:
-        """Stop sending. The engine's end ends its own pulls."""
-        self.sending.close()

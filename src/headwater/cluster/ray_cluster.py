@@ -102,7 +102,6 @@ class Mailbox:
         self._state: dict[str, Any] = {}
 
     def post(self, command: tuple[Any, ...]) -> None:
-        """Add a command."""
         self._commands.append(command)
 
     def exchange(self, state: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -112,7 +111,6 @@ class Mailbox:
         return commands
 
     def state(self) -> dict[str, Any]:
-        """Return the state."""
         return self._state
 
 

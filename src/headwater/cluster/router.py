@@ -27,8 +27,7 @@ from headwater.cache.view import CacheView
 from headwater.cluster.assigning import MAX_WAIT_SECONDS, Assigning, NoWorker
 from headwater.cluster.cost import Choice, LeastCost
 from headwater.cluster.disaggregation import Prefilled
-from headwater.cluster.link import Link
-from headwater.cluster.links import Links
+from headwater.cluster.links import Link, Links
 from headwater.cluster.routed import Routed
 from headwater.cluster.sockets import PLAIN, Actions, Client, Contact
 from headwater.cluster.wire import (
@@ -84,8 +83,8 @@ class Router:
         self.model_name, self.tokenizer, self.chat_template = model.name, model.tokenizer, model.chat_template
         self.special_tokens, self.generation_defaults, self.spec = model.special_tokens, model.generation, model.spec
         self.counts: Counter[str] = Counter()  # requests, by outcome
-        self._actions = Actions()
-        self.links = Links(uuid.uuid4().bytes, client, heartbeat_timeout, self._actions.waker)
+        self.actions = Actions()
+        self.links = Links(uuid.uuid4().bytes, client, heartbeat_timeout, self.actions.waker)
         self._requests: dict[int, Routed] = {}  # open ones
         self._ids = count(1)
         given = choice or LeastCost(), self._ids, self.counts, self._refuse
@@ -104,10 +103,10 @@ class Router:
     def stop(self, left: Callable[[], float] = lambda: 0.0) -> None:
         """End the thread; requests still open fail with EngineStopped."""
         self._stopping = True
-        self._actions.waker.wake()
+        self.actions.waker.wake()
         if self._thread.is_alive():
             self._thread.join()
-        self._actions.waker.close()
+        self.actions.waker.close()
 
     def refuse_new(self) -> None:
         """Refuse new requests with EngineStopped; open ones run to their ends."""
@@ -115,15 +114,15 @@ class Router:
 
     def join(self, name: str, contact: Contact) -> None:
         """Add a worker; it gets requests once it has sent its info."""
-        self._do(lambda: self._join(name, contact))
+        self.actions.put(lambda: self._join(name, contact))
 
     def drain(self, name: str) -> None:
         """Send a worker no more requests; its open ones run to their ends."""
-        self._do(lambda: self.links.drain(name))
+        self.actions.put(lambda: self.links.drain(name))
 
     def leave(self, name: str) -> None:
         """Remove a worker; its open requests are resumed on others."""
-        self._do(lambda: self._remove(name, "was removed"))
+        self.actions.put(lambda: self._remove(name, "was removed"))
 
     def wait_for(self, workers: int, seconds: float) -> bool:
         """Wait until at least `workers` workers are known; False if they are not within `seconds`."""
@@ -152,12 +151,12 @@ class Router:
             params = replace(generation.params, seed=secrets.randbits(63))
             generation = replace(generation, params=params)
         request = Routed(next(self._ids), generation, on_event, time.monotonic(), key_of(generation.prompt))
-        self._do(lambda: self._begin(request))
+        self.actions.put(lambda: self._begin(request))
         return request.id
 
     def cancel(self, request_id: int) -> None:
         """Cancel a request. Unknown and finished ids are ignored."""
-        self._do(lambda: self._cancel(request_id))
+        self.actions.put(lambda: self._cancel(request_id))
 
     def prefilled(self, request_id: int) -> None:
         """Return None: workers do not report how far a prompt is computed."""
@@ -178,7 +177,6 @@ class Router:
         return sum(info.mtp_bytes for info in self.links.infos)
 
     def health(self) -> dict[str, Any]:
-        """Return the content of /health."""
         infos = self.links.infos
         status = "stopping" if self._stopping else "draining" if self._refusing else "ok" if infos else "no worker"
         shared = infos[0].health if infos else {}
@@ -199,9 +197,6 @@ class Router:
         """Return an empty tree: workers have their own."""
         return CacheView((), (), 0, 0, 0, 0)
 
-    def _do(self, action: Callable[[], None]) -> None:
-        self._actions.put(action)
-
     # -- on the router's thread
 
     def _run(self) -> None:
@@ -209,8 +204,8 @@ class Router:
             due = 0.0
             while not self._stopping:
                 milliseconds = max(0, int((due - time.monotonic()) * 1000)) + 1
-                heard = self.links.poll(0 if self._actions else milliseconds)
-                self._actions.run()
+                heard = self.links.poll(0 if self.actions else milliseconds)
+                self.actions.run()
                 now = time.monotonic()
                 if now >= due:  # all links: messages may have come while this thread did not run
                     heard = list(self.links.values())

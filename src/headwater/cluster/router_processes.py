@@ -57,13 +57,7 @@ class RouterProcesses:
     """Routers in processes, as many as are wanted; for workers they are one."""
 
     def __init__(
-        self,
-        routes: Routes,
-        wanted: int,
-        sock: socket.socket,
-        config: ServeConfig,
-        keys: RouterKeys,
-        rule: str,
+        self, routes: Routes, wanted: int, sock: socket.socket, config: ServeConfig, keys: RouterKeys, rule: str
     ) -> None:
         """`routes` is what each process runs; `sock` is bound, and listens."""
         self._routes, self._wanted, self._sock = routes, wanted, sock

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappush, heapreplace
 
@@ -37,25 +37,9 @@ def seconds_to_read(tokens: int, reading: ReadSpeed) -> float:
     return reading.seconds(tokens) + reading.state
 
 
-Rule = Callable[[Sequence[int], Sequence[Lane]], list[int]]  # (tokens of each segment, lanes) -> lane of each segment
-
-
 def longest_first(tokens: Sequence[int]) -> list[int]:
     """Return the indices of segments in the order in which they are assigned, and computed by each worker (LPT)."""
     return sorted(range(len(tokens)), key=lambda i: -tokens[i])
-
-
-def smallest_count(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
-    """Assign segments as HYPIC prints it (section 4.4, equation 9): LPT by token counts.
-
-    "Traverse C in descending order of |C_i| and assign each segment to the worker with the smallest accumulated token
-    count": the first one of several. Queues, speeds and transfers do not count.
-    """
-    counts, found = [0] * len(lanes), [0] * len(tokens)
-    for i in longest_first(tokens):
-        found[i] = min(range(len(lanes)), key=counts.__getitem__)
-        counts[found[i]] += tokens[i]
-    return found
 
 
 def soonest(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
@@ -77,14 +61,6 @@ def soonest(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
         heapreplace(alike[lanes[n].token, lanes[n].hand_over], (end + tokens[i] * lanes[n].token, n))
         found[i] = n
     return found
-
-
-def in_turns(tokens: Sequence[int], lanes: Sequence[Lane]) -> list[int]:
-    """Assign segments round robin, in the order of the prompt: the baseline of LPT."""
-    return [i % len(lanes) for i in range(len(tokens))]
-
-
-DISPATCH: dict[str, Rule] = {"soonest": soonest, "smallest_count": smallest_count, "in_turns": in_turns}
 
 
 def ready_at(tokens: Sequence[int], lanes: Sequence[Lane], assigned: Sequence[int], pulling: float = 0.0) -> float:
@@ -140,11 +116,7 @@ class Dispatch:
 
 
 def dispatch(
-    prompt: Prompt,
-    segments: Sequence[Segment],
-    candidates: Sequence[Candidate],
-    combiners: Sequence[int],
-    rule: Rule = soonest,
+    prompt: Prompt, segments: Sequence[Segment], candidates: Sequence[Candidate], combiners: Sequence[int]
 ) -> Dispatch:
     """Return the dispatch of least cost over the workers that may combine, by themselves or with others of their pools.
 
@@ -156,7 +128,7 @@ def dispatch(
     if len(combiners) > MAX_COMBINERS:
         alone = {at: _seconds_alone(at, prompt, segments, candidates[at], speeds[at]) for at in combiners}
         combiners = sorted(combiners, key=lambda at: (alone[at], candidates[at].load))[:MAX_COMBINERS]
-    found = [_combined_at(at, prompt, segments, candidates, speeds, rule) for at in combiners]
+    found = [_combined_at(at, prompt, segments, candidates, speeds) for at in combiners]
     return min(found, key=lambda one: (one.seconds, candidates[one.combiner].load))
 
 
@@ -176,7 +148,6 @@ def _combined_at(
     segments: Sequence[Segment],
     candidates: Sequence[Candidate],
     speeds: Sequence[PrefillSpeed],
-    rule: Rule,
 ) -> Dispatch:
     """Return the cheaper dispatch with this combining worker: with others or without."""
     one = candidates[at]
@@ -196,7 +167,7 @@ def _combined_at(
         else:
             pulled[i] = min(holders, key=lambda n: candidates[n].load)
             pulling += pull
-    builders, ready = _builders(at, [segments[i].tokens for i in cold], candidates, speeds, rule, pulling)
+    builders, ready = _builders(at, [segments[i].tokens for i in cold], candidates, speeds, pulling)
     interiors = sum(segments[i].interior for i in needed)
     queue = one.queued_tokens * speeds[at].token
     cost = expected_seconds(prompt, replace(one, composed=interiors), speeds[at])
@@ -205,12 +176,7 @@ def _combined_at(
 
 
 def _builders(
-    at: int,
-    tokens: Sequence[int],
-    candidates: Sequence[Candidate],
-    speeds: Sequence[PrefillSpeed],
-    rule: Rule,
-    pulling: float,
+    at: int, tokens: Sequence[int], candidates: Sequence[Candidate], speeds: Sequence[PrefillSpeed], pulling: float
 ) -> tuple[dict[int, int], float]:
     """Return the worker of each cold segment, the longest first, and the seconds until the combining one has all."""
     one = candidates[at]
@@ -218,7 +184,7 @@ def _builders(
     token = [speed.token for speed in speeds]
     lanes = [Lane(candidates[n].queued_tokens * token[n], token[n], None if n == at else one.pull) for n in pool]
     alone = [pool.index(at)] * len(tokens)
-    assigned = rule(tokens, lanes)
+    assigned = soonest(tokens, lanes)
     if ready_at(tokens, lanes, assigned, pulling) >= ready_at(tokens, lanes, alone, pulling):
         assigned = alone
     order = longest_first(tokens)

@@ -6,8 +6,9 @@ and of earlier incarnations are recognised and ignored.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,6 +30,8 @@ from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, Tok
 from headwater.request import Generation
 from headwater.schedule.sequence import tokens_of
 from headwater.schedule.tail import TailPlace
+
+Decoded = TypeVar("Decoded")
 
 NO_CONTACT = Contact("", b"")
 BY_FIELDS = (OutOfPages, QueueFull, DeadlineExceeded)  # errors whose message is made of their fields
@@ -210,7 +213,7 @@ class Batch(msgspec.Struct, array_like=True):
     messages: list[FromWorker]
 
 
-_encoder = msgspec.msgpack.Encoder()
+encode: Callable[[ToWorker | Batch], bytes] = msgspec.msgpack.Encoder().encode
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _from_worker = msgspec.msgpack.Decoder(Batch)
 
@@ -219,25 +222,22 @@ class WireError(HeadwaterError):
     """A message is not one of those that routers and workers send."""
 
 
-def encode(message: ToWorker | Batch) -> bytes:
-    """Return a message's bytes."""
-    return _encoder.encode(message)
+def decoded(decoder: msgspec.msgpack.Decoder[Decoded], payload: bytes) -> Decoded:
+    """Read a message. Raises WireError."""
+    try:
+        return decoder.decode(payload)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise WireError(str(error)) from error
 
 
 def for_worker(payload: bytes) -> ToWorker:
     """Read a router's message. Raises WireError."""
-    try:
-        return _to_worker.decode(payload)
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
-        raise WireError(str(error)) from error
+    return decoded(_to_worker, payload)
 
 
 def from_worker(payload: bytes) -> Batch:
     """Read a worker's messages. Raises WireError."""
-    try:
-        return _from_worker.decode(payload)
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
-        raise WireError(str(error)) from error
+    return decoded(_from_worker, payload)
 
 
 def answer_of(request: int, attempt: int, event: Event) -> Answered:

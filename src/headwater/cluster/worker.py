@@ -85,10 +85,7 @@ class WorkingEngine(Protocol):
     """Engine as a worker uses it."""
 
     def submit(
-        self,
-        generation: Generation,
-        on_event: Callable[[Event], None],
-        handover: Handover = NO_HANDOVER,
+        self, generation: Generation, on_event: Callable[[Event], None], handover: Handover = NO_HANDOVER
     ) -> int: ...
 
     def cancel(self, request_id: int) -> None: ...

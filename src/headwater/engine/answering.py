@@ -6,16 +6,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
-from headwater.engine.live import Live, NoObserver, Observer
+from headwater.engine.detokenizer import TextStream
 from headwater.engine.meter import Meter
 from headwater.engine.runner import Runner
-from headwater.engine.sampler import Choice
+from headwater.engine.sampler import Choice, PromptScores, Sampling
 from headwater.errors import DeadlineExceeded, HeadwaterError, OutOfPages, QueueFull
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
+from headwater.request import SamplingParams
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Sequence
@@ -23,6 +25,46 @@ from headwater.schedule.step import Step
 from headwater.schedule.tail import FirstToken
 
 log = logging.getLogger("headwater.engine")
+
+OnEvent = Callable[[Event], None]
+
+
+@dataclass(eq=False)
+class Live:
+    """State that the engine keeps of a request, in addition to the scheduler's sequence."""
+
+    seq: Request
+    on_event: OnEvent
+    text: TextStream
+    sampling: Sampling
+    submitted: float  # seconds of a monotonic clock
+    started: float | None = None  # when its first leg ran
+    cached: int | None = None  # leading tokens of the prompt that were cached then; None: segments, or scored
+    scores: PromptScores | None = None  # until they are sent
+    drafted: int = 0  # tokens of the drafts that steps verified
+    accepted: int = 0
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.seq.generation.params
+
+
+class Observer(Protocol):
+    """Listener to complete answers, called on the engine's thread; `close` follows when the engine stops."""
+
+    def completed(self, seq: Request) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NoObserver:
+    """Observer that does nothing."""
+
+    def completed(self, seq: Request) -> None:
+        """Ignore the answer."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class Answering:
@@ -110,7 +152,7 @@ class Answering:
             self._runner.write_entries()  # some are of its last page
             first = FirstToken(choice.token, choice.logprob, choice.top, live.params.seed)
             with self._changed:
-                self._scheduler.tiers.keep_tail(live.seq, first)
+                self._scheduler.tiers.peers.keep_tail(live.seq, first)
 
     # -- ends
 

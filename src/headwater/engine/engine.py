@@ -12,15 +12,14 @@ import torch
 
 from headwater.cache.view import CacheView
 from headwater.config import ServeConfig
-from headwater.engine.answering import Answering
+from headwater.engine.answering import Answering, Live, OnEvent
 from headwater.engine.assembly import assembled, draft_bytes, opened
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.draft_model import DraftModel
-from headwater.engine.live import Live, OnEvent, Outcome, Warming
 from headwater.engine.loop import StepLoop
-from headwater.engine.meter import PROBED, Backlog, EngineStats, Meter
-from headwater.engine.preparations import Preparations
+from headwater.engine.meter import Backlog, EngineStats, Meter
+from headwater.engine.preparations import Outcome, Preparations, Warming
 from headwater.engine.proof.fingerprint import Probe, fingerprint, probe
 from headwater.engine.proof.selfcheck import Progress, SelfCheck, no_progress
 from headwater.engine.proof.start_checks import too_much_memory
@@ -76,6 +75,7 @@ class Engine:
         self.verification = Verification(self.answering, scheduler, self.changed)
         given = scheduler, runner, self.answering, self.verification, self.meter, self.changed
         self.loop = StepLoop(*given)
+        self.tiers: TierIO | None = None
         self._refusing = False  # running requests end, new ones are refused
 
     @classmethod
@@ -112,25 +112,25 @@ class Engine:
 
     def use_tiers(self, stores: list[Store], key: bytes, fingerprint: Fingerprint, config: ServeConfig) -> None:
         """Keep states and KV in these stores, too."""
-        self.scheduler.tiers = TierIO(stores, key, fingerprint, self.scheduler, self.runner, self.changed, config)
+        parts = self.scheduler, self.runner, self.changed, config, self.meter.by_tokens
+        self.tiers = self.scheduler.tiers = TierIO(stores, key, fingerprint, *parts)
+        self.loop.take_late = self.tiers.take_late
 
     @property
     def own_tiers(self) -> Mapping[str, Tier]:
-        """Tiers that may be this server's alone, by the medium that they have in KV events."""
-        tiers = self.scheduler.tiers
-        return tiers.own if isinstance(tiers, TierIO) else {}
+        """Tiers that may be private to this server, by the medium that they have in KV events."""
+        return {} if self.tiers is None else self.tiers.own
 
     def note_probe(self, probed: Probe) -> None:
         """Use the probe's prefill as the first one that was measured."""
         self.meter.probed(probed.seconds)
-        self.scheduler.tiers.prefilled(PROBED, probed.seconds)
 
     def join_peers(self, store: PeerStore, key: bytes, fingerprint: Fingerprint, config: ServeConfig) -> OwnParts:
         """Pull prefixes from other workers; return what those may read here."""
-        if not isinstance(self.scheduler.tiers, TierIO):
+        if self.tiers is None:
             self.use_tiers([], key, fingerprint, config)
-        assert isinstance(self.scheduler.tiers, TierIO), "its tiers were just made"
-        return self.scheduler.tiers.join_peers(store, key, fingerprint)
+        assert self.tiers is not None, "its tiers were just made"
+        return self.tiers.join_peers(store, key, fingerprint)
 
     @property
     def stepped(self) -> Callable[[], None]:
@@ -153,7 +153,8 @@ class Engine:
         Then tiers copy what is cached while `left()` seconds are left.
         """
         self.loop.stop()
-        self.scheduler.tiers.close(left)
+        if self.tiers is not None:
+            self.tiers.close(left)
         self.answering.observer.close()
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -230,12 +231,12 @@ class Engine:
         `unfollow`.
         """
         with self.changed:
-            return self.scheduler.tiers.follow(peer, namespace, key, len(key) // TOKEN_BYTES)
+            return self.scheduler.tiers.peers.follow(peer, namespace, key, len(key) // TOKEN_BYTES)
 
     def unfollow(self, number: int) -> None:
         """Give up to follow a prefill. Unknown numbers are ignored."""
         with self.changed:
-            self.scheduler.tiers.unfollow(number)
+            self.scheduler.tiers.peers.unfollow(number)
 
     def _check_running(self) -> None:
         if self._refusing or self.loop.is_ending:

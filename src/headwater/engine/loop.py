@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -78,6 +78,7 @@ class StepLoop:
         self._changed = changed
         self.cancelled: set[int] = set()  # requests
         self.deadlines = Deadlines()
+        self.take_late: Callable[[], None] = lambda: None  # ends waits for tiers that are too long; with `changed` held
         self.stopping = False
         self.broken: Exception | None = None  # the error that ended the thread
         self.thread = threading.Thread(target=self._work, name="headwater-engine", daemon=True)
@@ -145,7 +146,7 @@ class StepLoop:
                 return None
             self._end_cancelled()
             self._end_expired()
-            self._scheduler.tiers.take_late()
+            self.take_late()
             begun = time.perf_counter()
             planned = Planned(self._scheduler.plan_step(), time.perf_counter() - begun)
             self._answering.stepped()  # readers know of what is evicted for the step before it runs
@@ -170,7 +171,6 @@ class StepLoop:
             self._meter.step_seconds += seconds
         if step.legs:
             self._meter.prefilled(step, seconds)
-            self._scheduler.tiers.prefilled(sum(leg.plan.computed_tokens for leg in step.legs), seconds)
         return logits_RV
 
     def _publish(self, step: Step) -> list[Request]:

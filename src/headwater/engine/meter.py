@@ -100,6 +100,7 @@ class Meter:
         self.expired = 0
         self._mean_seconds = 1.0  # of recent requests, from submission to end
         self._flops, self._prefill = flops, PrefillSeconds(flops)
+        self.by_tokens = PrefillSeconds()  # the same, as if all tokens took the same time: for tiers
 
     def ended(self, seconds: float) -> None:
         """Note a request that ended `seconds` after its submission."""
@@ -108,15 +109,17 @@ class Meter:
     def probed(self, seconds: float) -> None:
         """Note the seconds of a prefill of `PROBED` tokens: until a long prompt comes, they say what a token takes."""
         self._prefill.note(self._flops.between(0, PROBED), seconds)
+        self.by_tokens.note(PROBED, seconds)
 
     def prefilled(self, step: Step, seconds: float) -> None:
         """Note the seconds of a step, if it computed a part of a prompt."""
-        if flops := step.prefill_flops(self._flops):
-            self._prefill.note(flops, seconds)
+        if tokens := sum(leg.plan.computed_tokens for leg in step.legs):
+            self._prefill.note(step.prefill_flops(self._flops), seconds)
+            self.by_tokens.note(tokens, seconds)
 
     def backlog(self, scheduler: Scheduler) -> Backlog:
         """Return what waits for the scheduler."""
-        waiting, layout = scheduler.waiting, scheduler.layout
+        waiting, layout, figures = scheduler.waiting, scheduler.layout, scheduler.tiers.figures()
         queued = sum(seq.n_prompt - (seq.match.checkpoint_tokens if seq.match else 0) for seq in waiting)
         prefills = (seq for seq in scheduler.running.values() if seq.phase is Phase.PREFILL)
         queued += sum(seq.n_prompt - seq.computed for seq in prefills)
@@ -129,8 +132,8 @@ class Meter:
             request_seconds=self._mean_seconds,
             held_tokens=sum(len(seq.tokens) for part in (waiting, scheduler.running.values()) for seq in part),
             memory_tokens=layout.n_pages * layout.page_size * layout.kv_pages_per_unit,
-            pull=scheduler.tiers.pull_speed,
-            loads=scheduler.tiers.load_speeds,
+            pull=figures.pull,
+            loads=figures.loads,
         )
 
     def retry_after(self, waiting: int, at_once: int) -> int:
@@ -139,7 +142,7 @@ class Meter:
 
     def stats(self, scheduler: Scheduler) -> EngineStats:
         """Return all gauges and counters."""
-        computed = scheduler.computed
+        computed, figures = scheduler.computed, scheduler.tiers.figures()
         return EngineStats(
             cache=scheduler.cache.stats(),
             running=scheduler.computing,
@@ -162,8 +165,8 @@ class Meter:
             expired=self.expired,
             accepted_drafts=scheduler.speculation.accepted,
             rejected_drafts=scheduler.speculation.rejected,
-            loaded_tokens=scheduler.tiers.loaded_tokens,
-            loaded_segments=scheduler.tiers.loaded_segments,
-            copies_dropped=scheduler.tiers.dropped,
-            tiers=scheduler.tiers.stats(),
+            loaded_tokens=figures.loaded_tokens,
+            loaded_segments=figures.loaded_segments,
+            copies_dropped=figures.copies_dropped,
+            tiers=figures.tiers,
         )

@@ -105,7 +105,7 @@ class MtpRunner:
         spec = module.spec
         self.module, self.page_size, self.device = module, spec.page_size, device
         self.arena = Arena(spec, n_pages, device)
-        self.graphs = MtpGraphs.over(module, self.arena)
+        self.graphs = MtpGraphs(module, self.arena)
         dtype: torch.dtype = getattr(torch, spec.dtype_name)
         memory = LazyBytes(n_pages * spec.hidden_size * spec.element_bytes, device).tensor
         self.last_PC = memory.view(dtype).view(n_pages, spec.hidden_size)  # the hidden state of each page's last token

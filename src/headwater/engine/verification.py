@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.engine.answering import Answering
-from headwater.engine.live import Live
+from headwater.engine.answering import Answering, Live
 from headwater.engine.sampler import Choice
 from headwater.engine.step_logits import StepLogits
 from headwater.errors import ConstraintError, InvalidLogits

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -17,11 +16,6 @@ FLOATS = ir.VectorType(ir.FloatType(), LANES)
 INTS = ir.VectorType(ir.IntType(32), LANES)
 SHORTS = ir.VectorType(ir.IntType(16), LANES)
 BYTES = ir.VectorType(ir.IntType(8), LANES)
-
-
-def constant(value: float) -> ir.Constant:
-    """Return a vector with `value` in each lane."""
-    return ir.Constant(FLOATS, [float(np.float32(value))] * LANES)
 
 
 def int_constant(value: int) -> ir.Constant:

@@ -112,7 +112,6 @@ class Load:
 
 
 def load_of(step: Step) -> Load:
-    """Return the load of a step."""
     tokens = squares = before = states = logits = segments = moved = 0
     for leg in step.legs:
         plan = leg.plan

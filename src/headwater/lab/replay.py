@@ -76,7 +76,7 @@ def timed(result: Result, servings: Sequence[Serving]) -> Result:
         queue_depth=round(sum(serving.waited for serving in servings) / last, 4) if last else 0.0,
         accepted_drafts=sum(one.speculation.accepted for one in schedulers),
         rejected_drafts=sum(one.speculation.rejected for one in schedulers),
-        loaded_tokens=sum(one.tiers.loaded_tokens for one in schedulers),
+        loaded_tokens=sum(one.tiers.figures().loaded_tokens for one in schedulers),
         tier_peak_bytes=sum(store.peak_bytes for store in stores),
         tier_written_bytes=sum(store.written_bytes for store in stores),
     )

@@ -17,10 +17,10 @@ from headwater.errors import ConfigError
 from headwater.models.profiles import Profile
 from headwater.schedule.speculation import Speculation
 from headwater.setting import OFF
+from headwater.traces.generated.dice import GOLDEN, MASK, mixed
 
 Kept = Literal["replay", "slots", "mtp"]
 SPELLED = re.compile(r"(\d+)@(\d*\.?\d+)(?:/(replay|slots|mtp))?")
-_BITS = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,5 @@ def uniform(*counter: int) -> float:
     """Return a number in [0, 1) of a counter: each part is mixed in by splitmix64 (Steele, Lea and Flood 2014)."""
     state = 0
     for part in counter:
-        state = (state ^ (part & _BITS)) + 0x9E3779B97F4A7C15 & _BITS
-        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _BITS
-        state = (state ^ state >> 27) * 0x94D049BB133111EB & _BITS
-        state ^= state >> 31
-    return state / (1 << 64)
+        state = mixed((state ^ (part & MASK)) + GOLDEN & MASK)
+    return state / (MASK + 1)

@@ -18,7 +18,7 @@ from headwater.plan import CacheLayout
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.tier_load import Load, Offer, ReadSpeed
-from headwater.schedule.tiers import Loads, Tiers
+from headwater.schedule.tiers import Copies, Loads, TierFigures, Tiers
 from headwater.setting import OFF, parse_bytes, show_bytes
 from headwater.tiers.catalog import Catalog, Entry
 from headwater.tiers.changes import IGNORED, PartsRemoved, PrefixStored, StoreChanges
@@ -101,7 +101,7 @@ class Line:
         return self.free_at
 
 
-class LabStore:
+class LabStore(Copies):
     """Content of a simulated store."""
 
     medium = "STORAGE"  # in KV events
@@ -164,6 +164,13 @@ class LabStore:
             self.written_bytes += size
             self.peak_bytes = max(self.peak_bytes, self.catalog.bytes)
 
+    def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
+        if not self.law.selective:
+            self.store(namespace, key, positions)
+
+    def resumed(self, namespace: str, key: bytes, at: int) -> None:
+        self.store(namespace, key, (at,))
+
     def _make_room(self, size: int, keep: frozenset[str]) -> bool:
         if self.catalog.bytes + size > self.law.size:
             for names in self.catalog.victims(self._now(), keep):
@@ -191,6 +198,8 @@ class LabLoads(Tiers):
         self._sizes = Sizes(scheduler.layout, page_bytes)
         self.run_tokens = self._sizes.run_tokens
         self.store = None if law is None else LabStore(law, self._sizes, prefill_seconds, now)
+        self.copies = self.store or Copies()
+        self.loaded_tokens = self.loaded_segments = 0
         self._loads = Loads(scheduler.cache, self, scheduler.new_id)
         self._reading: list[tuple[float, int, Callable[[], None]]] = []  # heap of the ends of reads, and their calls
         self._numbers = count()
@@ -267,9 +276,9 @@ class LabLoads(Tiers):
         """Read `size` bytes of a tier; return the end."""
         return self._line(tier).read(now, size)
 
-    @property
-    def load_speeds(self) -> dict[str, ReadSpeed]:
-        return {} if self.store is None else {self.store.medium: self._speed(STORE)}
+    def figures(self) -> TierFigures:
+        loads = {} if self.store is None else {self.store.medium: self._speed(STORE)}
+        return TierFigures(self.loaded_tokens, self.loaded_segments, loads=loads)
 
     def _speed(self, tier: int) -> ReadSpeed:
         a_token = self._sizes.bytes(False, self.run_tokens) / self.run_tokens / self._line(tier).bandwidth
@@ -283,13 +292,3 @@ class LabLoads(Tiers):
 
     def prefill_seconds(self, tokens: int) -> float | None:
         return self._prefill(tokens)
-
-    # -- copies
-
-    def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
-        if self.store is not None and not self.store.law.selective:
-            self.store.store(namespace, key, positions)
-
-    def resumed(self, namespace: str, key: bytes, at: int) -> None:
-        if self.store is not None:
-            self.store.store(namespace, key, (at,))

@@ -10,21 +10,30 @@ other, D[i, j], and a state's decay: they are there for each key channel (sectio
 
 A chunk is padded with β = 0 and g = 0, which leaves S as it is.
 
+Decays between tokens (`seen`): with g the logarithm of the decays, token i sees token j through e^(g_{j+1} + … + g_i),
+channel by channel. That is a factor of i times a factor of j for any point between them; for a pair on one side of the
+point one of the two factors overflows. So pairs are split by halves: if a stretch of tokens is cut in the middle, every
+token of its second half sees every token of its first half through the cut, which makes one product of matrices.
+Stretches of 2, 4, …, 64 tokens cover all pairs. Sums of g are only ever added to, never subtracted from each other: no
+sum is above 0, and a strong decay leaves no error in the weak ones after it.
+
 N rows of a step, n chunks (of any sequences), t = 64 tokens, B decoding sequences, H heads, K width of their keys and V
-of their values (equal), C convolved channels, D model width; M = n·H. Chunks and states are float32.
+of their values (equal), C convolved channels, D model width, h tokens of a half, X kinds of rows (queries, keys);
+M = n·H, m = M · cuts. Chunks and states are float32.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from headwater.layers.kda import DeltaAttention
-from headwater.mixers.activations import gated_rms_norm_into, sigmoid, softplus
+from headwater.mixers.activations import LOG2_E, empty_vectors, exp2_, gated_rms_norm_into, sigmoid, softplus
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.gdn import Chunks, DeltaRule, norm_scales
-from headwater.mixers.gla import seen
 from headwater.mixers.recurrent import Rows, queries_keys_values
 from headwater.mixers.slices import CHUNK
 from headwater.mixers.weights import Weights
@@ -55,6 +64,65 @@ def prepare(qk_nt2HK: Tensor, v_ntHV: Tensor, g_ntHK: Tensor, beta_ntH: Tensor) 
         decay_MX1=from_start_MtK[:, -1].unsqueeze(-1),
         write_MtK=to_end_MtK.mul_(k_MtK),
     )
+
+
+class Seen(NamedTuple):
+    """Σ_K x_i k_j e^(g_{j+1} + … + g_i) for j < i, zeros elsewhere; and decays from and to the ends of chunks."""
+
+    pairs_XMtt: Tensor  # contiguous for each kind
+    from_start_MtK: Tensor  # e^(g_1 + … + g_i)
+    to_end_MtK: Tensor  # e^(g_{i+1} + … + g_64)
+
+
+def seen(x_MXtK: Tensor, k_MtK: Tensor, g_nHtK: Tensor) -> Seen:
+    """Compute what tokens of a chunk see of each other if every key channel decays at its own rate.
+
+    M = n · H; `g_nHtK` may be strided.
+    """
+    n, kinds, _, width = x_MXtK.shape
+    pairs_XMtt = x_MXtK.new_zeros(kinds, n, CHUNK, CHUNK)
+    sums_2MtK, sum_vectors = empty_vectors(2, n, CHUNK, width, device=x_MXtK.device)
+    factor_2mhK, factor_vectors = empty_vectors(2, n, CHUNK // 2, width, device=x_MXtK.device)
+    left_mXhK, right_mhK = (
+        torch.empty_like(t[..., : CHUNK // 2, :], memory_format=torch.contiguous_format) for t in (x_MXtK, k_MtK)
+    )
+    after_MtK, before_MtK = sums_2MtK  # sums of g within the half: after a token, and up to it
+    after_MtK.zero_()
+    torch.mul(g_nHtK, LOG2_E, out=before_MtK.view(g_nHtK.shape))
+    half = 1
+    while half < CHUNK:
+        cuts = (n, CHUNK // (2 * half))
+        sums = sums_2MtK.view(2, *cuts, 2, half, width)
+        factor = factor_2mhK.view(2, *cuts, half, width)
+        factor.copy_(sums.diagonal(dim1=0, dim2=3).movedim(-1, 0))  # first halves to the cut, second halves from it
+        exp2_(factor_vectors)
+        left, right = left_mXhK.view(*cuts, kinds, half, width), right_mhK.view(*cuts, half, width)
+        torch.mul(k_MtK.view(*cuts, 2, half, width)[:, :, 0], factor[0], out=right)
+        x = x_MXtK.view(n, kinds, cuts[1], 2, half, width)
+        torch.mul(x[:, :, :, 1].transpose(1, 2), factor[1].unsqueeze(2), out=left)
+        dots_mRh = _dots(left.view(-1, kinds * half, width), right.view(-1, half, width))
+        _across(pairs_XMtt, half).copy_(dots_mRh.view(*cuts, kinds, half, half))
+        after, before = sums
+        after[:, :, 0] += before[:, :, 1, -1:]
+        before[:, :, 1] += before[:, :, 0, -1:]
+        half *= 2
+    exp2_(sum_vectors)
+    return Seen(pairs_XMtt, before_MtK, after_MtK)
+
+
+def _dots(left_mRK: Tensor, right_mhK: Tensor) -> Tensor:
+    """Multiply left by right, [m, R, h]; a batched product of one column would run another kernel."""
+    if right_mhK.shape[1] == 1:
+        return (left_mRK * right_mhK).sum(-1, keepdim=True)
+    return torch.bmm(left_mRK, right_mhK.mT)
+
+
+def _across(pairs_XMtt: Tensor, half: int) -> Tensor:
+    """Return a view of the pairs across all cuts between halves of that length, [M, cuts, X, h, h]."""
+    kinds, n = pairs_XMtt.shape[:2]
+    n_cuts = CHUNK // (2 * half)
+    across = pairs_XMtt.view(kinds, n, n_cuts, 2, half, n_cuts, 2, half)[:, :, :, 1, :, :, 0]
+    return across.diagonal(dim1=2, dim2=4).permute(1, 4, 0, 2, 3)
 
 
 class KimiDeltaAttention(DeltaRule[DeltaAttention]):

@@ -28,10 +28,9 @@ from torch import Tensor
 from headwater.layers.lightning import Lightning
 from headwater.mixers.activations import inverse_rms
 from headwater.mixers.batch import StepBatch
-from headwater.mixers.gla import decayed_by_channel
 from headwater.mixers.linear import Linear
 from headwater.mixers.products import rows
-from headwater.mixers.recurrent import RecurrentMixer, Rows, rank_one_step
+from headwater.mixers.recurrent import RecurrentMixer, Rows, decayed_by_channel, rank_one_step
 from headwater.mixers.rotary import rotary_table, rotate_into
 from headwater.mixers.slices import CHUNK
 from headwater.mixers.weights import Weights

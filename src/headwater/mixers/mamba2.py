@@ -31,8 +31,7 @@ from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.activations import LOG2_E, empty_vectors, exp2_, inverse_rms, silu, softplus
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.convolution import ShortConvolution
-from headwater.mixers.gla import decayed_by_channel
-from headwater.mixers.recurrent import RecurrentMixer, Rows, rank_one_step
+from headwater.mixers.recurrent import RecurrentMixer, Rows, decayed_by_channel, rank_one_step
 from headwater.mixers.slices import CHUNK
 from headwater.mixers.weights import Weights
 

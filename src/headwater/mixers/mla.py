@@ -154,7 +154,7 @@ class LatentAttentionMixer:
     def forward(self, x_NC: Tensor, step: AttentionStep) -> Tensor:
         """Write the step's latents; attend from each row to its sequence up to that row."""
         shape, n_prefill = self.shape, step.batch.n_prefill
-        q_NE, gate_NH = self._write(x_NC, step)
+        q_NE, gate_NH = self.store(x_NC, step)
         if self.q_up is not None and self.q_norm is not None:
             q_NE = self.q_up(self.q_norm(q_NE), n_prefill)
         q_NHD = self._placed(q_NE.unflatten(1, (shape.heads, -1)), step)
@@ -163,11 +163,7 @@ class LatentAttentionMixer:
             out_NHV = out_NHV.mul_(sigmoid(gate_NH)[:, :, None])
         return self.out(out_NHV.flatten(1), n_prefill)
 
-    def store(self, x_NC: Tensor, step: AttentionStep) -> None:
-        """Write the latents of a step without decoding rows; compute nothing else."""
-        self._write(x_NC, step)
-
-    def _write(self, x_NC: Tensor, step: AttentionStep) -> tuple[Tensor, Tensor]:
+    def store(self, x_NC: Tensor, step: AttentionStep) -> tuple[Tensor, Tensor]:
         """Write the step's latents; return the down-projections of queries, and the gates."""
         shape = self.shape
         widths = (shape.q_latent or shape.heads * shape.key_dim, shape.latent, shape.rope_dim)

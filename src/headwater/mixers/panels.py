@@ -28,7 +28,6 @@ from headwater.kernels.compiling import threads_in_use
 from headwater.kernels.float8 import BIAS
 from headwater.kernels.integer_tile import NIBBLES
 from headwater.kernels.integers import multiply_integers
-from headwater.kernels.lookup import copy_panel_rows_into, widen_panel_rows_into
 from headwater.kernels.product import (
     LINEAR,
     SIGMOID,
@@ -39,6 +38,7 @@ from headwater.kernels.product import (
     widen_and_multiply,
 )
 from headwater.kernels.recording import empty
+from headwater.kernels.residual import copy_panel_rows_into, widen_panel_rows_into
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 from headwater.kernels.vectors import LANES
 from headwater.mixers.quantised import Quantised

@@ -324,6 +324,24 @@ def scratch(like_X: Tensor) -> Tensor:
     return memory[:n].view(like_X.shape)
 
 
+def decayed_by_channel(
+    q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, g_THK: Tensor, state_HKV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the recurrence token by token, the plain form that tests compare chunks and decode steps with.
+
+    Return outputs [T, H, V] and the state after the last token, in the dtype of the arguments (float64 works).
+    Gated Linear Attention (Yang et al. 2023), equation 3, with g the logarithm of its decay α: each key channel of the
+    state (or with g [T, H, 1], each head) forgets at its own rate, and k vᵀ is added. Queries come scaled.
+    """
+    state_HKV = state_HKV.clone()
+    out_THV = torch.empty_like(v_THV)
+    for t in range(q_THK.shape[0]):
+        state_HKV *= g_THK[t].exp().unsqueeze(-1)
+        state_HKV += k_THK[t].unsqueeze(-1) * v_THV[t].unsqueeze(1)
+        out_THV[t] = (state_HKV * q_THK[t].unsqueeze(-1)).sum(1)
+    return out_THV, state_HKV
+
+
 def rank_one_step(q_BHK: Tensor, k_BHK: Tensor, v_BHV: Tensor, decay: Tensor, state_BHKV: Tensor) -> Tensor:
     """Process one token of each of B sequences by S' = decay · S + k vᵀ: return o = S'ᵀ q; update states in place.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from headwater import kernels
 from headwater.layers.attention import GroupedAttention, WindowAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.gdn import DeltaNet
-from headwater.layers.gla import GatedLinearAttention
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.layer import GROUP, Layer
 from headwater.layers.lightning import Lightning
@@ -28,7 +27,6 @@ from headwater.mixers.activations import RMSNorm, StreamNorm
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.feed_forward import MixtureOfExperts, mlp_of
 from headwater.mixers.gdn import GatedDeltaNet
-from headwater.mixers.gla import GatedLinearAttentionMixer
 from headwater.mixers.gpu import has_kernels
 from headwater.mixers.kda import KimiDeltaAttention
 from headwater.mixers.lightning import LightningAttention
@@ -50,7 +48,6 @@ log = logging.getLogger("headwater.models")
 RECURRENT: dict[type[Layer], Callable[[Any, Weights], RecurrentMixer[Any]]] = {
     DeltaAttention: KimiDeltaAttention,
     DeltaNet: GatedDeltaNet,
-    GatedLinearAttention: GatedLinearAttentionMixer,
     Lightning: LightningAttention,
     Mamba2: StateSpaceDual,
     Mamba: SelectiveStateSpace,
@@ -59,48 +56,29 @@ RECURRENT: dict[type[Layer], Callable[[Any, Weights], RecurrentMixer[Any]]] = {
 
 @dataclass(frozen=True)
 class LayerClasses:
-    """The classes that compute layers on one kind of device; recurrent layers have their mixer on each."""
+    """The classes that compute layers on one kind of device, by default in torch; each has the recurrent mixers."""
 
-    recurrent: Callable[[RecurrentMixer[Any]], hybrid.RecurrentLayer]  # a mixer, as this kind of device runs it
-    attention: Callable[[int, GroupedAttention, Weights], Attention]
-    latent_attention: Callable[[int, LatentAttention, Weights], LatentAttentionMixer]
-    window: Callable[[WindowAttention, Weights], WindowAttentionMixer]
-    experts: type[MixtureOfExperts]
-    attention_step: type[AttentionStep]
-    stream_norm: type[StreamNorm]
-    embedding: type[Embedding]
-
-
-IN_TORCH = LayerClasses(
-    lambda mixer: mixer,
-    Attention,
-    LatentAttentionMixer,
-    WindowAttentionMixer,
-    MixtureOfExperts,
-    AttentionStep,
-    StreamNorm,
-    Embedding,
-)
+    recurrent: Callable[[RecurrentMixer[Any]], hybrid.RecurrentLayer] = lambda mixer: mixer  # as the device runs it
+    attention: Callable[[int, GroupedAttention, Weights], Attention] = Attention
+    latent_attention: Callable[[int, LatentAttention, Weights], LatentAttentionMixer] = LatentAttentionMixer
+    window: Callable[[WindowAttention, Weights], WindowAttentionMixer] = WindowAttentionMixer
+    experts: type[MixtureOfExperts] = MixtureOfExperts
+    attention_step: type[AttentionStep] = AttentionStep
+    stream_norm: type[StreamNorm] = StreamNorm
+    embedding: type[Embedding] = Embedding
 
 
 def layer_classes(device: torch.device | str) -> LayerClasses:
     """Return the classes for a device: with kernels for a GPU, which need Triton, or for a CPU, which need numba."""
     if not has_kernels(device):
-        return _on_cpu() if torch.device(device).type == "cpu" and kernels.available() else IN_TORCH
+        return _on_cpu() if torch.device(device).type == "cpu" and kernels.available() else LayerClasses()
     from headwater.mixers.gpu.attention import AttentionOnGpu, AttentionStepOnGpu, WindowAttentionOnGpu
     from headwater.mixers.gpu.experts import ExpertsOnGpu
     from headwater.mixers.gpu.mla import LatentAttentionOnGpu
     from headwater.mixers.gpu.recurrent import RecurrentOnGpu
 
     return LayerClasses(
-        RecurrentOnGpu,
-        AttentionOnGpu,
-        LatentAttentionOnGpu,
-        WindowAttentionOnGpu,
-        ExpertsOnGpu,
-        AttentionStepOnGpu,
-        StreamNorm,
-        Embedding,
+        RecurrentOnGpu, AttentionOnGpu, LatentAttentionOnGpu, WindowAttentionOnGpu, ExpertsOnGpu, AttentionStepOnGpu
     )
 
 
@@ -115,8 +93,7 @@ def _on_cpu() -> LayerClasses:
     from headwater.mixers.cpu.recurrent import on_cpu
     from headwater.mixers.cpu.stream import EmbeddingOnCpu, StreamNormOnCpu
 
-    return replace(
-        IN_TORCH,
+    return LayerClasses(
         recurrent=on_cpu,
         attention=attention_of,
         latent_attention=latent_attention_of,

@@ -247,6 +247,15 @@ class Inputs:
         )
 
 
+def cpu_recorder() -> Recorder | None:
+    """Return a recorder of calls of kernels; None if these do not compute steps."""
+    if not (kernels.available() and numerics.current().mode == "compiled"):
+        return None
+    from headwater.kernels.recording import CpuRecorder
+
+    return CpuRecorder()
+
+
 class DecodeGraphs:
     """The graphs of one model over its memory, each recorded when its shape first comes up."""
 
@@ -271,13 +280,8 @@ class DecodeGraphs:
         cls, model: HybridModel, arena: Arena, states: StateMemory, hidden_NC: torch.Tensor | None = None
     ) -> DecodeGraphs | None:
         """Return the recorded steps of a model, or None without a recorder."""
-        if arena.pages.device.type == "cuda":
-            return cls(model, arena, states, CudaRecorder(), hidden_NC)
-        if not (kernels.available() and numerics.current().mode == "compiled"):
-            return None
-        from headwater.kernels.recording import CpuRecorder
-
-        return cls(model, arena, states, CpuRecorder(), hidden_NC)
+        recorder = CudaRecorder() if arena.pages.device.type == "cuda" else cpu_recorder()
+        return None if recorder is None else cls(model, arena, states, recorder, hidden_NC)
 
     def __len__(self) -> int:
         return len(self._known)

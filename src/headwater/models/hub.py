@@ -50,10 +50,7 @@ class Listing:
 
         with explained(name):
             info = HfApi(**sender()).model_info(
-                name.repository,
-                revision=name.revision,
-                files_metadata=True,
-                timeout=constants.HF_HUB_ETAG_TIMEOUT,
+                name.repository, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
             )
         if info.sha is None:
             raise DownloadError(f"{constants.ENDPOINT} does not name the commit of {name}: it is not a complete hub")

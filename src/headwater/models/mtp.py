@@ -15,15 +15,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headwater import kernels
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
-from headwater.mixers import numerics
 from headwater.mixers.activations import StreamNorm
 from headwater.mixers.attention import AttentionStep
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.linear import Linear
-from headwater.models.decode_graphs import Inputs, Recorder, Shape, Work
+from headwater.models.decode_graphs import Inputs, Recorder, Shape, Work, cpu_recorder
 from headwater.models.hybrid import AttentionFunction, HybridModel, Output, Residual, Step
 from headwater.spec import ModelSpec
 
@@ -103,20 +101,11 @@ class Recorded:
 class MtpGraphs:
     """The passes of one head over its arena, each recorded when its sizes come up again."""
 
-    def __init__(self, module: MtpModule, arena: Arena, recorder: Recorder | None) -> None:
-        """Without a recorder no pass is recorded."""
-        self.module, self.arena, self.recorder = module, arena, recorder
+    def __init__(self, module: MtpModule, arena: Arena) -> None:
+        self.module, self.arena = module, arena
+        self.recorder = cpu_recorder()  # None: no pass is recorded
         self._known: dict[tuple[Shape, int], Recorded | None] = {}  # None: such a pass cannot be recorded
         self._seen = set[tuple[Shape, int]]()
-
-    @classmethod
-    def over(cls, module: MtpModule, arena: Arena) -> MtpGraphs:
-        """Return the passes, recorded where kernels can be."""
-        if not (kernels.available() and numerics.current().mode == "compiled"):
-            return cls(module, arena, None)
-        from headwater.kernels.recording import CpuRecorder
-
-        return cls(module, arena, CpuRecorder())
 
     def __len__(self) -> int:
         return len(self._seen) + len(self._known)

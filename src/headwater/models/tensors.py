@@ -18,7 +18,7 @@ from headwater.errors import CheckpointError
 from headwater.mixers.quantised import Quantised
 from headwater.mixers.weights import Stored, values_of
 from headwater.models.files import INDEX, SINGLE, weight_files, weight_map
-from headwater.models.quantisation.method import Method
+from headwater.models.quantisation import Method
 from headwater.unreadable import why_missing, why_unreadable
 
 JOINED = re.compile(r"\b(gate|up)_proj\b")  # what may be one tensor, gate_up_proj

@@ -30,7 +30,7 @@ class Admission:
         homes = workload.homes()
         is_full = len(homes) >= workload.limits.max_running
         if is_full:
-            first = workload.waiting.first(MAX_PREFETCHED)
+            first = workload.waiting[:MAX_PREFETCHED]
             workload.tiers.prefetch([seq for seq in first if not seq.scores_prompt])
         if self._is_used_up(homes):
             return
@@ -56,7 +56,7 @@ class Admission:
         workload = self._workload
         if not seq.scores_prompt and workload.tiers.holds_back(seq):
             return True
-        if self._waits_for_segments(seq):
+        if seq.composes and self._waits_for_segments(seq):
             seq.release_segments()
             return True
         if self._planner.leader_of(seq, workload.in_phase(Phase.PREFILL)) is not None:
@@ -84,7 +84,7 @@ class Admission:
     def _start(self, seq: Request) -> bool:
         """Plan the first leg of a request; optional work gives way to it. False: there is no memory, or no budget."""
         workload = self._workload
-        others = [one for one in workload.waiting.first(MAX_BRANCHING + 1) if one is not seq]
+        others = [one for one in workload.waiting[: MAX_BRANCHING + 1] if one is not seq]
         while True:
             try:
                 plan = self._planner.first_leg(seq, workload.budget(), others)
@@ -107,5 +107,5 @@ class Admission:
             workload.begin(seq, plan)
             workload.tiers.forget(seq.id)
             if plan.start:
-                workload.tiers.resumed(seq.namespace, seq.key, plan.start)
+                workload.tiers.copies.resumed(seq.namespace, seq.key, plan.start)
             return True

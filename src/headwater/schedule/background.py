@@ -30,10 +30,10 @@ class Background:
         self.wanted: deque[SegmentKey] = deque()  # segments to build before a request has them, as slots are free
         self.awaited = Awaited()  # those of them that tiers are asked for
 
-    @property
-    def is_idle(self) -> bool:
-        """True if nothing waits to begin."""
-        return not (self.answers or self.wanted or self.healer.queue)
+    def use_rest(self) -> None:
+        """Begin prefills of finished answers, then heal, in the rest of the step's budget."""
+        self._prefill_answers()
+        self._heal()
 
     # -- segments
 
@@ -77,7 +77,7 @@ class Background:
 
     # -- finished answers
 
-    def prefill_answers(self) -> None:
+    def _prefill_answers(self) -> None:
         """Begin prefills of finished answers."""
         workload = self._workload
         while self.answers and len(workload.running) - len(workload.homes()) < MAX_ANSWER_PREFILLS:
@@ -106,14 +106,12 @@ class Background:
 
     def _may_heal(self) -> bool:
         workload = self._workload
-        if workload.gate.is_full or len(workload.waiting) or self.answers or self.wanted:
+        if workload.gate.is_full or workload.waiting or self.answers or self.wanted:
             return False
         return self.healer.may_run(workload.computing, len(workload.homes()))
 
-    def heal(self) -> None:
+    def _heal(self) -> None:
         """Plan one leg of the prefix that is being healed, or of the next one, in the rest of the budget."""
-        if self.healer.seq is None and not self.healer.queue:
-            return
         workload, unit = self._workload, self._workload.layout.unit_tokens
         budget = Budget(min(workload.budget().tokens, max(workload.limits.shared_step, unit)), 1)
         while budget.tokens >= unit and len(workload.slots) and self._may_heal():

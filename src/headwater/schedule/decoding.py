@@ -43,15 +43,14 @@ class Decoding:
 
     def _plan_row(self, seq: Sequence) -> None:
         """Plan the next row of a sequence; other sequences give way if memory is short for it."""
-        while seq.phase is Phase.DECODE:
+        while seq.phase is Phase.DECODE and not self._has_pages(seq, seq.computed + 1):
             try:
                 self._planner.extend(seq, seq.computed + 1)
             except OutOfPages as error:
                 if not self._preemption.make_room_for(seq, error):
                     return
-                continue
+        if seq.phase is Phase.DECODE:
             self._workload.decodes[seq.id] = Decode(seq, accepted=seq.accepted)
-            return
 
     def _plan_replay(self, seq: Sequence) -> None:
         """Add the next known rows of an answer that is replayed, and the page that they complete, if it is published.
@@ -135,8 +134,14 @@ class Decoding:
         rows = sum(one.rows for one in self._workload.decodes.values())
         return max(0, min(MAX_REPLAYED_ROWS, self._workload.limits.tokens_per_step) - rows)
 
+    def _has_pages(self, seq: Sequence, end: int) -> bool:
+        """Return whether a sequence has pages for the tokens before `end`."""
+        return not self._layout.kv_pages_per_unit or len(seq.table) * self._layout.page_size >= end
+
     def _with_pages(self, seq: Sequence, rows: int) -> int:
         """Reserve pages for the next rows of a sequence while any are free; return how many rows have pages."""
+        if self._has_pages(seq, seq.computed + rows):
+            return rows
         try:
             self._planner.extend(seq, seq.computed + rows)
         except OutOfPages:

@@ -113,7 +113,8 @@ class Scheduler:
         """End an answered request: free its memory, and queue the prefill after which the next turn resumes."""
         self.cancel(seq)
         self.speculation.remember(seq.namespace, seq.tokens[seq.n_prompt :])
-        self.healer.remember(seq)
+        if seq.marked_from is not None:
+            self.healer.remember(seq)
         keeps = self.decode_reuse == "canonical" and seq.generation.keep_output and not seq.scores_prompt
         end = seq.answer_end(self.layout.unit_tokens) if keeps else None
         if end is not None:
@@ -157,26 +158,34 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not (len(self.waiting) or self.running) and self.background.is_idle
+        return not (self.waiting or self.running or self.answers or self.wanted or self.healer.queue)
 
     # -- one step
 
     def plan_step(self) -> Step:
         """Plan rows of decoding sequences, legs of running prefills, new requests, then background work."""
-        workload = self.workload
+        workload, has_background = self.workload, self._has_background
         workload.begin_step()
-        self.background.make_way()
+        if has_background:
+            self.background.make_way()
         self.decoding.plan()
         prefills = (seq for seq in workload.in_phase(Phase.PREFILL) if not isinstance(seq, Recomputation))
         for seq in workload.shares.order(prefills):
             workload.guarded(self.preemption.plan_leg, seq)
         if not workload.gate.is_crowded:
-            self.background.build_wanted()
-            if len(self.waiting):
+            if has_background:
+                self.background.build_wanted()
+            if self.waiting:
                 self.admission.admit()
-            self.background.prefill_answers()
-            self.background.heal()
+            if has_background:
+                self.background.use_rest()
         return workload.step()
+
+    @property
+    def _has_background(self) -> bool:
+        """True if background work waits or runs."""
+        wanted = self.wanted or self.background.awaited.outcomes
+        return bool(wanted or self.answers or self.healer.queue or self.healer.seq)
 
     def finish_step(self, step: Step) -> list[Request]:
         """Publish what the step computed; return the requests whose next token is to be sampled, in its order.
@@ -192,14 +201,14 @@ class Scheduler:
         return [seq for seq in sampled if isinstance(seq, Request) and seq.id not in failed]
 
     def _finish_leg(self, seq: Sequence) -> None:
-        plan = self.workload.legs[seq.id].plan
+        plan, copies = self.workload.legs[seq.id].plan, self.tiers.copies
         self.cache.commit(plan)
         del self.workload.legs[seq.id]
         if plan.build is None:
-            self.tiers.saved(seq.namespace, seq.key, self._resumable(seq, plan))
+            copies.saved(seq.namespace, seq.key, self._resumable(seq, plan))
         segments = seq.segments_of(plan)
         if segments:
-            (self.tiers.reused if plan.build is None else self.tiers.built)(segments)
+            (copies.reused if plan.build is None else copies.built)(segments)
         self.workload.count(seq, seq.purpose, plan.computed_tokens)
         seq.leg_ended(plan)
         if seq.computed == seq.n_prompt:
@@ -253,7 +262,7 @@ class Scheduler:
             or any(seq.phase is not Phase.DECODE or seq.uncomputed > 1 for seq in running)
         ):
             return 0
-        if len(self.waiting) and len(running) < self.limits.max_running + RESERVED_SLOTS:
+        if self.waiting and len(running) < self.limits.max_running + RESERVED_SLOTS:
             return 0
         if self.decode_reuse == "raw":
             most = min(most, *(unit - 1 - seq.computed % unit for seq in running))

@@ -1,7 +1,7 @@
-"""Speculation: the drafts that each decoding request's next step verifies, and how many of them pay.
+"""Speculation: the drafts that the next step verifies for each decoding request.
 
-A draft costs a row of the step, and yields a token if it and all drafts before it are right. Costs are those that steps
-were measured to have; chances are the request's own. The choice changes no bit of an answer, only its speed.
+A draft costs a row of the step, and yields a token if it and all drafts before it are right. Costs are measured in
+earlier steps; chances are the request's own. The choice changes no bit of an answer, only its speed.
 """
 
 from __future__ import annotations
@@ -19,37 +19,36 @@ from headwater.draft.ngram import PromptLookup
 from headwater.draft.prediction import PredictedAnswer
 from headwater.draft.suffix import PastAnswers, SuffixDrafter
 from headwater.request import Generation
-from headwater.schedule.draft_gains import AskingTime, Trials, Trust
+from headwater.schedule.draft_gains import OUTLIER_FACTOR, AskingTime, StepSeconds, Trials, Trust
 from headwater.schedule.sequence import Sequence as AnySequence
-from headwater.schedule.step_seconds import OUTLIER, StepSeconds
 
 OFF, AUTO, MTP, DRAFT = "off", "auto", "mtp", "draft"
-# drafts of a step: few sizes, so that recorded steps are met again
+# drafts of a step: few different numbers, so that recorded steps are met again
 COUNTS = frozenset((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
-FORGETS = 0.98  # weight of a server's earlier drafts with each new step of them
-FORGETS_DRAFTS = 0.9  # of a request's earlier drafts, with each new step of it
-EXPECTED = {  # chance that a draft is right, where < 4, 8, 16, 32 tokens agreed, or more
+SERVER_DECAY = 0.98  # weight of a server's earlier drafts with each new step of them
+REQUEST_DECAY = 0.9  # of a request's earlier drafts, with each new step of it
+EXPECTED = {  # chance that a draft is right if < 4, 8, 16, 32 tokens agreed, or more
     Source.COPIED: (0.6, 0.55, 0.7, 0.95, 0.99),
     Source.PREDICTED: (0.6, 0.7, 0.9, 0.97, 0.99),
     Source.FORCED: (0.9, 0.9, 0.9, 0.9, 0.9),
-    Source.HEAD: (0.3, 0.6, 0.75, 0.85, 0.95),  # where its probability is < 0.5, 0.75, 0.875, 0.94, or more
+    Source.HEAD: (0.3, 0.6, 0.75, 0.85, 0.95),  # if its probability is < 0.5, 0.75, 0.875, 0.94, or more
 }
-FIRST_FROM_HEAD = 2  # of the head for a request, before its own drafts count
-WEIGHT = 4  # judged drafts that the server's experience counts as for a request, and what is expected for a server
-# steps after which a request whose drafts do not pay tries one: at first, and at most; each try that fails doubles them
-TRIES_EVERY, RARELY = 32, 256
-LIKELY = 0.5  # chance of drafts that are tried whatever they cost
-FEW_TRY = 8  # requests of which one tries a head that does not pay
-CLEAR = 1.5  # gain from which steps without drafts are measured rarely
-LONGEST_PAUSE = 8  # steps in which a request is not asked for drafts, after some in which none paid
-CHEAP = 0.1  # of a step: a pass of the head that is tried for each new request
+HEAD_TRIALS = 2  # drafts of the head for a request, before its own drafts count
+PRIOR_DRAFTS = 4  # that the server's experience counts as for a request, and EXPECTED for a server
+# steps after which a request whose drafts do not pay tries one: at first, and at most; each failed try doubles them
+TRY_PERIOD, MAX_TRY_PERIOD = 32, 256
+LIKELY_CHANCE = 0.5  # of drafts that are tried whatever they cost
+HEAD_TRY_PERIOD = 8  # requests of which one tries a head that does not pay
+CLEAR_GAIN = 1.5  # from which steps without drafts are measured rarely
+MAX_PAUSE_STEPS = 8  # in which a request is not asked for drafts, after some in which none paid
+CHEAP_PASS = 0.1  # of a step: a pass of the head that is tried for each new request
 
 log = logging.getLogger("headwater.schedule")
 
 
 @dataclass(eq=False)
 class Share:
-    """Drafts that were right, and drafts that were judged: those up to the first wrong one. Recent ones weigh more."""
+    """Number of right drafts, and of judged ones: those up to the first wrong one. Recent ones weigh more."""
 
     right: float = 0.0
     judged: float = 0.0
@@ -61,16 +60,17 @@ class Share:
 
 
 class Experience:
-    """Drafts of a server that were right, by their source and the context that agreed before them."""
+    """Shares of right drafts of a server, by their source and the context that agreed before them."""
 
     def __init__(self) -> None:
-        self.tries_every = TRIES_EVERY  # steps of a new request: a try that fails doubles them, a right draft ends that
+        self.tries_every = TRY_PERIOD  # steps of a new request: a failed try doubles them, a right draft resets them
         self._shares = {
-            source: [Share(WEIGHT * chance, WEIGHT) for chance in chances] for source, chances in EXPECTED.items()
+            source: [Share(PRIOR_DRAFTS * chance, PRIOR_DRAFTS) for chance in chances]
+            for source, chances in EXPECTED.items()
         }
 
     def of(self, draft: Draft) -> Share:
-        """Return the share of drafts of its source after about as many tokens that agreed."""
+        """Return the share for drafts of the same source, after about as many tokens that agreed."""
         shares = self._shares[draft.source]
         return shares[min(max(0, draft.agreed.bit_length() - 2), len(shares) - 1)]
 
@@ -85,10 +85,10 @@ class Guesser(Protocol):
 
     @property
     def pass_seconds(self) -> float:
-        """Seconds of one draft of some sequences."""
+        """Seconds of one draft for some sequences."""
 
     def guess(self, wanted: Sequence[tuple[AnySequence, int]], least: float) -> list[Draft]:
-        """Return a draft of each sequence, of so many tokens at most, each of which is right with a chance of `least`.
+        """Return a draft for each sequence, at most of the given tokens, each right with a chance of at least `least`.
 
         The sequences have pages for as many tokens after their last one.
         """
@@ -98,20 +98,20 @@ class Guesser(Protocol):
 
 
 def sum_of_chances(chance: float, n: int) -> float:
-    """Return how many of n drafts are expected to be right, each with that chance if those before it are."""
+    """Return the expected number of right drafts of n, each of which is right with `chance` if those before it are."""
     return n if chance >= 1 else chance * (1 - chance**n) / (1 - chance)
 
 
 @dataclass(eq=False)
 class Speculator:
-    """The drafters of one request, the surest first, and how often its drafts were right."""
+    """Drafters of one request, the most reliable first, and the share of its drafts that were right."""
 
     drafters: Sequence[Drafter]
     grammar: Grammar | None = None  # of a constrained answer
     most: int = MOST_DRAFTS  # drafts of a step
     experience: Experience = field(default_factory=Experience)
     own: dict[Source, Share] = field(default_factory=lambda: {source: Share() for source in Source})
-    taken: int = 0  # tokens of the request that the drafter has
+    taken: int = 0  # tokens of the request that the drafters have
     idle: int = 0  # steps since a draft was judged
     pauses: int = 0  # steps left in which it is not asked
     next_pause: int = 1
@@ -125,7 +125,7 @@ class Speculator:
         self.tries_every = self.tries_every or self.experience.tries_every
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return at most so many tokens that may be next: the draft of which most are expected to be right."""
+        """Return at most `most` tokens that may be next: the draft with most tokens expected to be right."""
         new, self.taken = tokens[self.taken :], len(tokens)
         for drafter in self.drafters:
             drafter.take(new)
@@ -135,7 +135,7 @@ class Speculator:
         return self.draft.tokens
 
     def is_paused(self, time_is_left: bool) -> bool:
-        """Count a step; return whether no drafts are asked for in it: in those before none paid, or no time is left.
+        """Count a step; return whether it asks for no drafts, since none paid before, or no time is left.
 
         A constraint's forced tokens are always asked for.
         """
@@ -146,32 +146,32 @@ class Speculator:
         return skips
 
     def note_verified(self, drafts: int) -> None:
-        """Note how many drafts a step verifies of those that it was asked for: after none, it pauses ever longer.
+        """Note how many drafts of the request a step verifies: after none, the request pauses ever longer.
 
-        A constraint's forced tokens come at any step, so it does not pause with one.
+        A constraint's forced tokens may come at any step, so a request with one does not pause.
         """
         if drafts or self.grammar is not None:
             self.next_pause = 1
         else:
-            self.pauses, self.next_pause = self.next_pause, min(2 * self.next_pause, LONGEST_PAUSE)
+            self.pauses, self.next_pause = self.next_pause, min(2 * self.next_pause, MAX_PAUSE_STEPS)
 
     def wants_head(self, least: float, cheap: bool) -> bool:
         """Return whether the head may draft better, and its drafts were right as often as `least`, or may be tried.
 
-        A `cheap` head drafts first for every request: those before may have been of another kind.
+        A `cheap` head drafts first for every request: earlier requests may have been of another kind.
         """
         chance = self.chance_of_head
-        may_pay = chance >= least or self.idle >= self.tries_every or (cheap and self.from_head < FIRST_FROM_HEAD)
+        may_pay = chance >= least or self.idle >= self.tries_every or (cheap and self.from_head < HEAD_TRIALS)
         return self.uses_head and may_pay and sum_of_chances(chance, MTP_DRAFTS) > self._expected(self.draft)
 
     @property
     def chance_of_head(self) -> float:
         """The chance that a token of the head's draft is right if those before it are."""
         own = self.own[Source.HEAD]
-        return (own.right + WEIGHT * self.experience.of_source(Source.HEAD)) / (own.judged + WEIGHT)
+        return (own.right + PRIOR_DRAFTS * self.experience.of_source(Source.HEAD)) / (own.judged + PRIOR_DRAFTS)
 
     def consider(self, draft: Draft) -> None:
-        """Take the head's draft if more of its tokens are expected to be right."""
+        """Use the head's draft if more of its tokens are expected to be right."""
         draft = self._allowed(draft)
         self.from_head += 1
         if draft.tokens and self._expected(draft) > self._expected(self.draft):
@@ -190,13 +190,13 @@ class Speculator:
         """Note how many drafts of a step were right."""
         server = self.experience
         if right:
-            self.tries_every = server.tries_every = TRIES_EVERY
+            self.tries_every = server.tries_every = TRY_PERIOD
         elif self.idle > self.tries_every:
-            self.tries_every = min(2 * self.tries_every, RARELY)
-            server.tries_every = min(2 * server.tries_every, RARELY)
+            self.tries_every = min(2 * self.tries_every, MAX_TRY_PERIOD)
+            server.tries_every = min(2 * server.tries_every, MAX_TRY_PERIOD)
         self.idle = 0
-        self.own[self.draft.source].note(drafted, right, FORGETS_DRAFTS)
-        self.experience.of(self.draft).note(drafted, right, FORGETS)
+        self.own[self.draft.source].note(drafted, right, REQUEST_DECAY)
+        self.experience.of(self.draft).note(drafted, right, SERVER_DECAY)
 
     @property
     def chance(self) -> float:
@@ -206,31 +206,31 @@ class Speculator:
     def _chance_of(self, draft: Draft) -> float:
         """Return the chance of a draft's token: the server's experience, then the request's own."""
         server, own = self.experience.of(draft), self.own[draft.source]
-        return (own.right + WEIGHT * server.right / server.judged) / (own.judged + WEIGHT)
+        return (own.right + PRIOR_DRAFTS * server.right / server.judged) / (own.judged + PRIOR_DRAFTS)
 
 
 @dataclass(eq=False)
 class Speculation:
-    """Drafts for requests of a server. Without drafters there are none."""
+    """Drafts for the requests of a server. Without drafters there are none."""
 
     drafters: Callable[[str], list[Drafter]] | None = None  # of a namespace's request that names none
     past: PastAnswers = field(default_factory=PastAnswers)
-    learns: bool = False  # answers are kept for drafts of later ones
+    learns: bool = False  # answers are stored for drafts of later ones
     kind: str = OFF  # the setting
     why_off: str | None = None  # although the setting is another
     accepted: int = 0  # drafts, since the start
     rejected: int = 0
     seconds: StepSeconds = field(default_factory=StepSeconds)
-    clock: Callable[[], float] = lambda: 0.0  # of asking, which takes no time by default
+    clock: Callable[[], float] = lambda: 0.0  # seconds; by default asking takes no time
     asking: AskingTime = field(default_factory=AskingTime)
     trust: Trust = field(default_factory=Trust)
     trials: Trials = field(default_factory=Trials)
-    tries: bool = False  # the step that is planned: likely drafts are verified whatever they are thought to cost
-    is_plain: bool = True  # the step that is planned: no drafts were asked for before it, and it replays none
-    _unasked: int = 0  # steps since it did
-    _asks_every: int = TRIES_EVERY  # of such steps
+    tries: bool = False  # the planned step verifies likely drafts, whatever their expected cost
+    is_plain: bool = True  # the planned step asked for no drafts, and replays none
+    _unasked: int = 0  # steps since the head was asked
+    _asks_every: int = TRY_PERIOD  # of such steps
     _new: int = 0  # requests that may draft with the head
-    _expected_gain: float = 0.0  # of the drafts of the step that is planned; 0: none are thought to pay
+    _expected_gain: float = 0.0  # of the drafts of the planned step; 0: none are expected to pay
     experience: Experience = field(default_factory=Experience)
     head: Guesser | None = None
 
@@ -243,7 +243,7 @@ class Speculation:
         return self.kind if self.why_off is None else f"{OFF}, {self.why_off}"
 
     def speculator(self, generation: Generation, grammar: Grammar | None = None) -> Speculator | None:
-        """Return what a request drafts with, if it does. `grammar`: the constraint of its answer."""
+        """Return the drafters of a request; None if it has no drafts. `grammar`: the constraint of its answer."""
         asked = generation.drafting
         if self.drafters is None or asked.drafter == OFF:
             return None
@@ -258,16 +258,16 @@ class Speculation:
         return Speculator(drafters, grammar, most, self.experience, uses_head=uses_head)
 
     def _head_pays(self) -> bool:
-        """Return whether a request that may draft with the head does: some do if it did not pay at its last try."""
+        """Return whether a new request may draft with the head: few may if it did not pay at its last try."""
         self._new += 1
-        return self._asks_every == TRIES_EVERY or self._new % FEW_TRY == 0
+        return self._asks_every == TRY_PERIOD or self._new % HEAD_TRY_PERIOD == 0
 
     def ask_head(self, wanted: Sequence[tuple[AnySequence, Speculator, int]], rows: int) -> None:
-        """Let the head draft for requests, at most so many tokens of each, before a step that has `rows` rows."""
+        """Let the head draft for requests, at most the given tokens of each, before a step that has `rows` rows."""
         assert self.head is not None
         a_pass = self.head.pass_seconds / self.seconds(rows, 0)
-        least = self.seconds.least_chance(rows) + a_pass * rows / max(1, len(wanted))
-        cheap = self.head.pass_seconds < CHEAP * self.seconds(rows, 0)
+        least = self.seconds.min_chance(rows) + a_pass * rows / max(1, len(wanted))
+        cheap = self.head.pass_seconds < CHEAP_PASS * self.seconds(rows, 0)
         asking = [(seq, one, most) for seq, one, most in wanted if most > 0 and one.wants_head(least, cheap)]
         if not self._is_asked([(one, most) for _, one, most in asking], rows):
             return
@@ -281,16 +281,16 @@ class Speculation:
             one.consider(draft)
 
     def _is_asked(self, asking: Sequence[tuple[Speculator, int]], rows: int) -> bool:
-        """Return whether the head drafts before a step: if that seems to pay, else now and then, ever more rarely."""
+        """Return whether the head drafts before a step: if that is expected to pay, else ever more rarely."""
         if not asking:
             return False
         self._unasked += 1
         if self._may_gain(asking, rows):
-            self._asks_every = TRIES_EVERY
+            self._asks_every = TRY_PERIOD
         elif self._unasked <= self._asks_every:
             return False
         else:
-            self._asks_every = min(2 * self._asks_every, RARELY)
+            self._asks_every = min(2 * self._asks_every, MAX_TRY_PERIOD)
         self._unasked = 0
         return True
 
@@ -304,7 +304,7 @@ class Speculation:
         return gain * self.trust.of(rows) > 1
 
     def propose(self, speculator: Speculator, tokens: Sequence[int], most: int) -> None:
-        """Ask a request for a draft of at most so many tokens. Asking one with a constraint has no limit."""
+        """Ask a request for a draft of at most `most` tokens. The time of one with a constraint is not limited."""
         begun = self.clock()
         speculator.propose(tokens, most)
         speculator.asking = self.clock() - begun if speculator.grammar is None else 0.0
@@ -313,15 +313,15 @@ class Speculation:
     def is_to_measure(self, rows: int) -> bool:
         """Count a step that is planned; return whether it is to have no drafts, so that its seconds are known."""
         self.tries = self.trials.is_due(rows)
-        return self.seconds.is_to_measure(rows, self._expected_gain * self.trust.of(rows) < CLEAR)
+        return self.seconds.is_to_measure(rows, self._expected_gain * self.trust.of(rows) < CLEAR_GAIN)
 
     def note_step(self, rows: int, drafts: int, right: int, seconds: float) -> None:
-        """Add the seconds of a step without legs. Drafts that were asked for, or are replayed, may have taken long."""
+        """Add the seconds of a step without legs; without drafts only if it asked for none and replayed none."""
         plain = rows - drafts
         if drafts:
             self.trials.note(plain)
         if drafts and self._expected_gain and self.seconds.knows_plain:
-            counted = min(seconds, OUTLIER * self.seconds(rows, drafts))
+            counted = min(seconds, OUTLIER_FACTOR * self.seconds(rows, drafts))
             gained = (plain + right) * self.seconds(plain, 0) / (plain * counted)
             self.trust.note(plain, self._expected_gain, gained)
         elif rows:
@@ -342,20 +342,20 @@ class Speculation:
             self.head.forget(request)
 
     def remember(self, namespace: str, answer: Sequence[int]) -> None:
-        """Take an answer that is complete as text for drafts of its namespace."""
+        """Add a complete answer to the text for drafts of its namespace."""
         if self.learns:
             self.past.add(namespace, answer)
 
     def worth(self, drafts: Sequence[tuple[Speculator, int]], rows: int, room: int) -> list[int]:
         """Return how many drafts each of these requests verifies in a step that has `rows` rows without any.
 
-        `drafts` are how many each has at most, `room` how many a step has. Of the drafts that are likeliest right, as
-        many are taken as make the expected tokens of a second most; none if such drafts gave less than was expected.
+        `drafts`: at most how many each has; `room`: how many the step has. The drafts with the best chances are chosen,
+        as many as give most tokens a second; none if such drafts gained less than expected.
         """
         self._expected_gain = 0.0
         if not any(most for _, most in drafts):
             return [0] * len(drafts)
-        least = LIKELY if self.tries else self.seconds.least_chance(rows)
+        least = LIKELY_CHANCE if self.tries else self.seconds.min_chance(rows)
         chances = list[tuple[float, int]]()
         for number, (one, most) in enumerate(drafts):
             right = chance = one.chance
@@ -390,7 +390,7 @@ DRAFTERS: dict[str, Callable[[PastAnswers, str], list[Drafter]]] = {
 
 
 def speculation_of(kind: str) -> Speculation:
-    """Return the speculation of a setting: off, or one of DRAFTERS; the head is for the caller to add."""
+    """Return the speculation of a setting: off, or one of DRAFTERS. The caller adds the head."""
     if kind == OFF:
         return Speculation()
     past = PastAnswers()

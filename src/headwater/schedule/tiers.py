@@ -1,7 +1,7 @@
-"""Tiers for the scheduler: a prefix that a store holds is loaded before its request begins, if that beats computing.
+"""Tiers for the scheduler: a prefix that a store holds is loaded before its request begins, if that is faster.
 
-A load is a leg that nothing computes: it reserves pages as any leg does, a reader fills them, and its commit publishes
-them. Other requests go on meanwhile; one whose prefix is being loaded waits for it. If a load fails, its request
+A load is a leg without computation: it reserves pages as any leg does, a reader fills them, and its commit publishes
+them. Other requests continue meanwhile; one whose prefix is being loaded waits for it. If a load fails, its request
 computes. The cache knows nothing of tiers.
 """
 
@@ -25,11 +25,36 @@ from headwater.tiers.names import runs_of
 MAX_CONCURRENT_LOADS = 4
 
 
-class Tiers:
-    """Stores below memory, as a scheduler sees them. This one has none."""
+@dataclass(frozen=True, slots=True)
+class TierFigures:
+    """Reads from tiers and copies to them since the start, and the speeds of reads now."""
 
-    loaded_tokens = 0  # read from stores
-    loaded_segments = 0
+    loaded_tokens: int = 0
+    loaded_segments: int = 0
+    copies_dropped: int = 0  # that were given up
+    tiers: tuple[TierStats, ...] = ()
+    pull: ReadSpeed | None = None  # from other workers of a cluster; None: nothing can be pulled now
+    loads: dict[str, ReadSpeed] = field(default_factory=dict)  # from stores that may be this server's own, by medium
+
+
+class Copies:
+    """Copies of cached content to stores. This one makes none."""
+
+    def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
+        """Note that checkpoints were published."""
+
+    def resumed(self, namespace: str, key: bytes, at: int) -> None:
+        """Note that a request resumed from a checkpoint in memory."""
+
+    def built(self, segments: Sequence[StoredSegment]) -> None:
+        """Note that segments were built."""
+
+    def reused(self, segments: Sequence[StoredSegment]) -> None:
+        """Note that a request was composed of segments that were not built for it."""
+
+
+class Peers:
+    """Other workers of a cluster, whose memory is read. This one has none."""
 
     def follow(self, peer: bytes, namespace: str, key: bytes, tokens: int) -> int:
         """Follow another worker's prefill of a prompt of `tokens` tokens; return its number."""
@@ -41,63 +66,41 @@ class Tiers:
     def keep_tail(self, seq: Request, first: FirstToken) -> None:
         """Keep the tail of a request's prompt, which was just prefilled, for another worker, if one is to read it."""
 
-    @property
-    def pull_speed(self) -> ReadSpeed | None:
-        """Expected seconds of a pull from another worker; None: nothing can be pulled now."""
-        return None
+    def name_holders(self, key: SegmentKey, peers: Sequence[bytes]) -> None:
+        """Note that other workers have a segment, or had it a short time ago."""
 
-    @property
-    def load_speeds(self) -> dict[str, ReadSpeed]:
-        """Expected seconds of loads, by the medium of stores that may be this server's own, and are read now."""
-        return {}
 
-    @property
-    def dropped(self) -> int:
-        """Number of copies to stores that were given up."""
-        return 0
+class Tiers:
+    """Stores below memory, as a scheduler sees them: loads for requests that wait. This one has none."""
+
+    copies = Copies()
+    peers = Peers()
 
     @property
     def busy(self) -> bool:
         """True if a lookup, a load or a copy is in progress, each of which ends without another step."""
         return False
 
+    def figures(self) -> TierFigures:
+        """Return counters and speeds."""
+        return TierFigures()
+
     def arrived(self, seq: Request) -> None:
-        """Note that a request was queued."""
-
-    def prefilled(self, tokens: int, seconds: float) -> None:
-        """Note the seconds of a step that prefilled so many tokens."""
-
-    def take_late(self) -> None:
-        """Let requests compute that have waited for tiers too long."""
-
-    def holds_back(self, seq: Request) -> bool:
-        """Return whether a waiting request is to wait for what tiers hold of its prompt."""
-        return False
-
-    def prefetch(self, seqs: Sequence[Request]) -> None:
-        """Begin to load what tiers hold of the prompts and segments of requests that wait for a slot."""
+        """Look up the prompt of a request that was queued."""
 
     def forget(self, request: int) -> None:
         """Note that a request begins, or ends."""
 
-    def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
-        """Note that checkpoints were published."""
-
-    def resumed(self, namespace: str, key: bytes, at: int) -> None:
-        """Note that a request resumed from a checkpoint in memory."""
-
-    def name_holders(self, key: SegmentKey, peers: Sequence[bytes]) -> None:
-        """Note that other workers of a cluster have a segment, or had it a short time ago."""
+    def holds_back(self, seq: Request) -> bool:
+        """Return whether a waiting request is to wait for content of its prompt in tiers."""
+        return False
 
     def hold_segments(self, awaited: Awaited, keys: Sequence[SegmentKey]) -> set[SegmentKey]:
         """Return those of the missing segments `keys` that their requester is to wait for: others are built."""
         return set()
 
-    def built(self, segments: Sequence[StoredSegment]) -> None:
-        """Note that segments were built."""
-
-    def reused(self, segments: Sequence[StoredSegment]) -> None:
-        """Note that a request was composed of segments that were not built for it."""
+    def prefetch(self, seqs: Sequence[Request]) -> None:
+        """Begin to load prompts and segments of requests that wait for a slot."""
 
     def make_room(self) -> bool:
         """Give up copies that have not begun, so that their pages can be evicted. False: there are none."""
@@ -107,24 +110,17 @@ class Tiers:
         """Give up loads, all of which are for requests that wait. False: no pages come of it soon."""
         return False
 
-    def stats(self) -> tuple[TierStats, ...]:
-        """Return each tier's figures."""
-        return ()
-
-    def close(self, left: Callable[[], float]) -> None:
-        """Copy cached checkpoints that are not stored yet while `left()` seconds are left, and close the stores."""
-
 
 @dataclass(slots=True)
 class _Lookup:
-    """Answers to a question about a prompt."""
+    """Lookup of a prompt in tiers."""
 
     unanswered: set[int]  # numbers of tiers
-    offers: list[Offer] = field(default_factory=list)  # of the others, the fastest first
+    offers: list[Offer] = field(default_factory=list)  # of the other tiers, the fastest first
 
 
 class Loads:
-    """Loads of a scheduler, and what tiers hold of the prompts that wait. Guarded by the scheduler's lock."""
+    """Loads of a scheduler, and offers of tiers for waiting prompts. Guarded by the scheduler's lock."""
 
     def __init__(self, cache: PrefixCache, reader: TierReader, new_id: Callable[[], int]) -> None:
         self._cache, self._reader, self._new_id = cache, reader, new_id
@@ -134,7 +130,7 @@ class Loads:
         self.open: dict[int, Load] = {}
 
     def __len__(self) -> int:
-        """Return how many loads and offers are waited for."""
+        """Return the number of loads and lookups in progress."""
         return len(self.open) + sum(bool(lookup.unanswered) for lookup in self._lookups.values())
 
     # -- offers
@@ -144,7 +140,7 @@ class Loads:
         self._lookups[request] = _Lookup(set(tiers))
 
     def answered(self, request: int, offer: Offer) -> None:
-        """Take a tier's offer for a request, unless it was not waited for."""
+        """Add a tier's offer for a request, if the request waits for it."""
         lookup = self._lookups.get(request)
         if lookup is not None and offer.tier in lookup.unanswered:
             lookup.unanswered.remove(offer.tier)
@@ -168,15 +164,15 @@ class Loads:
         return holds
 
     def _begins(self, seq: Request, match: Match, offers: Sequence[Offer]) -> bool:
-        """Return whether a load is begun or joined: none of a composed prefix, which is not stored."""
+        """Return whether a load is begun or joined. A composed prefix is not stored, so it has none."""
         if seq.load is not None and seq.load.follows and seq.load.failed is not None:
-            seq.load = None  # what it followed did not come: another load may do
+            seq.load = None  # the followed prefill failed: another load may succeed
         return seq.load is None and seq.marked_from is None and self._load_for(seq, match, offers)
 
     def stop_waiting(self, seq: Request) -> None:
-        """Let a request compute that waits for its lookup or for a load; the load goes on for others.
+        """End the wait of a request for its lookup or for a load: it computes; the load continues for other requests.
 
-        If some tiers have answered, and have states of its prompt, it waits no more for the others alone.
+        If some tiers have offered states of its prompt, only the wait for the other tiers ends.
         """
         if seq.id not in self._held:
             return
@@ -201,7 +197,7 @@ class Loads:
         load.close(self._cache)
 
     def _load_for(self, seq: Request, match: Match, offers: Sequence[Offer]) -> bool:
-        """Begin a load for a request, or join one in progress. False: it computes; `tier_outcome` says why."""
+        """Begin a load for a request, or join one in progress. False: it computes; `tier_outcome` has the reason."""
         best = self._best(seq, match, offers)
         covering = self._covering(seq, match.checkpoint_tokens if best is None else best[0].end - 1)
         if covering is not None:
@@ -221,7 +217,7 @@ class Loads:
     def _best(
         self, seq: Request, match: Match, offers: Sequence[Offer]
     ) -> tuple[Source, tuple[Source, ...], float] | None:
-        """Return the state and the runs after which the prompt is in memory soonest, and the seconds to read them."""
+        """Return the state and the runs with which the prompt is in memory soonest, and the seconds to read them."""
         computing = self._reader.prefill_seconds(seq.n_prompt - match.checkpoint_tokens)
         best, soonest = None, computing
         for state in self._states(seq, match, offers):
@@ -232,7 +228,7 @@ class Loads:
             rest = self._reader.prefill_seconds(seq.n_prompt - state.end)
             total = None if rest is None else seconds + rest
             if total is None or soonest is None:
-                return state, runs, seconds  # nothing was measured yet: the deepest
+                return state, runs, seconds  # nothing is measured yet: the deepest state
             if total < soonest:
                 best, soonest = (state, runs, seconds), total
         return best
@@ -246,7 +242,7 @@ class Loads:
                 yield Source(0, at, found[at])
 
     def _runs(self, end: int, have: int, offers: Sequence[Offer]) -> tuple[Source, ...] | None:
-        """Return the runs of KV in [`have`, `end`), or None if no tier has one of them."""
+        """Return the runs of KV in [`have`, `end`); None if one of them is in no tier."""
         if not self._cache.layout.kv_pages_per_unit:
             return ()
         runs = []
@@ -288,9 +284,9 @@ class Loads:
         return True
 
     def follow(self, namespace: str, key: bytes, at: int, match: Match, tier: int) -> Load | None:
-        """Reserve the pages of a load that follows a prefill elsewhere; None if there is no memory for it.
+        """Reserve the pages of a load that follows a prefill on another worker; None if there is no memory for it.
 
-        What it reads comes later, all of it from one tier, and the caller reads it.
+        All its parts come later, from one tier; the caller reads them.
         """
         all_runs = runs_of(at, self._reader.run_tokens) if self._cache.layout.kv_pages_per_unit else ()
         runs = tuple(Source(*run, tier) for run in all_runs if run[1] > match.kv_tokens)

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from headwater.cache.spelling import build
 from headwater.errors import TraceError
 from headwater.traces.chains import Compacted, ForkedChains
-from headwater.traces.collapsed import Collapsed
 from headwater.traces.documents import Books, Passages, PromptVersions, Stories
 from headwater.traces.generated.traffic import Generated
 from headwater.traces.hashed_blocks import ClaudeCode, Mooncake
@@ -20,7 +19,7 @@ from headwater.traces.reader import Reader
 from headwater.traces.recordings import Recordings, Served
 from headwater.traces.request import Request, Trace
 from headwater.traces.request_logs import RequestLogs, TokenLists
-from headwater.traces.sessions import Sessions, ShareGpt
+from headwater.traces.sessions import Collapsed, Sessions, ShareGpt
 from headwater.traces.source import MALFORMED, Source, find, name_of
 from headwater.traces.tokens import Tokens, Vocabulary, Words
 

@@ -34,11 +34,6 @@ class Request:
     ended: bool = False  # hint: its conversation ends with this request
     priority: int = 0  # hint, as of a Generation
 
-    @property
-    def ends_unknown(self) -> bool:
-        """True if the generated tokens are unknown, so that they cannot be cached."""
-        return self.output_tokens > 0 and self.known_tokens == self.prompt_tokens
-
 
 @dataclass(frozen=True, slots=True)
 class Trace:

@@ -1,7 +1,5 @@
 """Headwater's own policy: its order before anything is known, and the order that it learns."""
 
-from __future__ import annotations
-
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
@@ -16,11 +14,7 @@ from headwater.cache.eviction.base.policy import Room
 from headwater.cache.eviction.base.rows import Column
 from headwater.cache.eviction.base.worth import Worth
 from headwater.cache.eviction.headwater import Headwater, order
-from headwater.cache.eviction.headwater.classes import (
-    BRANCH_CLASSES,
-    DEPTH_CLASSES,
-    PRIOR_USES,
-)
+from headwater.cache.eviction.headwater.classes import BRANCH_CLASSES, DEPTH_CLASSES, PRIOR_USES
 from headwater.cache.eviction.headwater.order import Candidates
 from headwater.cache.node import Node
 from headwater.errors import ConfigError, OutOfPages

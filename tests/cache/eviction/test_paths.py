@@ -1,7 +1,5 @@
 """lru_path, path_cap and last_n: policies that look at whole paths."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

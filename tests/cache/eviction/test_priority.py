@@ -1,7 +1,5 @@
 """Priority under Headwater's policy: what goes first within a namespace, and that no other one gives up anything."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from random import Random

@@ -1,7 +1,5 @@
 """Retention by a time to live under Headwater's policy: what stays, until when, how much, and at whose expense."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

@@ -1,7 +1,5 @@
 """SegLen: replay distance and recency; the article's example, and the bookkeeping of distances."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The placement problem solved slowly: over all sets, by the recurrence as it stands, and by a hull of lines."""
 
-from __future__ import annotations
-
 from collections import deque
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Chances that a prompt is left at a depth, from where prompts of its length were left."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.cache.placement import headwater

@@ -1,7 +1,5 @@
 """`balanced`, `sqrt`, `logarithmic`: positions worked out by hand; and where a state can be had."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """The default placement: positions of `structural`, and those at which prompts of about this length were left."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Overlap depths: weights, likeness of lengths, edges through splits, bounds."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

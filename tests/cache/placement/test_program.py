@@ -1,7 +1,6 @@
-"""The dynamic program against brute force and against the recurrence that it evaluates (theorem 2)."""
+"""The program of optimal positions, its hull, and the recomputation that it counts."""
 
-from __future__ import annotations
-
+import math
 import random
 
 import numpy as np
@@ -10,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.cache.placement.optimal import program
-from headwater.cache.placement.optimal.program import solve
+from headwater.cache.placement.optimal.program import (
+    MAX_BRIDGED_DENTS,
+    WINDOW_POINTS,
+    Recomputation,
+    lower_hull,
+    recomputation,
+    solve,
+)
 from tests.cache.placement.recurrence import by_hull_trick, by_recurrence, cost_of, over_all_sets
 from tests.support import examples
 
@@ -94,3 +100,68 @@ def test_no_more_positions_than_places_where_overlaps_end() -> None:
 def test_a_negative_number_of_checkpoints_is_refused() -> None:
     with pytest.raises(ValueError, match="-1 checkpoints cannot be placed"):
         solve([1], [1], -1)
+
+
+def chain(x: list[int], y: list[int]) -> list[int]:
+    """Indices of the corners, by Andrew's monotone chain, in whole numbers."""
+    corners: list[int] = []
+    for i in range(len(x)):
+        while len(corners) > 1:
+            a, b = corners[-2], corners[-1]
+            if (y[b] - y[a]) * (x[i] - x[b]) < (y[i] - y[b]) * (x[b] - x[a]):
+                break
+            corners.pop()
+        corners.append(i)
+    return corners
+
+
+@given(steps=st.lists(st.integers(1, 5), min_size=1, max_size=60), data=st.data())
+def test_hull_corners_do_not_depend_on_the_guess(steps: list[int], data: st.DataObject) -> None:
+    x = np.cumsum(steps)
+    y = np.array(data.draw(st.lists(st.integers(0, 50), min_size=len(x), max_size=len(x))))
+    guess = np.array(sorted({0, len(x) - 1, *data.draw(st.sets(st.integers(0, len(x) - 1)))}))
+    corners, slopes = lower_hull(x.astype(float), y.astype(float))
+    assert corners.tolist() == chain(x.tolist(), y.tolist())
+    assert slopes.tolist() == (np.diff(y[corners]) / np.diff(x[corners])).tolist()
+    assert lower_hull(x.astype(float), y.astype(float), guess)[0].tolist() == corners.tolist()
+
+
+@pytest.mark.parametrize("bumps", [1, 3, MAX_BRIDGED_DENTS, MAX_BRIDGED_DENTS + 9])
+def test_wide_dents_of_smooth_curves_are_bridged(bumps: int) -> None:
+    x = np.arange(6000)
+    y = np.round(1e6 * (np.sin(x / 6000 * 2 * np.pi * bumps) + 2) + (x - 3000) ** 2 / 20).astype(int)
+    corners, _ = lower_hull(x.astype(float), y.astype(float))
+    assert corners.tolist() == chain(x.tolist(), y.tolist())
+    assert max(np.diff(corners)) > WINDOW_POINTS
+
+
+def test_dent_in_a_long_convex_curve_takes_few_rounds() -> None:
+    x = np.arange(-5000, 5001)
+    y = np.abs(x) ** 2 + np.where(x == 0, 10**6, 0)
+    deep = np.where(np.abs(x) == 4000, -(10**7), 0) + y + 10**8
+    for heights in (y, deep):
+        assert lower_hull(x.astype(float), heights.astype(float))[0].tolist() == chain(x.tolist(), heights.tolist())
+
+
+def test_request_recomputes_from_the_deepest_checkpoint_within_its_overlap() -> None:
+    found = recomputation((64, 128), [10, 64, 100, 128, 300])
+    assert found.cost == (10 + 0 + 36 + 0 + 172) / 5
+    assert found.baseline == (10 + 64 + 100 + 128 + 300) / 5
+
+
+def test_savings_and_reduction() -> None:
+    found = recomputation([100], [100, 200], [3, 1])
+    assert (found.cost, found.baseline) == (25.0, 125.0)
+    assert (found.savings, found.reduction) == (0.8, 5.0)
+
+
+def test_without_checkpoints_nothing_is_saved() -> None:
+    assert recomputation((), [5, 9]) == Recomputation(7.0, 7.0)
+    assert recomputation((), [5, 9]).savings == 0
+    assert recomputation((), [5, 9]).reduction == 1
+
+
+def test_recomputation_of_extreme_placements() -> None:
+    assert recomputation((5, 9), [5, 9]).reduction == math.inf
+    nothing = recomputation((5,), [])
+    assert (nothing.cost, nothing.savings, nothing.reduction) == (0.0, 0.0, 1.0)

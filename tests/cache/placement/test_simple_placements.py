@@ -1,7 +1,5 @@
 """`branch`, `every_block` and `none`, and how they are spelled."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.account import Reason

@@ -1,7 +1,5 @@
 """The default placement: what the next request of a chat, or of another user, will resume at."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

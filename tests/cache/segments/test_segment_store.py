@@ -1,7 +1,5 @@
 """Stored segments next to prefixes: which is evicted first, and that no page is lost."""
 
-from __future__ import annotations
-
 from array import array
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """All kinds of recurrent layers that the contract is held to. A new one is a file here and a line in RECURRENCES."""
 
-from __future__ import annotations
-
 from tests.contract.recurrences.case import Case, Recurrence
 from tests.contract.recurrences.delta_attention import DELTA_ATTENTION
 from tests.contract.recurrences.gated_delta_net import GATED_DELTA_NET

@@ -3,8 +3,6 @@
 L tokens of a sequence, D model width, X shape of a state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Kimi Delta Attention. L tokens, D model width, C convolved channels, H heads, K width of keys and V of values."""
 
-from __future__ import annotations
-
 import torch
 
 from headwater.layers.kda import DeltaAttention

@@ -1,7 +1,5 @@
 """Gated DeltaNet. L tokens, D model width, C convolved channels, G key heads, H value heads, K and V their widths."""
 
-from __future__ import annotations
-
 import torch
 
 from headwater.layers.gdn import DeltaNet

@@ -1,11 +1,9 @@
 """Gated linear attention. L tokens, D model width, H heads, K key width, V value width."""
 
-from __future__ import annotations
-
 import torch
 
-from headwater.layers.gla import GatedLinearAttention
-from headwater.mixers.gla import decayed_by_channel
+from benchmarks.gated_linear_attention import GatedLinearAttention
+from headwater.mixers.recurrent import decayed_by_channel
 from tests.contract.recurrences.case import WIDTH, Fill, Recurrence, Tensors, constant, uniform
 
 FAR = 2e4  # of a gate's input: e^(−FAR / 16) is 0

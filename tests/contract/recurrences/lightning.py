@@ -1,7 +1,5 @@
 """Lightning attention. L tokens, D model width, H heads, K width of keys and values."""
 
-from __future__ import annotations
-
 import torch
 
 from headwater.layers.attention import Rotary

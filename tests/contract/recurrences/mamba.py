@@ -1,7 +1,5 @@
 """Mamba-1. L tokens, D model width, C channels, E states a channel, R channels of the step's projection."""
 
-from __future__ import annotations
-
 import torch
 
 from headwater.layers.mamba import Mamba

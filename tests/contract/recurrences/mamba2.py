@@ -1,7 +1,5 @@
 """Mamba-2. L tokens, D model width, C convolved channels, H heads, P channels a head, I = H·P, G groups, N states."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """The self-check of several rows of one sequence finds every layer exact, and names one that is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +17,6 @@ from headwater.kernels import attention as attention_kernels
 from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
 from headwater.layers.feed_forward import Mlp
 from headwater.layers.gdn import DeltaNet
-from headwater.layers.gla import GatedLinearAttention
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning
@@ -36,7 +33,6 @@ from tests.engine.proof.test_selfcheck import spec
 WIDE = 32
 LAYERS = {
     "gated delta net": DeltaNet(WIDE, 2, 4, 16, 24, 4),
-    "gated linear attention": GatedLinearAttention(WIDE, 2, 16, 24),
     "delta attention": DeltaAttention(WIDE, heads=3, head_dim=24, conv=4),
     "lightning": Lightning(WIDE, 2, 16, (0.1, 0.02), rotary=Rotary(8)),
     "mamba": Mamba(WIDE, inner=24, state=8, conv=4, step_rank=6),

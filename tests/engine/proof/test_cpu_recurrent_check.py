@@ -1,7 +1,5 @@
 """The self-check of decode kernels names what depends on company or threads, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +9,7 @@ import torch
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-from headwater.engine.proof.cpu_recurrent_check import broken_decode, broken_prefill
+from headwater.engine.proof.cpu_checks import broken_decode, broken_prefill
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.gdn import DeltaNet
 from headwater.mixers.batch import StepBatch

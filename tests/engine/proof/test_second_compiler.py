@@ -1,7 +1,5 @@
 """The second process at a first start: it compiles, ends with the self-check, and is not there at later starts."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

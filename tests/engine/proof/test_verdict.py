@@ -1,7 +1,5 @@
 """Verdicts of the self-check: which are kept, for which keys, and in which folder."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

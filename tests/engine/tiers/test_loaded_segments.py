@@ -1,17 +1,18 @@
 """Segments in tiers: which are stored and when, which are loaded, and stores that fail or do not answer."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from headwater.account import TierOutcome
 from headwater.config import ServeConfig
+from headwater.engine.tiers import io
+from headwater.engine.tiers import segments as segments_io
 from headwater.request import Fidelity, Span
+from headwater.schedule.tiers import Tiers
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.store import Store
 from tests.engine.tiers.test_tier_io import Broken, outcomes
@@ -19,7 +20,9 @@ from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import Make, Rig, words
 from tests.exactness.test_tier_segments import DOCUMENTS, INTERIORS, LEAD, OFF, QUESTION, ask, built, submit
 from tests.exactness.test_tiers import AMPLE, KEY, OWN, copied, server
+from tests.support import Clock
 
+HOUR = 3600.0  # seconds
 MADE = sum(len(document) - 8 for document in DOCUMENTS)
 
 
@@ -48,6 +51,26 @@ def first(make: Make, store: SegmentsAlone):
         return ask(rig)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Clock by which lookups and loads of segments are late."""
+    one = Clock()
+    for module in (io, segments_io):
+        monkeypatch.setattr(module, "time", one)
+    return one
+
+
+def until(rig: Rig, holds: Callable[[Tiers], object]) -> None:
+    """Wait until something holds of a server's tiers."""
+    changed, tiers = rig.engine.changed, rig.engine.scheduler.tiers
+    with changed:
+        assert any(changed.wait_for(lambda: holds(tiers), 0.01) for _ in range(6000))
+
+
+def some_tier_answered(tiers: Tiers) -> bool:
+    return any(one.tiers for one in tiers.segments.loads._sought.values())
+
+
 def segments(store: Store) -> int:
     return sum(name.startswith("g") for name in store.catalog().entries)
 
@@ -55,7 +78,7 @@ def segments(store: Store) -> int:
 @contextmanager
 def selective(make: Make, store: Store, **more) -> Iterator[Rig]:
     with server(make, [store], **more) as rig:
-        rig.engine.scheduler.tiers._through = False
+        rig.engine.scheduler.tiers.copies.through = False
         yield rig
 
 
@@ -96,17 +119,16 @@ def test_a_store_that_fails_costs_no_request(make: Make, store, first, call: str
 
 
 @pytest.mark.parametrize("call", ["has", "get"])
-def test_a_store_that_does_not_answer_is_not_waited_for(make: Make, store, first, call: str) -> None:
+def test_a_store_that_does_not_answer_is_not_waited_for(make: Make, store, first, clock: Clock, call: str) -> None:
     """A segment that is read too late is dropped if it was built meanwhile."""
     store.waits[call] = threading.Event()
     with server(make, [store]) as rig:
         tiers = rig.engine.scheduler.tiers
-        tiers.segments.timeout = tiers.timeout = 0.1
-        tiers.segments.segment_seconds = lambda tier, key: 1e-3
-        tiers.prefill_seconds = lambda tokens: 1e-4 * tokens
-        begun = time.monotonic()
-        again = ask(rig)
-        assert time.monotonic() - begun < 20
+        tiers.timeout = 0.1  # of the prefix
+        asked = submit(rig)
+        until(rig, lambda tiers: len(tiers.segments) if call == "has" else len(tiers.segments.loads.open) == 3)
+        clock.ahead = HOUR
+        again = rig.wait(asked)
         assert tiers.busy
         store.waits[call].set()
         copied(rig)
@@ -145,9 +167,7 @@ def test_requests_for_one_segment_wait_for_one_load(make: Make, store, first) ->
         prompts = [[*LEAD[:-1], i, *DOCUMENTS[0], *QUESTION] for i in range(4)]
         spans = (Span(len(LEAD), len(LEAD) + len(DOCUMENTS[0])),)
         answers = [rig.submit(prompt, 4, segments=spans, fidelity=Fidelity.FAST) for prompt in prompts]
-        deadline = time.monotonic() + 30
-        while not rig.engine.scheduler.tiers.segments.loads.open and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(rig, lambda tiers: tiers.segments.loads.open)
         beside = rig.ask(words(200, "beside"))  # others continue
         store.waits["get"].set()
         answers = [rig.wait(answer) for answer in answers]
@@ -158,13 +178,15 @@ def test_requests_for_one_segment_wait_for_one_load(make: Make, store, first) ->
 
 def test_segments_of_a_request_that_waits_for_a_slot_are_loaded_meanwhile(make: Make, store, first) -> None:
     with server(make, [store], max_running=1) as rig:
+        loaded, run = threading.Event(), rig.engine.runner.run
+        rig.engine.runner.run = lambda step: (loaded.wait(0.1), run(step))[
+            1
+        ]  # loads are faster, on a busy machine, too
         running = [rig.submit(words(100, "long", i), 120) for i in range(2)]  # a slot, and the reserved one's namespace
-        while not running[0].tokens:
-            time.sleep(0.01)
         queued = submit(rig)
-        while outcomes(rig).get("read", 0) < 3:
-            assert not running[1].done.is_set(), "they were loaded only when a slot was free"
-            time.sleep(0.005)
+        until(rig, lambda tiers: outcomes(rig).get("read", 0) == 3)
+        assert not running[1].done.is_set(), "they were loaded only when a slot was free"
+        loaded.set()
         again = rig.wait(queued)
         assert built(rig) == 0
     assert again.account.loaded_segments == 3
@@ -227,8 +249,7 @@ def test_a_cancelled_request_leaves_nothing_behind(make: Make, store, first) -> 
         prompt, span = [*LEAD, *DOCUMENTS[0], *QUESTION], Span(len(LEAD), len(LEAD) + len(DOCUMENTS[0]))
         rig.submit(prompt, 4, segments=(span,), fidelity=Fidelity.FAST)
         request = max(rig.engine.answering.live)
-        while not rig.engine.scheduler.tiers.segments.loads.open:
-            time.sleep(0.01)
+        until(rig, lambda tiers: tiers.segments.loads.open)
         rig.engine.cancel(request)
         store.waits["get"].set()
         copied(rig)
@@ -262,13 +283,15 @@ def test_loads_in_little_memory_end_and_pins_are_given_back(make: Make) -> None:
         assert cache.stats().evicted_segments > 0
 
 
-def test_a_store_that_does_not_answer_delays_no_other_stores_segments(make, store, first) -> None:
+def test_a_store_that_does_not_answer_delays_no_other_stores_segments(make, store, first, clock: Clock) -> None:
     slow = Broken()
     slow.waits["has"] = threading.Event()
     with server(make, [slow, store]) as rig:
-        tiers = rig.engine.scheduler.tiers
-        tiers.timeout = tiers.segments.timeout = 0.2
-        again = ask(rig)
+        rig.engine.scheduler.tiers.timeout = 0.1  # of the prefix
+        asked = submit(rig)
+        until(rig, some_tier_answered)
+        clock.ahead = HOUR
+        again = rig.wait(asked)
         slow.waits["has"].set()
     assert again.account.loaded_segments == len(DOCUMENTS)
 
@@ -291,8 +314,7 @@ def test_a_store_that_does_not_give_segments_delays_no_other(make: Make, store, 
     slow.waits["get"] = threading.Event()
     with server(make, [slow, other]) as rig:
         waiting = submit(rig, DOCUMENTS[:2])
-        while len(rig.engine.scheduler.tiers.segments.loads.open) < 2:
-            time.sleep(0.005)
+        until(rig, lambda tiers: len(tiers.segments.loads.open) == 2)
         loaded = ask(rig, DOCUMENTS[2:])
         assert not waiting.done.is_set()
         slow.waits["get"].set()
@@ -324,21 +346,19 @@ def test_a_document_that_stands_twice_in_a_prompt_is_built_once(make: Make, tier
         assert built(rig) == len(document) - 8
 
 
-def test_segment_without_a_waiting_request_is_forgotten(make: Make, store, first) -> None:
+def test_segment_without_a_waiting_request_is_forgotten(make: Make, store, first, clock: Clock) -> None:
     """One tier has answered that it has it, the other never answers, and the request was cancelled."""
     hung = SegmentsAlone()
     hung.waits["has"] = threading.Event()
     with server(make, [store, hung]) as rig:
         tiers = rig.engine.scheduler.tiers
-        tiers.timeout = tiers.segments.timeout = 0.2
+        tiers.timeout = 0.1  # of the prefix
         submit(rig)
-        while not any(one.tiers for one in tiers.segments.loads._sought.values()):
-            time.sleep(0.005)
+        until(rig, some_tier_answered)
         rig.engine.cancel(max(rig.engine.answering.live))
-        deadline = time.monotonic() + 30
-        while tiers.segments.loads._sought and time.monotonic() < deadline:
+        for _ in range(2):
+            clock.ahead += HOUR
             with rig.engine.changed:
                 tiers.take_late()
-            time.sleep(0.05)
-        assert not tiers.segments.loads._sought
+        assert not len(tiers.segments.loads._sought)
         hung.waits["has"].set()

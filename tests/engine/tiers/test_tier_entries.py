@@ -1,7 +1,5 @@
 """Entries of the MTP head in tiers: after a restart the head drafts as if the prefix had stayed in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -409,7 +409,7 @@ def test_copies_give_way_to_requests_that_need_their_pages(make) -> None:
         answers = [rig.submit(prompt, 8) for prompt in prompts]
         threading.Timer(2.0, store.waits["put"].set).start()
         answers = [rig.wait(answer) for answer in answers]
-        assert rig.engine.scheduler.tiers.dropped > 0
+        assert rig.engine.scheduler.tiers.copies.dropped > 0
     assert alike(make, prompts, answers)
 
 

@@ -3,8 +3,6 @@
 `python -m tests.mixers.gpu.compiled`: a line of JSON a kernel. Triton's interpreter must not be chosen in the process.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Triton comes with the test extra; its interpreter is chosen in tests/conftest.py, and blocks are wide for it."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("triton", reason="no Triton here: it comes with the test extra")

@@ -1,7 +1,5 @@
 """Arguments of kernels that sum: at multiples of 16 bytes, and as many chunks in each batch, whatever the step has."""
 
-from __future__ import annotations
-
 import torch
 
 from headwater.layers.kda import DeltaAttention

@@ -1,7 +1,5 @@
 """Findings of the self-check about a GPU's kernels, in Triton's interpreter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

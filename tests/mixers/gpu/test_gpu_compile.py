@@ -1,7 +1,5 @@
 """The kernels compile for a card, and fit into its shared memory, though there is none here."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Decoding rows through their experts, in Triton's interpreter: held to what the CPU does, and to their own bits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Layers on a GPU's path, in Triton's interpreter: held to what they do on the CPU, and to their own bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,7 +8,6 @@ import torch
 
 from headwater.layers.attention import Rotary
 from headwater.layers.gdn import DeltaNet
-from headwater.layers.gla import GatedLinearAttention
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning
@@ -18,7 +15,6 @@ from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.batch import STATE, StepBatch
 from headwater.mixers.gdn import GatedDeltaNet
-from headwater.mixers.gla import GatedLinearAttentionMixer
 from headwater.mixers.gpu.recurrent import KERNELS, RecurrentOnGpu
 from headwater.mixers.kda import KimiDeltaAttention
 from headwater.mixers.lightning import LightningAttention
@@ -47,7 +43,6 @@ CASES = {
     "delta_attention": Case(DeltaAttention(WIDTH, heads=3, head_dim=24, conv=4), KimiDeltaAttention),
     "mamba2": Case(Mamba2(WIDTH, heads=4, head_dim=16, state=24, groups=2, conv=4), StateSpaceDual),
     "mamba2, odd": Case(Mamba2(WIDTH, 3, 40, 16, 1, 3, normed=False, conv_bias=False), StateSpaceDual),
-    "gated_linear_attention": Case(GatedLinearAttention(WIDTH, 2, 16, 24), GatedLinearAttentionMixer, kernels=False),
     "lightning": Case(Lightning(WIDTH, 2, 16, (0.1, 0.02), rotary=Rotary(8, 1e4)), LightningAttention, kernels=False),
     "mamba": Case(Mamba(WIDTH, inner=24, state=8, conv=4, step_rank=6), SelectiveStateSpace),
     "mamba, odd": Case(Mamba(WIDTH, 70, 5, 3, 6, normed=True, conv_bias=False), SelectiveStateSpace),

@@ -1,7 +1,5 @@
 """Kernels around layers, in Triton's interpreter: products of decoding rows, heads, gates and writes to pages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

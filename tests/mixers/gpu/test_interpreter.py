@@ -1,7 +1,5 @@
 """The product of Triton's interpreter in tests, `tests.interpreter`: rows as on a card, whatever NumPy's BLAS does."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from ast import literal_eval

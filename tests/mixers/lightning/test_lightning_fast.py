@@ -1,7 +1,5 @@
 """Chunks and decode steps against the token-by-token recurrence, where decays are at their extremes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

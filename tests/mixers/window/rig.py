@@ -1,7 +1,5 @@
 """One layer of sliding-window attention and its state memory, run step by step without a model."""
 
-from __future__ import annotations
-
 import torch
 
 from headwater.layers.attention import Rotary, WindowAttention

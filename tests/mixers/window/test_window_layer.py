@@ -1,7 +1,5 @@
 """Sliding-window attention against a plain one, and against itself in other cuts, slots and company."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

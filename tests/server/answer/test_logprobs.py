@@ -1,7 +1,5 @@
 """Log probabilities: each token has a name of its own, whatever its bytes, and every number is JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Access: keys and origins, neither of which delays a stream."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import socket

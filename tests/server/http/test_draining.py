@@ -1,7 +1,5 @@
 """Draining over a fake engine; tests/test_serve.py tests it with signals and a process."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Events from the engine's thread: all come, in order, and those that are ready together are written together."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Listening sockets: ports, paths and certificates, and invalid ones."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Clients that send slowly, read slowly, or come in crowds. They hold no connection and no request for long."""
 
-from __future__ import annotations
-
 import json
 import re
 import resource

@@ -1,7 +1,5 @@
 """Files of --record: the traffic's lengths, times and hashes, and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

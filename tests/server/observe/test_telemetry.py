@@ -1,7 +1,5 @@
 """Metrics, log lines and ids: none of them holds a value that a client can choose."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

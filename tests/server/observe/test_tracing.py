@@ -1,7 +1,5 @@
 """Spans of requests, as OpenTelemetry's own exporter receives them."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

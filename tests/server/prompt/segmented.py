@@ -1,7 +1,5 @@
 """Tokenizers with and without a token for the separator, and the tokens of prompts with segments."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from tokenizers import AddedToken, Tokenizer

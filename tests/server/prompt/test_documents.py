@@ -1,7 +1,5 @@
 """Documents sent with a conversation: each is a segment, whether the template shows documents or not."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.errors import TemplateError

@@ -1,7 +1,5 @@
 """Pieces encoded separately give the tokens of the whole text, whatever the text and the tokenizer."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

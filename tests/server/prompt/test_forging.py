@@ -1,7 +1,5 @@
 """A quoted separator never delimits a segment: it stays in the prompt as characters."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A template that does too much is stopped with an error; all others render as in jinja2."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import pytest

@@ -1,7 +1,5 @@
 """Bodies with any value at any place: refused in OpenAI's form with the field's name, or answered, never with a 500."""
 
-from __future__ import annotations
-
 import copy
 import json
 

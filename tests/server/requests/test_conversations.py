@@ -1,7 +1,5 @@
 """Requests with a conversation, whatever their API: each translates all of its fields."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.server.requests.chat import ConversationRequest

@@ -1,7 +1,5 @@
 """Large bodies: refused while they arrive, or parsed without a pause for others."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

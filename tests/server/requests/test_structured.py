@@ -1,7 +1,5 @@
 """Constraints as vLLM and llama.cpp name them: the constraint in the engine, accepted texts, and refusals."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import suppress

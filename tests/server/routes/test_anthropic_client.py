@@ -1,7 +1,5 @@
 """The official anthropic client against a server on a real socket."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.errors import QueueFull

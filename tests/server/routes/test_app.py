@@ -1,7 +1,5 @@
 """The API over a fake engine: OpenAI's forms, errors, streams, and the cache's account."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

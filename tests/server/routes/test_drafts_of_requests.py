@@ -1,7 +1,5 @@
 """Drafts that clients ask for: `prediction`, `speculation`, and what usage, metrics and /health say of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.config import ServeConfig

@@ -1,7 +1,5 @@
 """Several answers, echoes and sampling fields, on both endpoints, whole and streamed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

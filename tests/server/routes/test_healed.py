@@ -1,7 +1,5 @@
 """Two turns about documents, over HTTP: the second account tells if it resumed from approximate states."""
 
-from __future__ import annotations
-
 import asyncio
 
 import httpx

@@ -1,7 +1,5 @@
 """Hints that clients give: `ttl` of `cache_control`, and `cache_hints`."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

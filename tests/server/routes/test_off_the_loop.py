@@ -1,7 +1,5 @@
 """Slow work is done on other threads: one large request must not delay the tokens of others."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

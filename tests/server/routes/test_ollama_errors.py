@@ -1,7 +1,5 @@
 """Errors of Ollama's API in its form, and the endpoints that change models, which are refused."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """The served model and the version in Ollama's API, as clients read them before they send a prompt."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import pytest

@@ -1,7 +1,5 @@
 """The page about the API at /docs: it names each path and field, and loads nothing from other hosts."""
 
-from __future__ import annotations
-
 import re
 
 from headwater.server.routes.reference import type_of

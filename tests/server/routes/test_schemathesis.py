@@ -1,7 +1,5 @@
 """The server's OpenAPI description, tested with drawn requests, valid and invalid, in this process."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """The API on a real socket, with the official client: whole answers, streams, and clients that leave."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

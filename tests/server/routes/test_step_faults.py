@@ -1,7 +1,5 @@
 """Faults in a step, as HTTP clients see them: a 500 that names its request, and a server that lives on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Tokens of texts and conversations, as in the endpoints that generate, and back."""
 
-from __future__ import annotations
-
 from headwater.server.prompt.encoding import PromptEncoder
 from headwater.server.routes import service
 from tests.server.client import error, send, send_all

@@ -1,7 +1,5 @@
 """Texts that are stored as segments before a prompt holds them."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.config import ServeConfig

@@ -1,23 +1,17 @@
 """Each behaviour has the property that its docstring claims."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 from statistics import mean
 
 import pytest
 
-from headwater.traces.generated.agents import STUB, Agents
-from headwater.traces.generated.chats import Chats
-from headwater.traces.generated.conversation import HOUR, SECOND, TokenIds, Words, milliseconds, shared_tokens
+from headwater.traces.generated.behaviours import SLOTS, STUB, Agents, Behaviour, Chats, Documents, Scans, Templates
+from headwater.traces.generated.conversation import HOUR, SECOND, TokenIds, Words, milliseconds
 from headwater.traces.generated.dice import Dice
-from headwater.traces.generated.documents import Documents
-from headwater.traces.generated.kind import Behaviour, Kind, Source
-from headwater.traces.generated.scans import Scans
-from headwater.traces.generated.templates import SLOTS, Templates
-from headwater.traces.generated.traffic import drawn
+from headwater.traces.generated.traffic import Kind, Source, drawn
 from headwater.traces.request import Request
+from tests.traces.shared import shared_tokens
 
 END = 24 * HOUR
 

@@ -1,7 +1,5 @@
 """Draws are integers: equal keys give equal draws everywhere, and distributions are what they are called."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from statistics import mean, median, pstdev

@@ -1,16 +1,14 @@
 """A seed draws a kind of traffic and its requests: the same everywhere, and no two seeds alike."""
 
-from __future__ import annotations
-
 import hashlib
 from itertools import pairwise
 
 import pytest
 
 from headwater.errors import ConfigError
+from headwater.traces.generated.behaviours import BEHAVIOURS
 from headwater.traces.generated.dice import Dice
-from headwater.traces.generated.kind import BEHAVIOURS, Kind
-from headwater.traces.generated.traffic import Generated
+from headwater.traces.generated.traffic import Generated, Kind
 from headwater.traces.read import make_trace
 from headwater.traces.request import Trace
 

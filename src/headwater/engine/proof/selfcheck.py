@@ -273,9 +273,12 @@ def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
         yield partial(gpu_check.broken_kernels, layers, recurrent, random, device)
         layers = {layer for layer in layers if not gpu_check.is_covered(layer, recurrent)}
     if torch.device(device).type == "cpu" and kernels.available():
-        from headwater.engine.proof.cpu_attention_check import broken_attention  # needs numba
-        from headwater.engine.proof.cpu_experts_check import broken_experts
-        from headwater.engine.proof.cpu_recurrent_check import broken_decode, broken_prefill
+        from headwater.engine.proof.cpu_checks import (  # needs numba
+            broken_attention,
+            broken_decode,
+            broken_experts,
+            broken_prefill,
+        )
 
         packs = {name: partial(_pack, name) for name in _packed(spec)}
         for grouped in sorted({layer for layer in layers if isinstance(layer, GroupedAttention)}, key=repr):

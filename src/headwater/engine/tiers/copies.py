@@ -15,6 +15,7 @@ from headwater.engine.tiers.prefix import PrefixParts
 from headwater.engine.tiers.segments import SegmentIO
 from headwater.engine.tiers.tier import NamedPart, Tier, Workers
 from headwater.schedule.scheduler import Scheduler
+from headwater.schedule.tiers import Copies
 from headwater.tiers.changes import Change, PrefixStored, SegmentsStored
 from headwater.tiers.store import StoreError, StoreFull
 
@@ -39,7 +40,7 @@ class Copy:
         return SegmentsStored(names, self.segments) if self.prefix is None else PrefixStored(*self.prefix, names)
 
 
-class Copies:
+class StoreCopies(Copies):
     """Copies to an engine's stores. Methods are called with the engine's lock held, unless stated otherwise."""
 
     def __init__(
@@ -49,10 +50,11 @@ class Copies:
         changed: threading.Condition,
         prefixes: PrefixParts,
         segments: SegmentIO,
+        through: bool,
     ) -> None:
-        """`changed`: the engine's lock."""
+        """`changed`: the engine's lock. `through`: copy content once it is published, not once it is hit."""
         self._stores, self._scheduler, self._changed = stores, scheduler, changed
-        self._prefixes, self._segments = prefixes, segments
+        self._prefixes, self._segments, self.through = prefixes, segments, through
         self._queue: deque[Copy] = deque()
         self._making: Copy | None = None
         self._closing = False
@@ -69,6 +71,18 @@ class Copies:
     def busy(self) -> bool:
         """True if a copy waits or is being made."""
         return bool(self._queue or self._making)
+
+    def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
+        if self.through:
+            for at in positions:
+                self.add_prefix(namespace, key, at)
+
+    def resumed(self, namespace: str, key: bytes, at: int) -> None:
+        self.add_prefix(namespace, key, at)  # even with write-through: an earlier copy may be evicted
+
+    def built(self, segments: Sequence[StoredSegment]) -> None:
+        if self.through:
+            self.reused(segments)
 
     def may_add(self) -> bool:
         """Return whether another copy can be queued. If not, it counts as dropped."""
@@ -93,7 +107,7 @@ class Copies:
             pages = len(held.table) + len(held.state)
             self._add(Copy(pages, parts, partial(cache.release, id), (namespace, prefix)))
 
-    def add_segments(self, segments: Sequence[StoredSegment]) -> None:
+    def reused(self, segments: Sequence[StoredSegment]) -> None:
         """Queue a copy of segments, and pin them until it is stored."""
         if not self.may_add():
             return
@@ -118,7 +132,7 @@ class Copies:
         cache = self._scheduler.cache
         ready = [stored for stored in cache.segments if stored.ready]
         for stored in sorted(ready, key=lambda stored: stored.used, reverse=True):
-            yield partial(self.add_segments, (stored,))
+            yield partial(self.reused, (stored,))
         for checkpoint in cache.checkpoints():
             yield partial(self.add_prefix, *checkpoint)
 

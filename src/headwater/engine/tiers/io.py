@@ -13,17 +13,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 from headwater.account import TierOutcome
-from headwater.cache.segments.store import SegmentKey, StoredSegment
+from headwater.cache.segments.store import SegmentKey
 from headwater.config import ServeConfig
 from headwater.engine.runner import Runner
-from headwater.engine.tiers.copies import Copies
-from headwater.engine.tiers.follow import PeerFollows
-from headwater.engine.tiers.lookup import Lookup, Prompt
+from headwater.engine.tiers.copies import StoreCopies
 from headwater.engine.tiers.own_parts import OwnParts
-from headwater.engine.tiers.prefix import PrefixParts, page_entries
+from headwater.engine.tiers.peers import PeerFollows, PeerIO
+from headwater.engine.tiers.prefix import Lookup, PrefixParts, Prompt, page_entries
 from headwater.engine.tiers.segments import SegmentIO
 from headwater.engine.tiers.tails import Tails
 from headwater.engine.tiers.tier import Tier, TierFingerprints, Workers, patience
@@ -31,9 +29,8 @@ from headwater.schedule.kinds.request import Request
 from headwater.schedule.prefill_seconds import PrefillSeconds
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited
-from headwater.schedule.tail import FirstToken
-from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source, TierStats
-from headwater.schedule.tiers import MAX_CONCURRENT_LOADS, Loads, Tiers
+from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source
+from headwater.schedule.tiers import MAX_CONCURRENT_LOADS, Loads, TierFigures, Tiers
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import Names
 from headwater.tiers.part import Sealer
@@ -46,24 +43,10 @@ CLOSE_SECONDS = 10.0  # for stores that do not answer
 log = logging.getLogger("headwater.engine")
 
 
-@dataclass(frozen=True, slots=True)
-class Peers:
-    """Other workers of a cluster: their memory as a read-only tier, and the parts that they read here."""
-
-    tier: Tier
-    store: PeerStore
-    own: OwnParts
-    follows: PeerFollows
-    tails: Tails
-
-    @property
-    def stats(self) -> TierStats:
-        shared, networked = self.store.bytes_by_way
-        return replace(self.tier.stats, sent=self.own.sent, bytes_shared=shared, bytes_networked=networked)
-
-
 class TierIO(Tiers):
     """Stores of an engine. Methods are called with the engine's lock held, unless stated otherwise."""
+
+    copies: StoreCopies
 
     def __init__(
         self,
@@ -74,15 +57,15 @@ class TierIO(Tiers):
         runner: Runner,
         changed: threading.Condition,
         config: ServeConfig,
+        prefill: PrefillSeconds,
     ) -> None:
-        """`key`: the secret one; `runner`: with the arena; `changed`: the engine's lock."""
+        """`key`: the secret one; `runner`: with the arena; `changed`: the engine's lock; `prefill`: by tokens."""
         self._scheduler, self._cache, self._layout = scheduler, scheduler.cache, scheduler.layout
         self._runner = runner
         own, sealer = (key, fingerprint, self._layout.unit_bytes), Sealer(key)
         self.tiers = [Tier(number, store, TierFingerprints(store, *own), sealer) for number, store in enumerate(stores)]
         self._names = names = Names(key, fingerprint.digest, self._layout.unit_bytes)
         self._changed, self.timeout = changed, config.tier_timeout
-        self._through = config.tier_store == "through"  # copy each checkpoint once it is published, not once it is hit
         self._prefixes = PrefixParts(names, self._layout, runner, lambda tokens: self.prefill_seconds(tokens))
         self.run_tokens = self._prefixes.run_tokens
         self._lookup = Lookup(self._layout.unit_tokens, self.run_tokens)
@@ -91,14 +74,16 @@ class TierIO(Tiers):
         private = [(tier.store.medium, tier) for tier in self._stores if isinstance(tier.store, OwnStore)]
         self.own = dict(reversed(private))  # tiers that may be private to this server: the fastest of each medium
         self.segments = SegmentIO(self._stores, names, scheduler, runner, changed, self.timeout, self)
-        self._prefill = PrefillSeconds()
+        self.loaded_tokens = self.loaded_segments = 0
+        self._prefill = prefill
         self._waiting: dict[int, tuple[Request, float]] = {}  # requests that wait, and until when
         self._given_up: dict[int, float] = {}  # loads, and when they were given up
         self._closing = False
-        self.peers: Peers | None = None
+        self.pulls: PeerIO | None = None  # the same as `peers`, once there are any
         self._had: dict[int, int] = {}  # of requests that were not looked up: the position at which memory resumes
         self._readers = Workers(MAX_CONCURRENT_LOADS, "headwater-tier-reader")  # a load each
-        self._copies = Copies(self._stores, scheduler, changed, self._prefixes, self.segments)
+        given = self._stores, scheduler, changed, self._prefixes, self.segments
+        self.copies = StoreCopies(*given, config.tier_store == "through")
 
     # -- other workers of a cluster
 
@@ -111,32 +96,21 @@ class TierIO(Tiers):
         tails = Tails(tier, store, Sealer(key), *engine[:3], *of_pages)
         own = OwnParts(key, fingerprint, *engine, tails)
         given = tier, store, self._scheduler, self.loads, self._changed, self._read, self._finish
-        self.peers = Peers(tier, store, own, PeerFollows(*given), tails)
+        self.peers = self.pulls = PeerIO(tier, store, own, PeerFollows(*given), tails, self.segments)
         self.tiers.append(tier)
         self.segments.join_peers(tier, store)
         return own
 
-    def follow(self, peer: bytes, namespace: str, key: bytes, tokens: int) -> int:
-        assert self.peers is not None, "workers that pull are followed"
-        return self.peers.follows.follow(peer, namespace, key, tokens)
-
-    def unfollow(self, number: int) -> None:
-        if self.peers is not None:
-            self.peers.follows.cancel(number)
-
-    def keep_tail(self, seq: Request, first: FirstToken) -> None:
-        if self.peers is not None:
-            self.peers.tails.keep(seq, first)
-
-    @property
-    def pull_speed(self) -> ReadSpeed | None:
-        if self.peers is None or not self.peers.store.reachable:
-            return None
-        return self._speed(self.peers.tier)
-
-    @property
-    def load_speeds(self) -> dict[str, ReadSpeed]:
-        return {medium: self._speed(tier) for medium, tier in self.own.items() if tier.usable}
+    def figures(self) -> TierFigures:
+        pulls, stats = self.pulls, tuple(tier.stats for tier in self._stores)
+        return TierFigures(
+            loaded_tokens=self.loaded_tokens,
+            loaded_segments=self.loaded_segments,
+            copies_dropped=self.copies.dropped,
+            tiers=stats if pulls is None else (*stats, pulls.stats),
+            pull=self._speed(pulls.tier) if pulls is not None and pulls.store.reachable else None,
+            loads={medium: self._speed(tier) for medium, tier in self.own.items() if tier.usable},
+        )
 
     def _speed(self, tier: Tier) -> ReadSpeed:
         a_token = self._prefixes.bytes_of(False, self.run_tokens) / self.run_tokens / tier.bytes_a_second
@@ -146,8 +120,8 @@ class TierIO(Tiers):
 
     def arrived(self, seq: Request) -> None:
         """Look up a request's prompt in the stores, unless memory has all of it."""
-        if self.peers is not None and seq.handover.follows is not None:
-            self.peers.follows.arrived(seq, seq.handover.follows)
+        if self.pulls is not None and seq.handover.follows is not None:
+            self.pulls.follows.arrived(seq, seq.handover.follows)
         if not self._stores and not seq.handover.peers and seq.load is None:
             return
         match = self._scheduler.planner.match(seq)
@@ -165,7 +139,7 @@ class TierIO(Tiers):
             tier.lookups.submit(self._look_up, tier, prompt)
 
     def holds_back(self, seq: Request) -> bool:
-        waits = self.peers is not None and self.peers.tails.holds_back(seq)
+        waits = self.pulls is not None and self.pulls.tails.holds_back(seq)
         return self._waits_for_prefix(seq) or waits
 
     def _waits_for_prefix(self, seq: Request) -> bool:
@@ -196,13 +170,13 @@ class TierIO(Tiers):
         self.loads.forget(request)
         self._waiting.pop(request, None)
         self._had.pop(request, None)
-        if self.peers is not None:
-            self.peers.tails.forget(request)
+        if self.pulls is not None:
+            self.pulls.tails.forget(request)
 
     @property
     def busy(self) -> bool:
-        of_peers = self.peers is not None and (self.peers.own.reading or len(self.peers.tails))
-        return bool(len(self.loads) or len(self.segments) or self._copies.busy or of_peers)
+        of_peers = self.pulls is not None and (self.pulls.own.reading or len(self.pulls.tails))
+        return bool(len(self.loads) or len(self.segments) or self.copies.busy or of_peers)
 
     def take_late(self) -> None:
         """Stop the wait of requests that are late: they are computed."""
@@ -211,9 +185,6 @@ class TierIO(Tiers):
             if now > until:
                 self.loads.stop_waiting(seq)
         self.segments.take_late(now)
-
-    def name_holders(self, key: SegmentKey, peers: Sequence[bytes]) -> None:
-        self.segments.expect(key, peers)
 
     def hold_segments(self, awaited: Awaited, keys: Sequence[SegmentKey]) -> set[SegmentKey]:
         sought = [] if self._closing else [key for key in keys if self.segments.may_hold(key)]
@@ -227,8 +198,8 @@ class TierIO(Tiers):
         """Look a prompt up in a store (on the store's thread)."""
         offer = Offer(tier.number)
         try:
-            if self.peers is not None and tier is self.peers.tier:
-                self.peers.store.ask(prompt.peers, prompt.namespace, prompt.key, prompt.last + 1)
+            if self.pulls is not None and tier is self.pulls.tier:
+                self.pulls.store.ask(prompt.peers, prompt.namespace, prompt.key, prompt.last + 1)
             offer = self._lookup.offer(tier, prompt)
         except Exception:
             log.exception("tiers cannot be asked")
@@ -237,11 +208,6 @@ class TierIO(Tiers):
             self._changed.notify_all()
 
     # -- costs
-
-    def prefilled(self, tokens: int, seconds: float) -> None:
-        """Record the seconds of a step that prefilled `tokens` tokens."""
-        if tokens:
-            self._prefill.note(tokens, seconds)
 
     def prefill_seconds(self, tokens: int) -> float | None:
         speed = self._prefill.speed
@@ -304,30 +270,13 @@ class TierIO(Tiers):
         self._given_up = {load.id: self._given_up.get(load.id, now) for load in loads}
         return any(now - since < GIVE_UP_SECONDS for since in self._given_up.values())
 
-    # -- copies
-
-    def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
-        if self._through:
-            for at in positions:
-                self._copies.add_prefix(namespace, key, at)
-
-    def resumed(self, namespace: str, key: bytes, at: int) -> None:
-        self._copies.add_prefix(namespace, key, at)  # even with write-through: an earlier copy may be evicted
-
     def make_room(self) -> bool:
-        given_up = self._copies.queued
-        if self.peers is not None:
-            self.peers.follows.give_up()
-            given_up += self.peers.tails.give_up()
-        self._copies.drop_queued()
+        given_up = self.copies.queued
+        if self.pulls is not None:
+            self.pulls.follows.give_up()
+            given_up += self.pulls.tails.give_up()
+        self.copies.drop_queued()
         return given_up > 0
-
-    def built(self, segments: Sequence[StoredSegment]) -> None:
-        if self._through:
-            self._copies.add_segments(segments)
-
-    def reused(self, segments: Sequence[StoredSegment]) -> None:
-        self._copies.add_segments(segments)
 
     # -- the end, without the lock
 
@@ -339,36 +288,23 @@ class TierIO(Tiers):
         with self._changed:
             if self._closing:
                 return
-            wanted = deque(self._copies.uncopied() if left() > 0 else ())
-            while (wanted or self._copies.busy) and left() > 0:
-                while wanted and not self._copies.queued:
+            wanted = deque(self.copies.uncopied() if left() > 0 else ())
+            while (wanted or self.copies.busy) and left() > 0:
+                while wanted and not self.copies.queued:
                     wanted.popleft()()
                 self._changed.wait(min(POLL_SECONDS, left()))
-            self._copies.dropped += len(wanted)
+            self.copies.dropped += len(wanted)
             self.make_room()
             self._closing = True
-            self._copies.close()
+            self.copies.close()
         until = time.monotonic() + CLOSE_SECONDS
-        follows = [self.peers.follows.threads] if self.peers is not None else []
+        follows = [self.pulls.follows.threads] if self.pulls is not None else []
         lookups, parts = ([getattr(tier, of) for tier in self.tiers] for of in ("lookups", "parts"))
-        threads = (
-            *lookups,
-            *follows,
-            self._readers,
-            *parts,
-            self._copies.writer,
-        )  # in the order in which they give each other work
+        # in the order in which they give each other work
+        threads = (*lookups, *follows, self._readers, *parts, self.copies.writer)
         ended = [some.end(until - time.monotonic()) for some in threads]
         closing = Workers(len(self.tiers), "headwater-tier-close")
         closed = wait([closing.submit(tier.store.close) for tier in self.tiers], max(0.0, until - time.monotonic()))
         closing.end(0.0)
         if closed.not_done or not all(ended):
             log.warning("a tier has not answered for %g s: its open calls are abandoned", CLOSE_SECONDS)
-
-    @property
-    def dropped(self) -> int:
-        return self._copies.dropped
-
-    def stats(self) -> tuple[TierStats, ...]:
-        stores = tuple(tier.stats for tier in self._stores)
-        return stores if self.peers is None else (*stores, self.peers.stats)

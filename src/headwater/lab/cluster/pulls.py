@@ -7,7 +7,7 @@ together are read together: the link's latency counts once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from headwater.account import TierOutcome
@@ -19,7 +19,8 @@ from headwater.schedule.follows import Follow, Follows, progress
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.replayed import Replayed
 from headwater.schedule.segment_loads import Awaited, SegmentLoad, SegmentLoads
-from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source
+from headwater.schedule.tier_load import Load, Offer, Source
+from headwater.schedule.tiers import TierFigures
 from headwater.tiers.names import runs_of
 from headwater.tiers.store import PEER
 
@@ -40,12 +41,7 @@ class SimulatedPulls(LabLoads):
     """Both ends of one worker's pulls, and its store. It receives one prefix after the other, and sends likewise."""
 
     def __init__(
-        self,
-        number: int,
-        network: Network,
-        serving: Serving,
-        clock: Callable[[], float],
-        wake: Callable[[], None],
+        self, number: int, network: Network, serving: Serving, clock: Callable[[], float], wake: Callable[[], None]
     ) -> None:
         """`number`: of the worker. `clock`: of the cluster. `wake`: called when pages that were sent can be evicted."""
         given = serving.scheduler, serving.page_bytes, serving.prefill_seconds, clock, serving.setup.tier
@@ -65,9 +61,8 @@ class SimulatedPulls(LabLoads):
         self._senders: dict[SegmentKey, SimulatedPulls] = {}  # of segments, as the router names them
         serving.use(self)
 
-    @property
-    def pull_speed(self) -> ReadSpeed:
-        return self._speed(PEERS)
+    def figures(self) -> TierFigures:
+        return replace(super().figures(), pull=self._speed(PEERS))
 
     def name(self, request: object, peers: Sequence[SimulatedPulls], followed: int | None) -> None:
         """Note that these workers have more of the prompt of a request that will arrive.

@@ -18,20 +18,18 @@ from functools import partial
 from itertools import count
 
 from headwater.account import CacheAccount, Reason
-from headwater.cluster.assigning import MAX_ATTEMPTS
+from headwater.cluster.assigning import MAX_ATTEMPTS, Selection
 from headwater.cluster.cost import Role
 from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import Prefilled, kept
 from headwater.cluster.preparing import Preparing
 from headwater.cluster.routed import in_memory
 from headwater.cluster.router import HEARTBEAT_TIMEOUT_SECONDS
-from headwater.cluster.selection import Selection
 from headwater.errors import ConfigError
 from headwater.events import TokenEvent
-from headwater.lab.cluster.link import SimulatedLink, Visit, visit_of
 from headwater.lab.cluster.pulls import SimulatedPulls
 from headwater.lab.cluster.rivals import make_choice
-from headwater.lab.cluster.worker import Inbox, Sent, SimulatedWorker, roles
+from headwater.lab.cluster.worker import Inbox, Sent, SimulatedWorker, Visit, roles, visit_of
 from headwater.lab.replay import result_of, timed
 from headwater.lab.row import Result, Routing
 from headwater.lab.serving import Engine, Lost
@@ -77,8 +75,7 @@ class Simulation:
         self._open: dict[int, Visit] = {}  # by the identity of the request that its worker got
         self._engine, self._random = engine, random.Random(f"failures {engine.seed}")
         self.workers: list[SimulatedWorker] = []  # including failed ones
-        self._links: list[SimulatedLink] = []  # of all workers
-        self._serving: list[SimulatedLink] = []  # of workers that the router believes to serve
+        self._serving: list[SimulatedWorker] = []  # those that the router believes to serve
         self._named: dict[bytes, SimulatedPulls] = {}  # memories of workers, by their names
         self._unassigned: list[Visit] = []  # requests that no worker can accept now
         self._preparing = Preparing(self._ids, lambda routed: self._place(self._visits.pop(routed.id)), self._counts)
@@ -110,8 +107,8 @@ class Simulation:
     def _join(self, role: Role) -> None:
         """Add a worker with an empty cache."""
         n, cluster, arrivals = len(self.workers), self._cluster, self._arrivals
-        given = self._trace, self._setup, self._engine, self._digests, cluster.event_delay
-        worker = SimulatedWorker(f"w{n}", role, *given)
+        given = self._trace, self._setup, self._engine, self._digests
+        worker = SimulatedWorker(n, role, *given, lambda: self._now, self._ordered)
         worker.serving.now = self._now
         tally = Tally(
             worker.layout.flops,
@@ -123,16 +120,14 @@ class Simulation:
             is_counted=partial(self._is_counted, worker),
         )
         worker.watch(Inbox(arrivals.due, partial(self._answered, worker)), tally, self._ideal)
-        pulls = None
+        worker.named = self._named
         if cluster.network is not None:
-            evicts = partial(self._may_evict, n)
-            pulls = SimulatedPulls(n, cluster.network, worker.serving, lambda: self._now, evicts)
-            self._named[worker.name.encode()] = pulls
+            evicts = partial(self._may_evict, worker)
+            worker.pulls = SimulatedPulls(n, cluster.network, worker.serving, lambda: self._now, evicts)
+            self._named[worker.incarnation] = worker.pulls
         worker.publish_store()
-        link = SimulatedLink(worker, pulls, lambda: self._now, partial(self._ordered, n), self._named)
         self.workers.append(worker)
-        self._links.append(link)
-        self._serving.append(link)
+        self._serving.append(worker)
         if cluster.failures is not None:
             fails = self._now + self._random.expovariate(1 / cluster.failures.every)
             heapq.heappush(self._events, (fails, FAILURE, n))
@@ -143,31 +138,31 @@ class Simulation:
         """Fail a worker, unless all requests are answered."""
         if not (len(self._arrivals) or self._open or self._visits or self._unassigned):
             return
-        self._now, worker, link = at, self.workers[n], self._links[n]
+        self._now, worker = at, self.workers[n]
         assert self._cluster.failures is not None, "workers fail only then"
         self._counts["failed"] += 1
         self._lost[n] = worker.fail()
-        if link.pulls is not None:
-            link.pulls.is_lost = True
+        if worker.pulls is not None:
+            worker.pulls.is_lost = True
         heapq.heappush(self._events, (at + HEARTBEAT_TIMEOUT_SECONDS, LOSS, n))
         heapq.heappush(self._events, (at + self._cluster.failures.absent, JOIN, n))
 
     def _lose(self, at: float, n: int) -> None:
         """Assign the requests of a failed worker to others, once the router has noticed the failure."""
-        self._now, link, lost = at, self._links[n], self._lost.pop(n)
-        self._serving.remove(link)
-        for one in self._links:
-            if one.pulls is not None and one.pulls.follows_any:
-                one.pulls.look()
-        self._preparing.lost(link)
+        self._now, worker, lost = at, self.workers[n], self._lost.pop(n)
+        self._serving.remove(worker)
+        for pulls in self.pulls:
+            if pulls.follows_any:
+                pulls.look()
+        self._preparing.lost(worker)
         for visit in self._open.values():
-            if visit.routed.follower is link:
+            if visit.routed.follower is worker:
                 visit.unfollow()
-        moved = [(request, self._open.pop(request)) for request in link.worker.open]
+        moved = [(request, self._open.pop(request)) for request in worker.open]
         for _, visit in moved:
             if not visit.routed.prefills:
-                self._selection.choice.ended(visit.prompt, link.name)
-        self._selection.choice.left(link.name)
+                self._selection.choice.ended(visit.prompt, worker.name)
+        self._selection.choice.left(worker.name)
         for request, visit in moved:
             visit.lost, visit.failures = lost.get(request, visit.lost), visit.failures + 1
             visit.unfollow()
@@ -200,7 +195,7 @@ class Simulation:
         worker = self.workers[n]
         if worker.serving.work is None:
             if worker.wakes is None or worker.wakes > self._now:
-                self._wake(worker, n, self._now)
+                self._wake(worker, self._now)
         else:
             worker.serving.shorten(self._now)
             heapq.heappush(self._events, (worker.serving.ends, END, n))
@@ -222,50 +217,48 @@ class Simulation:
         if selected is None:  # its segments are prepared first
             return
         del self._visits[routed.id]
-        request, link, routed.loads = visit.sent, selected.link, selected.is_loaded
-        worker, predicted = link.worker, selected.predicted
+        request, worker, routed.loads = visit.sent, selected.link, selected.is_loaded
+        predicted = selected.predicted
         self._open[id(request)] = visit
         matched = worker.match(request, visit.composed)
         self._counts["expected_loads"] += routed.loads
         self._counts["as_predicted" if matched == predicted else "less" if matched < predicted else "more"] += 1
-        if link.pulls is not None:
-            link.pulls.name(request, [one.pulls for one in selected.holders if one.pulls is not None], visit.followed)
+        if worker.pulls is not None:
+            worker.pulls.name(request, [one.pulls for one in selected.holders if one.pulls is not None], visit.followed)
         came = now if visit.first_token is not None else routed.began
         if visit.lost is not None:
             worker.serving.resume(request, visit.lost)
         worker.receive(request, Sent(selected.outstanding, came, predicted, matched), now)
-        n = self._links.index(link)
         if worker.serving.work is not None:
-            heapq.heappush(self._events, (worker.serving.ends, END, n))  # it may end sooner now
+            heapq.heappush(self._events, (worker.serving.ends, END, worker.number))  # it may end sooner now
         elif worker.wakes is None or worker.wakes > now:  # it waits for a tier
-            self._wake(worker, n, now)
+            self._wake(worker, now)
         if selected.decoder is not None:
-            self._follow(visit, link, selected.decoder)
+            self._follow(visit, worker, selected.decoder)
 
-    def _follow(self, visit: Visit, prefilling: SimulatedLink, decoder: SimulatedLink) -> None:
+    def _follow(self, visit: Visit, prefilling: SimulatedWorker, decoder: SimulatedWorker) -> None:
         """Let the worker that will decode an answer read the prompt while the other one prefills it."""
         assert prefilling.pulls is not None, "prompts are prefilled apart only where they are pulled"
         assert decoder.pulls is not None, "likewise"
         prompt, visit.routed.follower = visit.prompt, decoder
         namespace = visit.request.namespace
         visit.followed = decoder.pulls.follow_prefill(prefilling.pulls, namespace, visit.key, prompt.tokens)
-        self._wake_for_reads(self._links.index(decoder))
+        self._wake_for_reads(decoder)
 
-    def _wake_for_reads(self, n: int) -> None:
+    def _wake_for_reads(self, worker: SimulatedWorker) -> None:
         """Wake an idle worker when the next parts that it reads are there."""
-        worker, pulls = self.workers[n], self._links[n].pulls
-        due = None if pulls is None else pulls.due()
+        due = None if worker.pulls is None else worker.pulls.due()
         if due is not None and worker.serving.work is None and (worker.wakes is None or worker.wakes > due):
-            self._wake(worker, n, max(self._now, due))
+            self._wake(worker, max(self._now, due))
 
-    def _may_evict(self, n: int) -> None:
+    def _may_evict(self, worker: SimulatedWorker) -> None:
         """Wake a worker that may wait for memory, and can evict a prefix that it has sent."""
-        if self.workers[n].serving.work is None:
-            self._wake(self.workers[n], n, self._now)
+        if worker.serving.work is None:
+            self._wake(worker, self._now)
 
-    def _wake(self, worker: SimulatedWorker, n: int, at: float) -> None:
+    def _wake(self, worker: SimulatedWorker, at: float) -> None:
         worker.wakes = at
-        heapq.heappush(self._events, (at, BEGIN, n))
+        heapq.heappush(self._events, (at, BEGIN, worker.number))
 
     def _end(self, at: float, n: int) -> None:
         worker = self.workers[n]
@@ -273,38 +266,37 @@ class Simulation:
             return  # the work ended sooner
         self._now = at
         worker.end()
-        self._wake(worker, n, at)
-        self._look(n)
+        self._wake(worker, at)
+        self._look(worker)
 
     def _begin(self, at: float, n: int) -> None:
         worker = self.workers[n]
         if worker.wakes != at or worker.has_failed:
             return  # it was woken earlier, or has failed
         worker.wakes, self._now = None, at
-        self._begin_work(at, n)
-        self._look(n)
+        self._begin_work(at, worker)
+        self._look(worker)
 
-    def _begin_work(self, at: float, n: int) -> None:
-        worker = self.workers[n]
+    def _begin_work(self, at: float, worker: SimulatedWorker) -> None:
         ends = worker.begin(at)
         if ends is not None:
-            heapq.heappush(self._events, (ends, END, n))
+            heapq.heappush(self._events, (ends, END, worker.number))
             return
         store = worker.serving.tiers
         if store is not None and (read := store.due()) is not None:
-            self._wake(worker, n, max(at, read))
+            self._wake(worker, max(at, read))
         elif not worker.serving.scheduler.idle:  # as one server does it: again when the next request comes
             due = self._arrivals.due()
-            self._wake(worker, n, at if due is None else max(at, due))
+            self._wake(worker, at if due is None else max(at, due))
 
-    def _look(self, n: int) -> None:
+    def _look(self, worker: SimulatedWorker) -> None:
         """Handle the ends of a worker's orders, and let others read its prefills."""
-        for message in self._links[n].take_ended():
+        for message in worker.take_ended():
             self._preparing.prepared(message)
-        for at, link in enumerate(self._links):
-            if link.pulls is not None and link.pulls.follows_any:
-                link.pulls.look()
-                self._wake_for_reads(at)
+        for one in self.workers:
+            if one.pulls is not None and one.pulls.follows_any:
+                one.pulls.look()
+                self._wake_for_reads(one)
 
     # -- ends of requests
 
@@ -359,8 +351,8 @@ class Simulation:
             return
         keeper = self._selection.keeper(visit.routed, answer, worker.name, self._serving)
         if keeper is not None:
-            keeper.worker.keep_answer(request, answer.tokens)
-            self._ordered(self._links.index(keeper))
+            keeper.keep_answer(request, answer.tokens)
+            self._ordered(keeper.number)
 
     def _summed(self) -> Tally:
         """Return the sums of all workers' tallies."""
@@ -375,7 +367,7 @@ class Simulation:
     @property
     def pulls(self) -> list[SimulatedPulls]:
         """Pulls of all workers, if they pull."""
-        return [link.pulls for link in self._links if link.pulls is not None]
+        return [worker.pulls for worker in self.workers if worker.pulls is not None]
 
     @property
     def routing(self) -> Routing:

@@ -71,7 +71,6 @@ class Workbench:
         self.transitions = StateMemory(spec.transition, 1, max(1, spec.transition.bytes))
 
     def whole(self, prompt: Prompt) -> Computed:
-        """Compute the whole prompt."""
         return self._run(prompt, (Run(0, len(prompt.tokens), ()),), (), ())
 
     def composed(self, prompt: Prompt, recipe: Recipe) -> Computed:

@@ -41,8 +41,6 @@ class Line:
 
 
 class Lines:
-    """The lines of all rows."""
-
     def __init__(self, results: Sequence[Result]) -> None:
         rows = [result.row for result in results]
         self._pools = {row.pool for row in rows}

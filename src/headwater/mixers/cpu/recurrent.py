@@ -17,7 +17,6 @@ from headwater.kernels.recording import constant, empty
 from headwater.mixers.batch import Rows, StepBatch
 from headwater.mixers.cpu.recurrent_kernels import (
     GatedDeltaNetKernel,
-    GatedLinearAttentionKernel,
     KimiDeltaAttentionKernel,
     LightningAttentionKernel,
     Memory,
@@ -25,7 +24,6 @@ from headwater.mixers.cpu.recurrent_kernels import (
     StateSpaceDualKernel,
 )
 from headwater.mixers.gdn import GatedDeltaNet
-from headwater.mixers.gla import GatedLinearAttentionMixer
 from headwater.mixers.kda import KimiDeltaAttention
 from headwater.mixers.last_value import LastValue
 from headwater.mixers.lightning import LightningAttention
@@ -54,7 +52,6 @@ class PrefillKernel(Protocol):
 
 KERNELS: dict[type[RecurrentMixer[Any]], Callable[[Any], Kernel]] = {
     GatedDeltaNet: GatedDeltaNetKernel,
-    GatedLinearAttentionMixer: GatedLinearAttentionKernel,
     KimiDeltaAttention: KimiDeltaAttentionKernel,
     LightningAttention: LightningAttentionKernel,
     SelectiveStateSpace: SelectiveStateSpaceKernel,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.kernels import delta_chunk, gdn, gla, kda, lightning, mamba, mamba2
+from headwater.kernels import delta_chunk, gdn, kda, lightning, mamba, mamba2
 from headwater.kernels.arrays import flat
 from headwater.kernels.recording import empty
 from headwater.kernels.vectors import LANES
@@ -24,7 +24,6 @@ from headwater.mixers.activations import LOG2_E
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.gdn import GatedDeltaNet
-from headwater.mixers.gla import GatedLinearAttentionMixer
 from headwater.mixers.kda import KimiDeltaAttention
 from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.mamba import SelectiveStateSpace
@@ -95,22 +94,6 @@ class GatedDeltaNetKernel:
             flat(out_NX), projected, ragged_of(together), len(together.slices),
             memory.states, memory.state_row, self.taps, memory.stored, memory.stored_row,
             self.gates, self.norm, self.sizes, self.eps, scratch(self._floats), self._floats,
-        )  # fmt: skip
-
-
-class GatedLinearAttentionKernel:
-    """Decoding of gated linear attention."""
-
-    def __init__(self, mixer: GatedLinearAttentionMixer) -> None:
-        s = mixer.shape
-        self.norm, self.sizes = padded(mixer.norm_V), (s.heads, s.k_dim, s.v_dim)
-        self.normaliser, self.eps = float(s.normaliser), s.norm_eps
-
-    def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, memory: Memory) -> None:
-        rows = tuple(product.stride(0) for product in products)
-        gla.decode_into(
-            flat(out_BX), *map(flat, products), rows, *batch.decode_sequences,
-            memory.states, memory.state_row, self.norm, self.sizes, self.normaliser, self.eps,
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.kernels import lookup, residual
+from headwater.kernels import residual
 from headwater.kernels.arrays import flat
 from headwater.kernels.recording import empty
 from headwater.kernels.vectors import LANES
@@ -32,9 +32,9 @@ class EmbeddingOnCpu(Embedding):
         width = table_VD.shape[1]
         row_ND = empty(len(token_N), width, dtype=self.dtype)
         if table_VD.dtype == self.dtype:
-            lookup.copy_rows_into(flat(row_ND), flat(table_VD), token_N.numpy(), width)
+            residual.copy_rows_into(flat(row_ND), flat(table_VD), token_N.numpy(), width)
         else:
-            lookup.widen_rows_into(flat(row_ND.view(torch.int32)), flat(table_VD), token_N.numpy(), width)
+            residual.widen_rows_into(flat(row_ND.view(torch.int32)), flat(table_VD), token_N.numpy(), width)
         return row_ND
 
 

@@ -10,29 +10,28 @@ from headwater.errors import ConfigError
 from headwater.hub_name import name_of
 from headwater.models.families import read_folder
 from headwater.models.files import config_file
-from headwater.models.profiles import linear, mamba, marconi, qwen
+from headwater.models.profiles import hybrids, marconi, qwen
 from headwater.models.profiles.profile import Profile
 from headwater.spec import ModelSpec
 
 __all__ = ["PROFILES", "Profile", "load_profile", "profile_named", "profile_of"]
 
-GROUPS = (marconi, qwen, linear, mamba)
+GROUPS = (marconi, qwen, hybrids)
 PROFILES: dict[str, Profile] = {profile.name: profile for group in GROUPS for profile in group.MODELS}
 
 
-def load_profile(name: str, dtype: str = "auto", weights: str = "auto") -> Profile:
+def load_profile(name: str, weights: str = "auto") -> Profile:
     """Return a profile by its name, or the profile of a checkpoint's folder.
 
-    `dtype` is of a folder's model; "auto" is the one that its weights are stored in. `weights` is how weights are held.
-    Raises ConfigError for a name that
-    is neither, CheckpointError where a folder's config.json cannot be read.
+    `weights`: how weights are held. Raises ConfigError for a name that is neither, CheckpointError if the folder's
+    config.json cannot be read.
     """
     if name in PROFILES:
         return replace(PROFILES[name], weights=weights)
     folder = Path(name)
     if not config_file(folder).is_file():
         raise ConfigError(f"{name!r} is neither a folder with a config.json nor a profile of {', '.join(PROFILES)}")
-    return profile_of(read_folder(folder, dtype, weights=weights), folder)
+    return profile_of(read_folder(folder, weights=weights), folder)
 
 
 def profile_of(spec: ModelSpec, folder: Path) -> Profile:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from headwater.engine.live import Outcome
+from headwater.engine.preparations import Outcome
 from headwater.errors import ConfigError
 from headwater.request import Span
 from headwater.server.http.errors import ANTHROPIC_BODY_REFUSALS, BODY_REFUSALS, BadRequest, of_field, refusals

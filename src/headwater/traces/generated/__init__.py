@@ -1,1 +1,1 @@
-"""Drawn traffic: a seed draws a mixture of behaviours, then its requests. One behaviour a file."""
+"""Drawn traffic: a seed draws a mixture of behaviours, then its requests."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from headwater.request import Boundaries
 from headwater.traces.generated.dice import Dice
-from headwater.traces.request import TOKEN_BYTES, Request
+from headwater.traces.request import Request
 
-SECOND, MINUTE, HOUR = 1000, 60_000, 3_600_000  # times are in milliseconds
+SECOND, HOUR = 1000, 3_600_000  # times are in milliseconds
 LONGEST = 32_768  # tokens of a prompt
 SPREAD = 70  # percent of an octave: the usual spread of lengths
 
@@ -87,18 +87,3 @@ def milliseconds(request: Request) -> int:
     """Return the time of a drawn request."""
     assert request.at is not None, "drawn requests have times"
     return round(1000 * request.at)
-
-
-def shared_tokens(one: Request, other: Request) -> int:
-    """Return the number of leading tokens that two prompts share."""
-    pairs = zip(memoryview(_prompt(one)).cast("i"), memoryview(_prompt(other)).cast("i"), strict=False)
-    count = 0
-    for a, b in pairs:
-        if a != b:
-            break
-        count += 1
-    return count
-
-
-def _prompt(request: Request) -> bytes:
-    return request.text[: request.prompt_tokens * TOKEN_BYTES]

@@ -1,7 +1,5 @@
 """The heap against a sort."""
 
-from __future__ import annotations
-
 from array import array
 
 from hypothesis import given
@@ -42,9 +40,7 @@ def test_the_lowest_is_that_of_all_ranks_that_stand(steps: list[tuple[str, int, 
 
 
 @given(st.lists(st.tuples(st.sampled_from(["use", "use", "lowest", "hide", "show"]), st.integers(0, 5)), max_size=300))
-def test_oldest_node_is_right_after_refreshes_without_notice(
-    steps: list[tuple[str, int]],
-) -> None:
+def test_oldest_node_is_right_after_refreshes_without_notice(steps: list[tuple[str, int]]) -> None:
     hidden: set[Node] = set()
     heap = LazyHeap[int](lambda node: node not in hidden, lambda node: node.kv_time)
     for node in NODES:

@@ -1,18 +1,23 @@
-"""Renewals of rates and ranking in parts: each part is bounded, and together they do what one renewal does at once."""
+"""Rates of reuse, scores by them, and their renewal."""
 
-from __future__ import annotations
-
+from array import array
 from collections import deque
 from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headwater.cache.eviction import headwater
 from headwater.cache.eviction.base import rows
 from headwater.cache.eviction.base.policy import Room
+from headwater.cache.eviction.base.rows import view
 from headwater.cache.eviction.headwater import Headwater, ghosts, order
+from headwater.cache.eviction.headwater.order import Ranking
+from headwater.cache.eviction.headwater.rates import BUCKETS, EDGES, MIDDLES, WIDTHS, ReuseRates, bucket, buckets
+from headwater.cache.node import Node
 from tests.cache.eviction.test_headwater import SMALL
 from tests.cache.toy import Toy, evict, words
 
@@ -88,3 +93,133 @@ def test_eviction_of_more_than_is_ranked_in_one_tick_finds_victims(sliced: None)
         assert victim is not None
         evict(toy.cache, Room.STATE)
         assert len(policy.candidates) == left
+
+
+NODES = [Node(None, b"", array("i"), 0, serial) for serial in range(8)]
+SCORES = st.integers(0, 9).map(float)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["put", "put", "discard", "lowest"]), st.integers(0, 7), SCORES), max_size=100
+)
+
+
+@given(st.lists(SCORES, min_size=8, max_size=8), st.integers(1, 8), STEPS)
+def test_lowest_is_that_of_all_scores_until_ranked_are_used_up(
+    scores: list[float], number: int, steps: list[tuple[str, int, float]]
+) -> None:
+    of = dict(zip(NODES, scores, strict=True))
+    ranked = sorted((score, node.serial, node) for node, score in of.items())[:number]
+    ranking = Ranking(ranked[-1][0])
+    for score, _, node in ranked:
+        ranking.put(node, score, is_ranked=True)
+    unchanged = {node for *_, node in ranked}
+    for step, at, score in steps:
+        node = NODES[at]
+        if step == "put":
+            ranking.put(node, score)
+            of[node] = score
+            unchanged.discard(node)
+        elif step == "discard":
+            ranking.discard(node)
+            of.pop(node, None)
+            unchanged.discard(node)
+        lowest = min(((score, node.serial, node) for node, score in of.items()), default=None)
+        assert ranking.lowest() is (lowest[2] if lowest is not None and unchanged else None)
+
+
+def test_empty_ranking_has_no_lowest() -> None:
+    ranking = Ranking()
+    assert ranking.lowest() is None
+    ranking.put(NODES[0], 0.0)
+    assert ranking.lowest() is None
+
+
+PRIOR = np.tile(1 / (2 * MIDDLES), (2, 1))  # two groups
+GROUP = 3
+
+
+def rates(**options: float) -> ReuseRates:
+    return ReuseRates(PRIOR, GROUP, **options)
+
+
+def test_a_bucket_is_the_same_for_one_age_and_for_a_column() -> None:
+    ages = np.array([*range(3000), 2**20, 2**20 + 1, 2**30])
+    assert buckets(ages).tolist() == [bucket(int(age)) for age in ages]
+    for age in (1, 2, 3, 5, 100, 5000):
+        assert EDGES[bucket(age)] <= age < EDGES[bucket(age) + 1]
+
+
+def test_time_watched_is_all_counted_in_the_buckets_that_it_passed() -> None:
+    learned = rates(decay=1.0)
+    learned.watched(1, 0, 7)
+    learned.watched(1, 5, 5)
+    learned.renew()
+    assert learned.time[1].sum() == 7
+    assert learned.time[1, :6].tolist() == [1.5, 0.5, 1, 1, 2, 1]  # ages 0-1.5, 1.5-2, 2-3, 3-4, 4-6 and 6-7 of 6-8
+
+
+def test_a_short_span_at_a_great_age_counts_in_one_bucket() -> None:
+    learned = rates(decay=1.0)
+    kinds, starts, ends = np.array([4, 4]), np.array([1000, 2]), np.array([1100, 6])
+    learned.watched_all(kinds, starts, ends)
+    assert learned.time[4, bucket(1050)] == 100
+    assert learned.time.sum() == 104
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_index_is_the_best_rate_of_reuse_until_any_later_age(seed: int) -> None:
+    learned, rng = rates(), np.random.default_rng(seed)
+    for _ in range(200):
+        kind, age = int(rng.integers(6)), int(rng.integers(1, 5000))
+        learned.watched(kind, 0, age)
+        if rng.random() < 0.5:
+            learned.reused(kind, age)
+    learned.watched_all(*view(learned._spans).reshape(-1, 3).T)
+    del learned._spans[:]
+    rate = learned.rates()[1]
+    learned.renew()
+    for kind in range(6):
+        for start in range(BUCKETS):
+            survival, reused, spent, best = 1.0, 0.0, 0.0, 0.0
+            for b in range(start, BUCKETS):
+                expected = min(rate[kind, b] * WIDTHS[b], 15.0)
+                within = 1 - np.exp(-expected)
+                reused += survival * within
+                spent += survival * within / (expected / WIDTHS[b])
+                survival *= 1 - within
+                best = max(best, reused / spent)
+            assert learned.index[kind, start] == pytest.approx(best, rel=1e-6)
+
+
+def test_a_class_that_is_reused_late_is_worth_more_as_it_ages() -> None:
+    learned = rates()
+    before = learned.index[0]
+    assert before[bucket(2)] > before[bucket(90)]
+    for _ in range(200):
+        learned.watched(0, 0, 100)
+        learned.reused(0, 100)
+    learned.renew()
+    after = learned.index[0]
+    assert after[bucket(90)] > 2 * after[bucket(2)]
+
+
+def test_index_without_counts_is_that_of_group_or_prior() -> None:
+    learned = rates()
+    for _ in range(200):
+        learned.watched(0, 0, 100)
+        learned.reused(0, 100)
+    learned.renew()
+    groups, _ = learned.rates()
+    assert np.array_equal(learned.index[1], learned.index[2])
+    assert not np.array_equal(learned.index[1], rates().index[1])
+    assert np.array_equal(learned.index[3:], rates().index[3:])
+    assert np.array_equal(groups[1], PRIOR[1])
+
+
+def test_counts_decay_so_that_a_change_of_traffic_is_followed() -> None:
+    learned = rates(decay=0.9)
+    for _ in range(200):
+        learned.watched(0, 0, 100)
+        learned.reused(0, 100)
+    for _ in range(200):
+        learned.renew()
+    assert learned.index == pytest.approx(rates().index, rel=1e-3)

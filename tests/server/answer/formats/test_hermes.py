@@ -1,7 +1,5 @@
 """JSON calls between tags: well-formed calls, calls with a model's mistakes, and texts that are not calls."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.server.answer.formats import TOOLS

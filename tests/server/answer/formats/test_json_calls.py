@@ -1,7 +1,5 @@
 """Lists of calls with and without brackets and commas, and texts that are not calls."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.server.answer.formats import TOOLS

@@ -1,7 +1,5 @@
 """Properties of every format: cuts do not matter, no text raises, no text is lost."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Reasoning is split from content by its tags, wherever the prompt ends."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.server.answer.formats import REASONING

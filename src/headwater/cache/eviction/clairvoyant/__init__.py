@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.cache.eviction.base.columns import Columns, OverDistance
 from headwater.cache.eviction.base.lazy_heap import LazyHeap, Rank
 from headwater.cache.eviction.base.policy import Victim, is_free_leaf
 from headwater.cache.eviction.base.ranked import BareFirst
+from headwater.cache.eviction.base.rows import Columns, OverDistance
 from headwater.cache.eviction.base.worth import Worth, next_below
 from headwater.cache.eviction.clairvoyant.future import Future, Users
 from headwater.cache.node import Node

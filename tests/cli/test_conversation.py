@@ -1,14 +1,12 @@
 """A conversation sends its history, keeps answers, and survives errors."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from headwater.load.conversation import Conversation
+from headwater.cli.chat import Conversation
 from headwater.load.endpoint import ServerError
 from headwater.load.recorded import read_sessions
 from tests.load.openai_server import OpenAiServer, Script, chunk

@@ -1,4 +1,7 @@
-"""Loads that follow a prefill on another worker: a thread reads its parts as they are published there."""
+"""Other workers of a cluster as a tier, and loads that follow a prefill on one of them.
+
+A thread reads the parts of such a prefill as they are published there.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
 
 from headwater.account import TierOutcome
+from headwater.cache.segments.store import SegmentKey
+from headwater.engine.tiers.own_parts import OwnParts
+from headwater.engine.tiers.segments import SegmentIO
+from headwater.engine.tiers.tails import Tails
 from headwater.engine.tiers.tier import Tier, Workers
 from headwater.schedule.follows import Follow, Follows
+from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
-from headwater.schedule.tier_load import Load, Source
-from headwater.schedule.tiers import MAX_CONCURRENT_LOADS, Loads
+from headwater.schedule.tail import FirstToken
+from headwater.schedule.tier_load import Load, Source, TierStats
+from headwater.schedule.tiers import MAX_CONCURRENT_LOADS, Loads, Peers
 from headwater.tiers.store import Followed, PeerStore
 
 POLL_SECONDS = 0.01  # between requests for new parts
@@ -97,3 +107,32 @@ class PeerFollows(Follows):
                 log.info("a prefill of %d tokens is followed no more: nothing came for %g s", follow.at, STALL_SECONDS)
                 return TierOutcome.FAILED
             time.sleep(POLL_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerIO(Peers):
+    """Other workers of a cluster: their memory as a read-only tier, and the parts that they read here."""
+
+    tier: Tier
+    store: PeerStore
+    own: OwnParts
+    follows: PeerFollows
+    tails: Tails
+    segments: SegmentIO
+
+    def follow(self, peer: bytes, namespace: str, key: bytes, tokens: int) -> int:
+        return self.follows.follow(peer, namespace, key, tokens)
+
+    def unfollow(self, number: int) -> None:
+        self.follows.cancel(number)
+
+    def keep_tail(self, seq: Request, first: FirstToken) -> None:
+        self.tails.keep(seq, first)
+
+    def name_holders(self, key: SegmentKey, peers: Sequence[bytes]) -> None:
+        self.segments.expect(key, peers)
+
+    @property
+    def stats(self) -> TierStats:
+        shared, networked = self.store.bytes_by_way
+        return replace(self.tier.stats, sent=self.own.sent, bytes_shared=shared, bytes_networked=networked)

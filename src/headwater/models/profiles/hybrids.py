@@ -1,0 +1,140 @@
+"""Hybrids of linear attention, and of Mamba: Ring-linear 2.0 and MiniMax (Lightning), Kimi Linear and Ling 3.0 (KDA).
+
+Those of Mamba or Mamba-2 are Jamba, Nemotron-H, Falcon-H1, Granite 4 and Bamba; Falcon Mamba and Mamba-2 have no
+attention. In all others, layers of grouped or latent attention stand between groups of recurrent ones.
+"""
+
+from __future__ import annotations
+
+from headwater.layers.attention import GroupedAttention
+from headwater.layers.feed_forward import Experts, Mlp
+from headwater.layers.kda import DeltaAttention
+from headwater.layers.lightning import Lightning
+from headwater.layers.mamba import Mamba
+from headwater.layers.mamba2 import Mamba2
+from headwater.layers.mla import LatentAttention
+from headwater.models.profiles.profile import FLOAT32_ASSUMED, Profile
+
+JAMBA = Profile.of(
+    "jamba-1.5-mini",
+    "transformers 5.23, defaults of JambaConfig (Jamba-v0.1, whose sizes 1.5-mini keeps)",
+    65_536,
+    (Mamba(4096, inner=8192, state=16, conv=4, step_rank=256, normed=True), 28),
+    (GroupedAttention(4096, heads=32, kv_heads=8, head_dim=128), 4),
+    (Mlp(4096, 14_336), 16),
+    (Experts(4096, 16, 2, 14_336), 16),
+    note=FLOAT32_ASSUMED,
+)
+NEMOTRON_H = Profile.of(
+    "nemotron-h-8b",
+    "transformers 5.23, defaults of NemotronHConfig; layers of Megatron-Bridge, docs/models/llm/nemotronh.md",
+    131_072,
+    (Mamba2(4096, heads=128, head_dim=64, state=128, groups=8, conv=4), 24),
+    (GroupedAttention(4096, heads=32, kv_heads=8, head_dim=128), 4),
+    (Mlp(4096, 21_504, gated=False), 24),
+)
+FALCON_H1 = Profile.of(
+    "falcon-h1-7b",
+    "huggingface.co/docs/transformers/model_doc/falcon_h1, table of sizes",
+    130_048,
+    (Mamba2(3072, heads=24, head_dim=128, state=256, groups=1, conv=4, normed=False), 44),
+    (GroupedAttention(3072, heads=12, kv_heads=2, head_dim=128), 44),
+    (Mlp(3072, 12_288), 44),
+    note=f"the table leaves out the MLP's width, groups and vocabulary: these give its 7.59 billion parameters; "
+    f"{FLOAT32_ASSUMED}",
+)
+GRANITE_4 = Profile.of(
+    "granite-4.0-h-small",
+    "ollama.com/ibm/granite4:small-h, the GGUF file's metadata",
+    100_352,
+    (Mamba2(4096, heads=128, head_dim=64, state=128, groups=1, conv=4), 36),
+    (GroupedAttention(4096, heads=32, kv_heads=8, head_dim=128), 4),
+    (Experts(4096, 72, 10, 768, shared=1536), 40),
+    tied=True,
+    note=FLOAT32_ASSUMED,
+)
+BAMBA = Profile.of(
+    "bamba-9b",
+    "huggingface.co/blog/bamba, table of sizes",
+    128_256,
+    (Mamba2(4096, heads=128, head_dim=64, state=128, groups=1, conv=4), 29),
+    (GroupedAttention(4096, heads=32, kv_heads=8, head_dim=128), 3),
+    (Mlp(4096, 14_336), 32),
+    note=f"the table leaves out the state's width and the vocabulary: these give its 9.78 billion parameters; "
+    f"{FLOAT32_ASSUMED}",
+)
+FALCON_MAMBA = Profile.of(
+    "falcon-mamba-7b",
+    "Zuo et al., Falcon Mamba (2024): 64 layers of width 4096, states of 16",
+    65_024,
+    (Mamba(4096, inner=8192, state=16, conv=4, step_rank=256, normed=True, norm_weights=False), 64),
+    note=FLOAT32_ASSUMED,
+)
+MAMBA_2 = Profile.of(
+    "mamba2-2.7b",
+    "Dao and Gu, Transformers are SSMs (2024), table 9: 64 layers of width 2560",
+    50_288,
+    (Mamba2(2560, heads=80, head_dim=64, state=128, groups=1, conv=4), 64),
+    tied=True,
+    note=FLOAT32_ASSUMED,
+)
+
+
+RING = "{}; the hybrid of arXiv 2510.19338".format
+
+
+def _ring(name: str, source: str, hidden: int, groups: int, group: int, heads: int, dense: int, routed: int) -> Profile:
+    """Return a Ring-linear: groups of 5 and 8 layers give the report's 957 million and 6.1 billion parameters a token.
+
+    The first layer's feed-forward is dense; all others have 256 experts, 8 of them a token, and a shared one.
+    """
+    layers = groups * group
+    return Profile.of(
+        name,
+        source,
+        157_184,
+        (Lightning(hidden, heads, 128), layers - groups),
+        (GroupedAttention(hidden, heads, 4, 128, normed=True), groups),
+        (Mlp(hidden, dense), 1),
+        (Experts(hidden, 256, 8, routed, shared=routed, scores="sigmoid", corrected=True), layers - 1),
+        note=FLOAT32_ASSUMED,
+    )
+
+
+MINI = RING("Megatron-Bridge, BailingMoeV2Config of Ling-mini-2.0")
+FLASH = RING("ollama.com/MedAIBase/Ring-flash-2.0, the GGUF file's metadata")
+LING_EXPERTS = Experts(2560, 512, 8, 768, 768, scores="sigmoid", corrected=True, groups=8, groups_per_token=4)
+MODELS = (
+    _ring("ring-mini-linear-2.0", MINI, 2048, groups=4, group=5, heads=16, dense=5120, routed=512),
+    _ring("ring-flash-linear-2.0", FLASH, 4096, groups=4, group=8, heads=32, dense=9216, routed=1024),
+    Profile.of(  # layers of MiniMax-Text-01: 456 billion parameters, 45.9 of them a token (arXiv 2506.13585)
+        "minimax-m1",
+        "MiniMaxAI/MiniMax-M1-80k, config.json",
+        200_064,
+        (Lightning(6144, 64, 128, normed=False), 70),
+        (GroupedAttention(6144, 64, 8, 128), 10),
+        (Experts(6144, 32, 2, 9216), 80),
+        note=FLOAT32_ASSUMED,
+    ),
+    Profile.of(
+        "kimi-linear-48b-a3b",
+        "transformers 5.23, defaults of KimiLinearConfig (Kimi-Linear-48B-A3B-Instruct)",
+        163_840,
+        (DeltaAttention(2304, heads=32, head_dim=128, conv=4), 20),
+        (LatentAttention(2304, heads=32, latent=512, nope_dim=128, rope_dim=64, v_dim=128), 7),
+        (Mlp(2304, 9216), 1),
+        (Experts(2304, 256, 8, 1024, shared=1024, scores="sigmoid", corrected=True), 26),
+        note=FLOAT32_ASSUMED,
+    ),
+    Profile.of(
+        "ling-3.0-flash",
+        "transformers 5.23, defaults of BailingHybridConfig (Ling-3.0-Flash)",
+        157_184,
+        (DeltaAttention(2560, heads=32, head_dim=128, conv=4, low_rank=False, lowest=-5.0), 35),
+        (LatentAttention(2560, heads=32, latent=512, nope_dim=128, rope_dim=64, v_dim=128, gated=True), 7),
+        (Mlp(2560, 6144), 2),
+        (LING_EXPERTS, 40),
+        note=FLOAT32_ASSUMED,
+    ),
+    *(JAMBA, NEMOTRON_H, FALCON_H1, GRANITE_4, BAMBA, MAMBA_2, FALCON_MAMBA),
+)
