@@ -155,7 +155,7 @@ def test_settings_as_toml_say_where_each_is_from_and_no_secret():
     assert "page_size = 128  # --page-size\n" in text
     assert "port = 8000  # default\n" in text
     assert '# api_key = "***"  # HEADWATER_API_KEY\n' in text
-    assert "# threads is not set: torch's own choice\n" in text
+    assert "# threads is not set: torch's own choice, within a quota of cores\n" in text
     assert "sesame" not in text
     assert "api_key" not in tomllib.loads(text)
 
