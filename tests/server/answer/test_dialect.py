@@ -274,3 +274,18 @@ def test_reasoning_is_closed_after_its_limit_of_tokens(start, mode, limit):
 def test_limit_of_reasoning_changes_nothing_where_there_is_none():
     assert shaped(ToolUse(), CLOSED, limit=3) == PLAIN
     assert shaped(ToolUse(), OPEN) == PLAIN
+
+
+def test_descriptions_of_250_tools_leave_room_for_their_constraints():
+    text = {"type": "string", "title": "t" * 200, "description": "d" * 2_000}
+    part = {"properties": {"title": text, "description": {"enum": [{"title": "kept"}]}}, "required": ["title"]}
+    tools = {f"f{i}": FunctionDefinition(name=f"f{i}", parameters={"type": "object", **part}) for i in range(250)}
+    tools["f7"] = FunctionDefinition(
+        name="f7", parameters={"properties": {"p": {"uniqueItems": True, "type": "array"}}}
+    )
+    dialect = Dialect(TEMPLATE, ServeConfig(), trained())
+    held, missing = dialect.enforced(ToolUse("required", tools), "")
+    assert missing == ["uniqueItems of tool 'f7'"]
+    source = dialect.shaped(PLAIN, Start(CLOSED), held, None).constraint.source
+    assert len(source) < 100_000
+    assert source.count('"required": ["title"]') == source.count('{"title": "kept"}') == 249

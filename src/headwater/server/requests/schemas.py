@@ -17,6 +17,7 @@ Schema = Mapping[str, Any]
 LENIENT: dict[str, Any] = {"lenient": True, "coerce_one_of": True}
 PATTERN, WHOLE = "pattern", "the schema as a whole"
 VALUES = ("enum", "const", "default", "examples")  # keywords whose values are not schemas
+ANNOTATIONS = ("description", "title", "examples", "$comment")
 MAX_DEPTH = 32  # of schemas within schemas
 
 UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: (\[.*\])")
@@ -86,6 +87,21 @@ def with_known_patterns(schema: Any, depth: int = 0) -> Any:
             value = {pattern: one for pattern, one in value.items() if _is_known(pattern)}
         kept[key] = value if key in VALUES else with_known_patterns(value, depth + 1)
     return kept
+
+
+def without_annotations(schema: Any, depth: int = 0) -> Any:
+    """Return a schema without its descriptions, which can be most of it and constrain nothing.
+
+    A property of such a name is kept: its value is a schema.
+    """
+    if depth > MAX_DEPTH:
+        return schema
+    if isinstance(schema, list):
+        return [without_annotations(one, depth + 1) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = {k: v for k, v in schema.items() if k not in ANNOTATIONS or not isinstance(v, str | list)}
+    return {k: v if k in VALUES else without_annotations(v, depth + 1) for k, v in kept.items()}
 
 
 def _is_known(pattern: str) -> bool:

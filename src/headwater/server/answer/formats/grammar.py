@@ -14,7 +14,7 @@ from llguidance import regex_to_lark
 from tokenizers import Tokenizer
 
 from headwater.request import Constraint
-from headwater.server.requests.schemas import LENIENT
+from headwater.server.requests.schemas import LENIENT, without_annotations
 from headwater.server.requests.structured import quoted
 
 Schema = Mapping[str, Any]
@@ -100,7 +100,7 @@ class Grammar:
     def json(self, schema: Schema, strict: bool | None) -> str:
         """Return an expression for a JSON text that fits the schema; unless `strict`, unknown keywords are ignored."""
         options = {**SPACED, **({} if strict else LENIENT)}
-        return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+        return f"%json {json.dumps({**without_annotations(schema), 'x-guidance': options})}"
 
     def fitting(self, constraint: Constraint) -> str:
         """Return an expression for texts that fit a constraint of the whole answer."""
