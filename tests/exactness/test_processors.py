@@ -25,12 +25,8 @@ DTYPES = ("float32", "bfloat16")
 def lines(processor: str, *cells: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.exactness.processor", *cells],
-        cwd=ROOT,
-        env=processors.environment(processor),
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
+        cwd=ROOT, env=processors.environment(processor), capture_output=True, text=True, timeout=1800,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
