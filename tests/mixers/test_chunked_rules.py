@@ -3,8 +3,6 @@
 T tokens, H heads, G heads of keys or groups, K key width, V value width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwater.mixers import gdn, gla, kda, mamba2
+from benchmarks import gated_linear_attention as gla
+from headwater.mixers import gdn, kda, mamba2
+from headwater.mixers.recurrent import decayed_by_channel
 from headwater.mixers.slices import CHUNK
 
 CHUNKS = 3
@@ -79,7 +79,7 @@ def delta_rule(qk_T2GK: Tensor, v_THV: Tensor, g_THX: Tensor, beta_TH: Tensor, s
 
 
 def gated(qk_T2HK: Tensor, v_THV: Tensor, g_THK: Tensor, state_HKV: Tensor) -> Outputs:
-    return gla.decayed_by_channel(qk_T2HK[:, 0] * qk_T2HK.shape[-1] ** -0.5, qk_T2HK[:, 1], v_THV, g_THK, state_HKV)
+    return decayed_by_channel(qk_T2HK[:, 0] * qk_T2HK.shape[-1] ** -0.5, qk_T2HK[:, 1], v_THV, g_THK, state_HKV)
 
 
 FORGETTING: Extremes = {
