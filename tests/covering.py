@@ -4,8 +4,6 @@ A test that is marked with `pairs` leaves its other cells to `make test-full`. W
 "KIND, SHAPE", as recurrent layers are, `pairs(kinds="mixer")` keeps each of its values, and all pairs with its kinds.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from itertools import combinations

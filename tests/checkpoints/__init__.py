@@ -1,7 +1,5 @@
 """Hugging Face checkpoints by name: random ones of all families, and the one that is trained."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Hybrids with linear attention: MiniMax, Kimi-Linear and Ling 3.0. Ring-linear is in `ring.py`."""
 
-from __future__ import annotations
-
 from tests.checkpoints.recipe import END, Family, about_itself, correct
 
 # fmt: off

@@ -1,7 +1,5 @@
 """Qwen3.5, Qwen3-Next, and Qwen3: full attention, windows, experts."""
 
-from __future__ import annotations
-
 from tests.checkpoints.recipe import Family
 
 # fmt: off

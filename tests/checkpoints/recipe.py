@@ -4,8 +4,6 @@ Weights make caching visible: states decay slowly, so what came long before chan
 encode back to themselves are ever likely, so greedy text does not end early.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

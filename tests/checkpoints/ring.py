@@ -4,8 +4,6 @@ The recurrence runs token by token, each token's experts one after the other. T 
 width, G groups.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, dataclass, field, replace

@@ -1,7 +1,5 @@
 """Models with Mamba layers: Mamba, Falcon Mamba, Mamba-2, Jamba, Bamba, Granite 4, Falcon-H1 and Nemotron-H."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.checkpoints.recipe import END, Family, about_itself

@@ -1,7 +1,5 @@
 """Requests made of segments on real models: what is reused, how close answers are, and that exact ones stay exact."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Constraints: what may come next, when it ends, what a hostile one may cost; and in a running engine."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """The start of an engine: weights, memory, tiers and device as asked, or an error; what /health says of them."""
 
-from __future__ import annotations
-
 import logging
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Faults injected where a step can break: whom they take with them, and that the engine lives on."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

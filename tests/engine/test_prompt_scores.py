@@ -1,7 +1,5 @@
 """Log probabilities of prompts: the model's own, whatever is cached and whoever runs beside them."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

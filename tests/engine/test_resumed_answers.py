@@ -1,7 +1,5 @@
 """Answers that another engine began: they go on after any of their tokens with the same bits."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 

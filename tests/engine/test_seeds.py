@@ -3,8 +3,6 @@
 The numbers were those of torch's generator then.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Situations in which a request hits. Each asserts the hit, and returns the answers to compare."""
 
-from __future__ import annotations
-
 from headwater.schedule.step import Step
 from tests.exactness.rig import Answer, Make, Rig, words
 from tests.support import FULL

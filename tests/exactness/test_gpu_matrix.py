@@ -3,8 +3,6 @@
 Prompts are short: the interpreter takes a thousand times as long as a card.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

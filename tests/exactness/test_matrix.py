@@ -1,7 +1,5 @@
 """A hit changes no bit of the answer: family x format of weights x way to the hit, against a server without a cache."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

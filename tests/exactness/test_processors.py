@@ -3,8 +3,6 @@
 Their kernels take half a minute to compile, so these are full tests; quick ones are in `kernels/test_compiling.py`.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

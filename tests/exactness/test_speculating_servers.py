@@ -1,7 +1,5 @@
 """Speculation changes no bit: answers with drafts against answers without, with and without the cache."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 The arena is on the CPU. `test_gpu_matrix.py` has kernels of cards, in Triton's interpreter; `tests/card` has a card.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A hit changes no bit, from any store, stored by any server, and with any part of it lost meanwhile."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """A segment from a tier is the one that was stored, to the bit, and a request composed of it is answered alike."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

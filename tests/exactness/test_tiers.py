@@ -1,7 +1,5 @@
 """A hit from a tier changes no bit of the answer: after a restart, with parts missing or corrupt, in company."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Attention of decoding rows by kernels: close to torch's, with bits that depend only on a row's own sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature

@@ -1,7 +1,5 @@
 """Rows of states: views, copies to and from pages, and memory given back."""
 
-from __future__ import annotations
-
 import mmap
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rigs of one attention layer over pages, which tests feed with prompts and decoded tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

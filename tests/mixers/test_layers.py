@@ -1,7 +1,5 @@
 """Recurrent layers against those of transformers, in both dtypes, and what each kind does besides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any

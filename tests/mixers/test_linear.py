@@ -1,7 +1,5 @@
 """Products whose rows do not depend on how many there are, with weights of all formats."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from functools import partial

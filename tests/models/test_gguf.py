@@ -1,7 +1,5 @@
 """GGUF files: headers, formats of tensors to the bit, tokenizers, and defects of a file."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from pathlib import Path

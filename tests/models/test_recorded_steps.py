@@ -1,7 +1,5 @@
 """Decode steps that are recorded on a CPU: replayed, they have the bits of eager ones."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Index and policies against the published simulator of Marconi: the hits and evictions of every request."""
 
-from __future__ import annotations
-
 import io
 import json
 from array import array

@@ -5,8 +5,6 @@ that was given to somebody else meanwhile, a checkpoint of another prefix, KV th
 a prefill wrote may be read.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Healing over an executor that remembers everything: what is read is what was promised, and nothing is lost."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

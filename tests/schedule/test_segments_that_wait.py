@@ -1,7 +1,5 @@
 """Requests that wait hold no segments: nobody else could have the memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

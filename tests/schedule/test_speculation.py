@@ -1,7 +1,5 @@
 """Drafts of a scheduler's steps: which are verified, what an answer is with them, and what they cost."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from unittest.mock import Mock
 

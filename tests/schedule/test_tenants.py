@@ -4,8 +4,6 @@ No clock: two worlds have the same history, but for what tenant A said. What is 
 in both, leg for leg and page for page; then no time that B measures can tell them apart.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

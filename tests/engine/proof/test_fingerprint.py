@@ -1,7 +1,5 @@
 """Fingerprints of stored states: each single component changes them, and a store names the components that differ."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 from collections.abc import Callable

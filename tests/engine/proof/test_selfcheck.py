@@ -1,7 +1,5 @@
 """Findings of the self-check at start-up, and the mode of products that follows from them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

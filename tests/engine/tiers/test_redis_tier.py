@@ -1,7 +1,5 @@
 """Redis as a tier: killed, paused, evicting by itself, with a password, over TLS."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import time

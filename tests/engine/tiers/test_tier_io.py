@@ -1,7 +1,5 @@
 """Tiers under faults and choices: no request is lost, and none waits for a store that does not answer."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Paged attention's kernels, in Triton's interpreter: held to plain attention, and to their own bits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A whole model on the GPU's path, in Triton's interpreter: the CPU's logits, and no bit by cut or company."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tokens chosen by the GPU's kernel, in Triton's interpreter: those of the rules, written plainly."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Latent attention over pages against a plain one, and against itself in other cuts, tables and company."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Configurations as they are published, or the parts of them that decide the maths."""
 
-from __future__ import annotations
-
 from typing import Any
 
 Config = dict[str, Any]

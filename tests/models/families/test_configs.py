@@ -1,7 +1,5 @@
 """Readings of published configurations: layers, sizes and profiles, and sizes that do not fit together."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwater.cli.inspect import flops_table
