@@ -37,9 +37,8 @@ from tests import checkpoints
 from tests.checkpoints import qwen
 from tests.support import Bench
 
-GROUP = replace(
-    qwen.DENSE,
-    layer_types=("linear_attention",) * 3 + ("full_attention",),
+GROUP = qwen.DENSE.recipe(
+    layer_types=["linear_attention"] * 3 + ["full_attention"],
     hidden_size=1024,
     intermediate_size=3584,
     num_attention_heads=8,
@@ -114,7 +113,7 @@ def taken(run: Callable[[], object]) -> Callable[[], float]:
 @contextmanager
 def group(longest: int, seed: int) -> Iterator[Group]:
     with tempfile.TemporaryDirectory() as root:
-        checkpoints.write(Path(root) / "group", GROUP.recipe)
+        checkpoints.write(Path(root) / "group", GROUP)
         model = Model(Path(root) / "group", "bfloat16")
     bench = Bench(model.loaded.model, n_pages=longest // 64 + model.loaded.spec.checkpoint_pages + 1)
     with torch.inference_mode():

@@ -35,6 +35,7 @@ from headwater.engine.proof import verdict
 from headwater.mixers import gpu, numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from tests import checkpoints, covering, interpreter, processors
+from tests.exactness.loading import load, load_apart, loaded, make, same_bits_as_without_a_cache  # noqa: F401  # fixtures
 from tests.seconds import pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401  # hooks
 from tests.support import examples
 
@@ -45,6 +46,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # 0: `make test-card`
 if "PYTEST_XDIST_WORKER" not in os.environ:  # its folder is that of the process that distributes the tests
     os.environ["HEADWATER_CACHE_DIR"] = tempfile.mkdtemp(prefix="headwater-tests-")
     atexit.register(shutil.rmtree, os.environ["HEADWATER_CACHE_DIR"], ignore_errors=True)
+os.environ.setdefault("HEADWATER_TEST_CHECKPOINTS", os.path.join(os.environ["HEADWATER_CACHE_DIR"], "checkpoints"))
 verdict.MAX_VERDICT_FILES = 1000  # the models of a run are more than a user's
 prepare_process(3)  # the most that a test uses: numba starts no more later
 prepare_process(2)
@@ -57,11 +59,9 @@ httpx_default.create_ssl_context = cache(httpx_default.create_ssl_context)
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folder of a named recipe's checkpoint; kept between runs in HEADWATER_TEST_CHECKPOINTS, where that is set."""
-    kept = os.environ.get("HEADWATER_TEST_CHECKPOINTS")
-    root = Path(kept) if kept else tmp_path_factory.mktemp("checkpoints")
-    return lambda name: checkpoints.checkpoint(root, name)
+def checkpoint() -> Callable[[str], Path]:
+    """Folder of a named recipe's checkpoint, the same in all processes of a run."""
+    return checkpoints.of_run
 
 
 @pytest.fixture

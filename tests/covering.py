@@ -4,13 +4,18 @@ A test that is marked with `pairs` leaves its other cells to `make test-full`. W
 "KIND, SHAPE", as recurrent layers are, `pairs(kinds="mixer")` keeps each of its values, and all pairs with its kinds.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from itertools import combinations
 
 import pytest
+from _pytest.mark import ParameterSet
+
+
+def cells(values: Iterable[object], is_quick: Callable[..., bool]) -> list[ParameterSet]:
+    """Return the values of a test's parameter, or of several; those that are not quick are part of `make test-full`."""
+    tuples = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*cell, marks=[] if is_quick(*cell) else [pytest.mark.full]) for cell in tuples]
 
 
 def covering(cells: Sequence[Set[Hashable]]) -> set[int]:

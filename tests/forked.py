@@ -22,17 +22,10 @@ from typing import TextIO, TypeVar
 
 PATIENCE = 120  # seconds after which a process that must have ended has not
 IMPORTED = [
-    __name__,
-    "headwater.cli.serve",
-    "headwater.cli.tiers",
-    "headwater.engine.engine",
-    "headwater.engine.proof.verdict",
-    "headwater.kernels.sampling",
-    "headwater.mixers.panels",
-    "headwater.server.app",
-    "uvicorn.loops.auto",
+    __name__, "headwater.cli.serve", "headwater.cli.tiers", "headwater.engine.engine", "headwater.engine.proof.verdict",
+    "headwater.kernels.sampling", "headwater.mixers.panels", "headwater.server.app", "uvicorn.loops.auto",
     "uvicorn.protocols.http.auto",
-]
+]  # fmt: skip
 
 
 Process = TypeVar("Process", "Forked", "subprocess.Popen[str]")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.exactness.conftest import Load, loading, same_bits_as_without_a_cache  # noqa: F401
+from tests.exactness.loading import Load, loading
 
 DEVICE = os.environ.get("HEADWATER_TEST_CARD", "cuda")  # cpu: do these tests start?
 if DEVICE == "cuda" and (os.environ.get("TRITON_INTERPRET") != "0" or not torch.cuda.is_available()):
@@ -19,5 +18,4 @@ if DEVICE == "cuda" and (os.environ.get("TRITON_INTERPRET") != "0" or not torch.
 @pytest.fixture(scope="session")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
     """(recipe, dtype, threads, format of weights) -> the model on the card, and what the self-check said."""
-    kept = os.environ.get("HEADWATER_TEST_CHECKPOINTS")
-    yield from loading(Path(kept) if kept else tmp_path_factory.mktemp("card"), DEVICE)
+    yield from loading(tmp_path_factory.mktemp("card"), DEVICE)

@@ -1,46 +1,18 @@
-"""Hugging Face checkpoints by name: random ones of all families, one file a family, and the one that is trained."""
+"""Hugging Face checkpoints by name: random ones of all families, and the one that is trained."""
 
-from __future__ import annotations
-
+import fcntl
 import json
+import os
+import shutil
 from pathlib import Path
 
 import torch
 
 from headwater.models.embedded import embedded
-from tests.checkpoints import (
-    bailing_hybrid,
-    bamba,
-    falcon_h1,
-    granite,
-    jamba,
-    kimi_linear,
-    mamba,
-    mamba2,
-    minimax,
-    nemotron_h,
-    qwen,
-    qwen3,
-    recipe,
-    ring,
-)
+from tests.checkpoints import linear_attention, qwen, recipe, ring, state_spaces
 from tests.checkpoints.recipe import Recipe, write
 
-RECIPES: dict[str, Recipe] = {
-    **qwen.RECIPES,
-    **qwen3.RECIPES,
-    **granite.RECIPES,
-    **bamba.RECIPES,
-    **mamba2.RECIPES,
-    **minimax.RECIPES,
-    **ring.RECIPES,
-    **jamba.RECIPES,
-    **mamba.RECIPES,
-    **kimi_linear.RECIPES,
-    **bailing_hybrid.RECIPES,
-    **falcon_h1.RECIPES,
-    **nemotron_h.RECIPES,
-}
+RECIPES: dict[str, Recipe] = {**qwen.RECIPES, **state_spaces.RECIPES, **linear_attention.RECIPES, **ring.RECIPES}
 SMALLEST = {  # of each family, by its name
     "Qwen3.5": "qwen3_5",
     "Qwen3-Next": "qwen3_next",
@@ -68,13 +40,31 @@ def oracle(folder: Path) -> torch.nn.Module:
 
 
 def checkpoint(root: Path, name: str) -> Path:
-    """The folder of TRAINED, or of a recipe's checkpoint below `root`, written if it is not there."""
+    """The folder of TRAINED, or of a recipe's checkpoint below `root`: a copy of that of the run, if there is one."""
     if name == TRAINED:
         return embedded()
     folder = root / name
     if not (folder / "config.json").exists():
-        write(folder, RECIPES[name])
+        if "HEADWATER_TEST_CHECKPOINTS" in os.environ:
+            shutil.copytree(of_run(name), folder)
+        else:
+            write(folder, RECIPES[name])
     return folder
 
 
-__all__ = ["RECIPES", "SMALLEST", "TRAINED", "Recipe", "checkpoint", "oracle", "write"]
+def of_run(name: str) -> Path:
+    """The folder of TRAINED, or of a recipe's checkpoint in HEADWATER_TEST_CHECKPOINTS, written once."""
+    if name == TRAINED:
+        return embedded()
+    root = Path(os.environ["HEADWATER_TEST_CHECKPOINTS"])
+    root.mkdir(parents=True, exist_ok=True)
+    written = root / f"{name}.written"
+    with written.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not file.tell():
+            write(root / name, RECIPES[name])
+            file.write("whole")
+    return root / name
+
+
+__all__ = ["RECIPES", "SMALLEST", "TRAINED", "Recipe", "checkpoint", "of_run", "oracle", "write"]

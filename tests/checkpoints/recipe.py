@@ -4,14 +4,13 @@ Weights make caching visible: states decay slowly, so what came long before chan
 encode back to themselves are ever likely, so greedy text does not end early.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -21,7 +20,10 @@ from training.bpe import TURN_END, config
 
 MEMORY_TOKENS = (20.0, 5000.0)
 WORD_LOGITS = 5.0  # standard deviation over the likely words
+END = "<end>"
+COMMON = {"vocab_size": VOCAB, "eos_token_id": END, "pad_token_id": END}
 
+Sizes = dict[str, Any]
 Fill = Callable[[torch.Tensor, torch.Generator], object]  # fills a weight in place
 
 
@@ -35,6 +37,31 @@ class Recipe:
     shard_bytes: int | None = None
     seed: int = 0
     fill: dict[str, Fill] = field(default_factory=dict)  # end of a parameter's name -> how it is filled, beside FILL
+
+
+@dataclass(frozen=True)
+class Family:
+    """Classes of transformers by name, the sizes of all of a family's checkpoints, and how weights are filled."""
+
+    config: str
+    model: str
+    sizes: Sizes
+    fill: dict[str, Fill] = field(default_factory=dict)
+    change: Callable[[torch.nn.Module], torch.nn.Module] = lambda model: model
+
+    def recipe(self, dtype: str = "float32", shard_bytes: int | None = None, **sizes: Any) -> Recipe:
+        """Return the recipe of a checkpoint with these sizes instead of the family's; END stands for the end's id."""
+        values = COMMON | self.sizes | sizes
+        if "layer_types" in values:
+            values["num_hidden_layers"] = len(values["layer_types"])
+
+        def model(end: int) -> torch.nn.Module:
+            import transformers
+
+            config = getattr(transformers, self.config)(**{key: end if x is END else x for key, x in values.items()})
+            return self.change(getattr(transformers, self.model)(config))
+
+        return Recipe(model, values.get("tie_word_embeddings", False), dtype, shard_bytes, fill=self.fill)
 
 
 def slow_decay(weight: torch.Tensor, generator: torch.Generator) -> None:

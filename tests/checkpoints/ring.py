@@ -4,8 +4,6 @@ The recurrence runs token by token, each token's experts one after the other. T 
 width, G groups.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, dataclass, field, replace
@@ -307,31 +305,13 @@ SMALL = Ring()
 MODELS = {
     "ring": SMALL,
     "ring_biases": replace(
-        SMALL,
-        num_hidden_layers=4,
-        layer_group_size=3,
-        use_qkv_bias=True,
-        use_bias=True,
-        use_qk_norm=False,
-        linear_silu=True,
-        num_shared_experts=2,
+        SMALL, num_hidden_layers=4, layer_group_size=3, use_qkv_bias=True, use_bias=True, use_qk_norm=False,
+        linear_silu=True, num_shared_experts=2,
     ),
     "ring_odd_heads_tied": replace(
-        SMALL,
-        num_hidden_layers=3,
-        layer_group_size=3,
-        hidden_size=72,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=24,
-        group_norm_size=3,
-        partial_rotary_factor=1.0,
-        first_k_dense_replace=0,
-        num_experts=9,
-        num_experts_per_tok=3,
-        n_group=3,
-        num_shared_experts=0,
-        tie_word_embeddings=True,
+        SMALL, num_hidden_layers=3, layer_group_size=3, hidden_size=72, num_attention_heads=6, num_key_value_heads=2,
+        head_dim=24, group_norm_size=3, partial_rotary_factor=1.0, first_k_dense_replace=0, num_experts=9,
+        num_experts_per_tok=3, n_group=3, num_shared_experts=0, tie_word_embeddings=True,
     ),
-}
+}  # fmt: skip
 RECIPES = {name: model.recipe for name, model in MODELS.items()}

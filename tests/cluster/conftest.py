@@ -4,8 +4,6 @@ import pytest
 
 from headwater.cluster import peer_memory
 from headwater.engine.tiers import prefix
-from tests.exactness.conftest import load, same_bits_as_without_a_cache  # noqa: F401  fixtures
-from tests.exactness.rig import Make
 
 PEER_SECONDS = 30.0
 
@@ -23,10 +21,5 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make(load) -> Make:  # noqa: F811
-    return Make(*load("qwen3_5", "float32", 2))
-
-
-@pytest.fixture
-def model(load):  # noqa: F811
+def model(load):
     return load("qwen3_5", "float32", 2)

@@ -1,60 +1,31 @@
 """Requests made of segments on real models: what is reused, how close answers are, and that exact ones stay exact."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from headwater.cache.segments.compose import METHODS
-from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.errors import ConfigError
-from headwater.mixers import numerics
-from headwater.mixers.numerics import Numerics, prepare_process
-from headwater.models.load import load_model
 from headwater.request import Fidelity, Span
 from headwater.schedule.sequence import Purpose
 from headwater.spec import ModelSpec
-from tests.checkpoints import checkpoint
-from tests.exactness.rig import Answer, Make, Rig, words
+from tests.covering import cells
+from tests.exactness.rig import DOCUMENTS, FAST, LEAD, Answer, Make, Rig, prompt_of, words
+from tests.exactness.test_matrix import FAMILIES
 
 PAGES = 1500
-LEAD = words(150, "lead")
-DOCUMENTS = [words(n, "document", n) for n in (200, 90, 333)]
-QUESTION = words(40, "question")
-FAST = {"fidelity": Fidelity.FAST}
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory):
-    prepare_process(2)
-    numerics.use(Numerics())
-    made: dict[str, Make] = {}
-
-    def make(name: str) -> Make:
-        if name not in made:
-            path: Path = checkpoint(tmp_path_factory.mktemp(name), name)
-            made[name] = Make(load_model(path, "float32"), SelfCheck(True, None, "compiled"), {"healing": "off"})
-        return made[name]
-
-    return make
+@pytest.fixture
+def models(load):
+    return lambda name: Make(*load(name, "float32", 2), {"healing": "off"})
 
 
 @pytest.fixture(params=["qwen3_5", "qwen3_window"])
 def make(models, request: pytest.FixtureRequest) -> Make:
     """Maker of rigs over a model with recurrent layers, and over one with a window."""
     return models(request.param)
-
-
-def prompt_of(documents: list[list[int]], lead: list[int] = LEAD, question: list[int] = QUESTION):
-    """A prompt and where its segments are."""
-    tokens, spans = list(lead), []
-    for document in documents:
-        spans.append(Span(len(tokens), len(tokens) + len(document)))
-        tokens += document
-    return tokens + question, tuple(spans)
 
 
 def ask(rig: Rig, documents: list[list[int]], **more) -> Answer:
@@ -349,3 +320,20 @@ def test_without_a_cache_nothing_is_stored(make: Make) -> None:
         with pytest.raises(ConfigError, match="no segments are stored"):
             rig.engine.warm_segments([tuple(DOCUMENTS[0])], "")
         assert ask(rig, DOCUMENTS).account.segments == 0
+
+
+def stored(make: Make, budget: int) -> torch.Tensor:
+    """Return the bytes of a segment that was built in steps of `budget` tokens."""
+    with make(200, max_tokens_per_step=budget) as rig:
+        assert rig.engine.warm_segments([tuple(words(300, "built"))], "") == ["stored"]
+        (one,) = rig.engine.scheduler.cache.segments
+        return rig.engine.runner.arena.pages[[*one.kv, *one.state, *one.transition]].clone()
+
+
+@pytest.mark.parametrize("family", cells(FAMILIES, lambda family: family == "qwen3_5"))
+def test_a_segment_has_the_same_bits_with_every_budget(load, family) -> None:
+    """With 64, the first leg computes the head alone."""
+    make = Make(*load(family, "float32", 2))
+    whole = stored(make, 512)
+    for budget in (64, 128, 192):
+        assert torch.equal(stored(make, budget), whole), budget

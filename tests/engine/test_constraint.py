@@ -1,12 +1,9 @@
 """Constraints: what may come next, when it ends, what a hostile one may cost; and in a running engine."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
 import threading
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -15,18 +12,14 @@ import torch
 from headwater.engine import constraint as module
 from headwater.engine.constraint import MAX_CACHED, MAX_SOURCE, ConstraintCompiler, ConstraintMachine
 from headwater.engine.detokenizer import byte_table
-from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.engine.sampler import Sampling
 from headwater.engine.step_logits import sample
 from headwater.errors import ConstraintError, InvalidLogits
-from headwater.events import FailedEvent, FinishedEvent, TokenEvent
-from headwater.mixers import numerics
-from headwater.mixers.numerics import Numerics, prepare_process
-from headwater.models.load import LoadedModel, load_model
+from headwater.events import FailedEvent, FinishedEvent
 from headwater.request import Constraint, Generation, SamplingParams
-from tests.checkpoints import checkpoint
 from tests.engine.test_detokenizer import byte_level
-from tests.exactness.rig import Make, Rig, words
+from tests.engine.test_engine import begin
+from tests.exactness.rig import Rig, words
 
 TOKENIZER = byte_level()
 SIZE = TOKENIZER.get_vocab_size()
@@ -247,30 +240,9 @@ def test_a_row_whose_allowed_tokens_are_all_impossible_is_invalid():
 # -- in an engine -------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    prepare_process(2)
-    numerics.use(Numerics())
-    path: Path = checkpoint(tmp_path_factory.mktemp("constraint"), "qwen3_5")
-    return load_model(path, "float32")
-
-
-@pytest.fixture
-def make(loaded: LoadedModel) -> Make:
-    return Make(loaded, SelfCheck(True, None, "compiled"))
-
-
 def submit(rig: Rig, prompt: list[int], **params) -> tuple[list, threading.Event]:
-    events, done = [], threading.Event()
-
-    def on_event(event) -> None:
-        events.append(event)
-        if not isinstance(event, TokenEvent):
-            done.set()
-
     params = {"max_tokens": 120, "temperature": 1.0, "seed": 3} | params
-    rig.engine.submit(Generation(tuple(prompt), SamplingParams(**params)), on_event)
-    return events, done
+    return begin(rig.engine, Generation(tuple(prompt), SamplingParams(**params)))
 
 
 def ask(rig: Rig, prompt: list[int], **params) -> list:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from headwater.engine.engine import Engine
 from headwater.engine.loop import Deadlines
 from headwater.engine.meter import PROBED
 from headwater.engine.proof.fingerprint import Probe
-from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.errors import (
     DeadlineExceeded,
     EngineStopped,
@@ -25,40 +23,32 @@ from headwater.errors import (
     QueueFull,
     RequestTooLarge,
 )
-from headwater.events import FailedEvent, FinishedEvent, TokenEvent
-from headwater.mixers import numerics
-from headwater.mixers.numerics import Numerics, prepare_process
-from headwater.models.load import LoadedModel, load_model
+from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
+from headwater.mixers.numerics import prepare_process
+from headwater.models.load import load_model
 from headwater.request import Boundaries, Generation, SamplingParams
 from headwater.schedule.sequence import Sequence, key_of
-from tests.checkpoints import checkpoint
-from tests.exactness.rig import Make, Rig, words
+from headwater.schedule.tail import Handover
+from tests.exactness.rig import PATIENCE, Make, Rig, words
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    prepare_process(2)
-    numerics.use(Numerics())
-    path: Path = checkpoint(tmp_path_factory.mktemp("engine"), "qwen3_5")
-    return load_model(path, "float32")
+def begin(engine: Engine, generation: Generation, *handover: Handover) -> tuple[list[Event], threading.Event]:
+    """Submit a request; return the list of its events, and an event that is set with the last of them."""
+    events, done = list[Event](), threading.Event()
 
-
-@pytest.fixture
-def make(loaded: LoadedModel) -> Make:
-    return Make(loaded, SelfCheck(True, None, "compiled"))
-
-
-def collect(engine: Engine, generation: Generation) -> list:
-    """All events of one request."""
-    events, done = [], threading.Event()
-
-    def on_event(event) -> None:
+    def on_event(event: Event) -> None:
         events.append(event)
-        if not isinstance(event, TokenEvent):
+        if isinstance(event, FinishedEvent | FailedEvent):
             done.set()
 
-    engine.submit(generation, on_event)
-    assert done.wait(60)
+    engine.submit(generation, on_event, *handover)
+    return events, done
+
+
+def collect(engine: Engine, generation: Generation, *handover: Handover) -> list[Event]:
+    """Return all events of a request."""
+    events, done = begin(engine, generation, *handover)
+    assert done.wait(PATIENCE), "no answer"
     return events
 
 
@@ -356,3 +346,35 @@ def test_an_observer_sees_each_complete_answer_and_the_end(make: Make) -> None:
         for length in (3, 5):
             collect(rig.engine, generation(words(1, 40), max_tokens=length))
     assert seen == [3, 5, "closed"]
+
+
+def test_stats_report_computed_tokens_and_held_pages(make):
+    with make(500) as rig:
+        collect(rig.engine, generation(words(200, 1)))
+        assert rig.engine.drain(60)
+        stats = rig.engine.stats()
+        assert stats.prefill_tokens == 200
+        assert stats.decode_tokens > 0
+        assert stats.cache.checkpoints > 0
+        assert stats.running == stats.waiting == stats.answers_waiting == 0
+        assert sum(stats.cache.pages_by_use().values()) == stats.cache.pages_total
+
+
+def test_the_tree_shows_a_resumed_prefix_as_hot(make):
+    with make(500) as rig:
+        for _ in range(2):
+            collect(rig.engine, generation(words(200, 1)))
+            assert rig.engine.drain(60)
+        view = rig.engine.view()
+        (hot,) = view.hottest
+        assert (hot.tokens, hot.hits) == (192, 1)
+        assert view.total_nodes == rig.engine.stats().cache.nodes
+        assert rig.engine.stats().cache.resumed_tokens == 192
+
+
+def test_a_request_that_ends_tells_how_long_it_waited(make):
+    with make(500) as rig:
+        end = collect(rig.engine, generation(words(100, 1)))[-1]
+    assert isinstance(end, FinishedEvent)
+    assert end.queued_seconds is not None
+    assert end.queued_seconds >= 0

@@ -1,7 +1,5 @@
 """The start of an engine: weights, memory, tiers and device as asked, or an error; what /health says of them."""
 
-from __future__ import annotations
-
 import logging
 import re
 import shutil
@@ -23,6 +21,7 @@ from headwater.engine.proof.start_checks import check_memory_tiers
 from headwater.errors import CheckpointError, ConfigError
 from headwater.events import FinishedEvent
 from headwater.mixers import numerics
+from headwater.mixers.linear import guarded_modes
 from headwater.mixers.numerics import Numerics
 from headwater.models.embedded import embedded
 from headwater.models.load import LoadedModel, load_model
@@ -31,14 +30,13 @@ from headwater.schedule.limits import EXTRA_SLOTS
 from headwater.schedule.tuner import ServerTuning
 from headwater.setting import SettingError
 from headwater.tiers.memory import MemoryStore
-from tests.engine.test_engine import collect, generation, loaded
+from tests.engine.test_engine import collect, generation
 from tests.exactness.rig import verify_every_draft, words
 from tests.gguf.convert import convert
 from tests.processors import AVX2, AVX512, pretend
 from tests.support import Bench
 
 NOT_EXACT = SelfCheck(False, "attention", "compiled")
-__all__ = ["loaded"]  # a fixture
 
 
 def test_health_shows_when_exactness_was_proven(loaded, monkeypatch, caplog):
@@ -143,6 +141,7 @@ def test_torchs_products_without_bfloat16_are_warned_of_and_health_names_the_lay
 ):
     pretend(monkeypatch, cpu)
     monkeypatch.setattr(kernels, "available", lambda: compiled and find_spec("numba") is not None)
+    monkeypatch.setattr(assembly, "verdict", lambda *given, **more: SelfCheck(True, None, guarded_modes()[0]))
     layout = "panels of 64 outputs" if kernels.available() else "rows, multiplied in tiles"
     config = ServeConfig(model=loaded.path, dtype=dtype, memory=64 << 20)
     with caplog.at_level(logging.WARNING):

@@ -1,39 +1,18 @@
 """Faults injected where a step can break: whom they take with them, and that the engine lives on."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.engine import Engine
-from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.errors import HeadwaterError
-from headwater.mixers import numerics
-from headwater.mixers.numerics import Numerics, prepare_process
-from headwater.models.load import LoadedModel, load_model
 from headwater.request import Generation, SamplingParams
-from tests.checkpoints import checkpoint
-from tests.exactness.rig import Make, Rig, words
+from tests.exactness.rig import Rig, words
 
 PAGES = 500
 PROMPTS = [words(200, 1), words(300, 2), words(150, 3)]
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    prepare_process(2)
-    numerics.use(Numerics())
-    path: Path = checkpoint(tmp_path_factory.mktemp("faults"), "qwen3_5")
-    return load_model(path, "float32")
-
-
-@pytest.fixture
-def make(loaded: LoadedModel) -> Make:
-    return Make(loaded, SelfCheck(True, None, "compiled"))
 
 
 class Fault(Exception):

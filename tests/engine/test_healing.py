@@ -10,38 +10,19 @@ import pytest
 import torch
 
 from headwater.cache.segments.compose import MAX_TOKEN_ID
-from headwater.engine.proof.selfcheck import SelfCheck
-from headwater.mixers import numerics
-from headwater.mixers.numerics import Numerics, prepare_process
-from headwater.models.load import load_model
-from headwater.request import Fidelity, Healing, Span
+from headwater.request import Healing, Span
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.step import Step
-from tests.checkpoints import checkpoint
-from tests.exactness.rig import Answer, Make, Rig, words
+from tests.exactness.rig import DOCUMENTS, FAST, LEAD, Answer, Make, Rig, prompt_of, words
 
 PAGES = 1500
-LEAD = words(150, "lead")
-DOCUMENTS = [words(n, "document", n) for n in (200, 90, 333)]
-QUESTION, MORE = words(40, "question"), words(30, "more")
-FAST = {"fidelity": Fidelity.FAST}
+MORE = words(30, "more")
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_window"])
-def make(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Make:
+@pytest.fixture(params=["qwen3_5", "qwen3_window"])
+def make(load, request: pytest.FixtureRequest) -> Make:
     """Maker of rigs over a model with recurrent layers, and over one with a window."""
-    prepare_process(2)
-    numerics.use(Numerics())
-    path = checkpoint(tmp_path_factory.mktemp("healed"), request.param)
-    return Make(load_model(path, "float32"), SelfCheck(True, None, "compiled"))
-
-
-def prompt_of(documents: list[list[int]], question: list[int] = QUESTION) -> tuple[list[int], tuple[Span, ...]]:
-    tokens, spans = list(LEAD), []
-    for document in documents:
-        spans.append(Span(len(tokens), len(tokens) + len(document)))
-        tokens += document
-    return tokens + question, tuple(spans)
+    return Make(*load(request.param, "float32", 2))
 
 
 PROMPT, SPANS = prompt_of(DOCUMENTS)
@@ -136,7 +117,7 @@ def test_healing_frees_the_approximate_prefix_and_loses_no_page(make: Make) -> N
 
 
 def test_healing_keeps_approximate_pages_that_other_requests_share(make: Make) -> None:
-    other, spans = prompt_of(DOCUMENTS, words(200, "another question"))
+    other, spans = prompt_of(DOCUMENTS, question=words(200, "another question"))
     with make(PAGES, healing="off") as rig:
         first_turn(rig)
         rig.ask(other, segments=spans, **FAST)

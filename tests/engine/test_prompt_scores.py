@@ -1,8 +1,5 @@
 """Log probabilities of prompts: the model's own, whatever is cached and whoever runs beside them."""
 
-from __future__ import annotations
-
-import threading
 import time
 
 import pytest
@@ -11,13 +8,12 @@ import torch
 from headwater.account import Reason
 from headwater.engine.sampler import PromptScores
 from headwater.errors import InvalidLogits
-from headwater.events import FailedEvent, FinishedEvent, PromptEvent, TokenEvent
+from headwater.events import FinishedEvent, PromptEvent, TokenEvent
 from headwater.mixers.linear import Linear
-from tests.engine.test_engine import generation, loaded, make
+from tests.engine.test_engine import begin, generation
 from tests.exactness.rig import words
 from tests.support import Bench
 
-__all__ = ["loaded", "make"]  # fixtures
 PROMPT = words(600, 1)  # three legs
 
 
@@ -25,13 +21,8 @@ class Asked:
     """A request on its way."""
 
     def __init__(self, engine, prompt, k=0, **params):
-        self.events, self._done = [], threading.Event()
-        engine.submit(generation(prompt, **{"prompt_logprobs": k, "max_tokens": 0, **params}), self._on_event)
-
-    def _on_event(self, event):
-        self.events.append(event)
-        if isinstance(event, FinishedEvent | FailedEvent):
-            self._done.set()
+        asked = generation(prompt, **{"prompt_logprobs": k, "max_tokens": 0, **params})
+        self.events, self._done = begin(engine, asked)
 
     def wait(self):
         assert self._done.wait(60)

@@ -1,7 +1,5 @@
 """Answers that another engine began: they go on after any of their tokens with the same bits."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 
@@ -10,11 +8,11 @@ import pytest
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.errors import QueueFull
-from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
+from headwater.events import Event, FinishedEvent, TokenEvent
 from headwater.request import Constraint, Fidelity, Generation, SamplingParams, Span
 from headwater.schedule.tail import Handover, TailPlace
-from tests.exactness.conftest import load  # noqa: F401  a fixture
-from tests.exactness.rig import PATIENCE, words
+from tests.engine.test_engine import collect
+from tests.exactness.rig import words
 
 PROMPT = words(150, "resumed")
 FORM = '{"type": "object", "properties": {"n": {"type": "integer"}, "ok": {"type": "boolean"}}, "required": ["n"]}'
@@ -30,7 +28,7 @@ KINDS = {
 
 
 @pytest.fixture
-def engine(load) -> Engine:  # noqa: F811
+def engine(load) -> Engine:
     loaded, check = load("qwen3_5", "float32", 2)
     with started(loaded, check) as one:
         yield one
@@ -52,17 +50,8 @@ class started:
 
 
 def asked(engine: Engine, generation: Generation, output: Sequence[int] = ()) -> list[Event]:
-    """Return the events of a request."""
-    events, done = list[Event](), threading.Event()
-
-    def on_event(event: Event) -> None:
-        events.append(event)
-        if isinstance(event, FinishedEvent | FailedEvent):
-            done.set()
-
-    engine.submit(generation, on_event, Handover(tuple(output)))
-    assert done.wait(PATIENCE)
-    return events
+    """Return the events of a request whose answer begins with `output`."""
+    return collect(engine, generation, Handover(tuple(output)))
 
 
 def said(events: list[Event]) -> list[TokenEvent]:
@@ -81,7 +70,7 @@ def generation(kind: str, **more: object) -> Generation:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_answer_resumes_after_any_of_its_tokens(load, engine: Engine, kind: str) -> None:  # noqa: F811
+def test_answer_resumes_after_any_of_its_tokens(load, engine: Engine, kind: str) -> None:
     whole = asked(engine, generation(kind))
     tokens = said(whole)
     assert len(tokens) > 4
@@ -108,7 +97,7 @@ def test_a_stop_string_is_found_that_began_before(engine: Engine) -> None:
         assert end(rest)[3] == stop
 
 
-def test_resumed_answer_is_the_same_with_other_requests_and_preemptions(load, engine: Engine) -> None:  # noqa: F811
+def test_resumed_answer_is_the_same_with_other_requests_and_preemptions(load, engine: Engine) -> None:
     whole = said(asked(engine, generation("drawn")))
     loaded, check = load("qwen3_5", "float32", 2)
     small = Engine.over(loaded, check, ServeConfig(memory=30 * loaded.spec.page_bytes))
@@ -130,7 +119,7 @@ def test_resumed_answer_is_the_same_with_other_requests_and_preemptions(load, en
     assert len(results) == 4
 
 
-def test_composed_answers_resume(load, engine: Engine) -> None:  # noqa: F811
+def test_composed_answers_resume(load, engine: Engine) -> None:
     spans = (Span(10, 80), Span(80, 140))
     composed = generation("drawn", segments=spans, fidelity=Fidelity.FAST)
     whole = asked(engine, composed)
@@ -141,7 +130,7 @@ def test_composed_answers_resume(load, engine: Engine) -> None:  # noqa: F811
     assert said(rest) == said(whole)[17:]
 
 
-def test_with_drafts_it_is_the_same(load, engine: Engine) -> None:  # noqa: F811
+def test_with_drafts_it_is_the_same(load, engine: Engine) -> None:
     whole = said(asked(engine, generation("greedy")))
     with started(*load("qwen3_5", "float32", 2), speculation="suffix") as other:
         rest = said(asked(other, generation("greedy"), [event.token for event in whole[:9]]))
@@ -156,7 +145,7 @@ def test_another_beginning_gives_another_answer(engine: Engine) -> None:
     assert said(asked(engine, generation("greedy"), other)) != whole[9:]
 
 
-def test_an_answer_that_began_elsewhere_is_neither_refused_nor_displaced(load) -> None:  # noqa: F811
+def test_an_answer_that_began_elsewhere_is_neither_refused_nor_displaced(load) -> None:
     """By a full queue, which other requests in it leave for those of a namespace that waits less."""
     engine = started(*load("qwen3_5", "float32", 2), max_waiting=2).engine  # not started: nobody leaves the queue
 

@@ -15,7 +15,7 @@ from headwater.engine.engine import Engine
 from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.models.load import LoadedModel
-from headwater.request import Generation, SamplingParams
+from headwater.request import Fidelity, Generation, SamplingParams, Span
 from headwater.schedule.speculation import Speculation
 
 PATIENCE = 300  # seconds
@@ -134,3 +134,19 @@ def words(n: int, *seed: object) -> list[int]:
     """n token ids that nothing else begins with."""
     rng = random.Random(repr(seed))
     return [rng.randrange(1, 1000) for _ in range(n)]
+
+
+LEAD, QUESTION = words(150, "lead"), words(40, "question")
+DOCUMENTS = [words(n, "document", n) for n in (200, 90, 333)]
+FAST = {"fidelity": Fidelity.FAST}
+
+
+def prompt_of(
+    documents: list[list[int]], lead: list[int] = LEAD, question: list[int] = QUESTION
+) -> tuple[list[int], tuple[Span, ...]]:
+    """Return a prompt of documents, and its segments."""
+    tokens, spans = list(lead), []
+    for document in documents:
+        spans.append(Span(len(tokens), len(tokens) + len(document)))
+        tokens += document
+    return tokens + question, tuple(spans)

@@ -1,7 +1,5 @@
 """A hit changes no bit of the answer: family x format of weights x way to the hit, against a server without a cache."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -18,58 +16,47 @@ from headwater.mixers.batch import StepBatch
 from headwater.mixers.slices import Slice
 from headwater.models.load import load_model
 from tests.checkpoints import TRAINED
+from tests.covering import cells
 from tests.exactness.formats import FORMATS
 from tests.exactness.rig import Make, words
 from tests.exactness.scenarios import AMPLE, SCENARIOS, chat_turn
 from tests.support import FULL
 
 FAMILIES = (
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_next",
-    "qwen3",
-    "qwen3_window",
-    "granite",
-    "bamba",
-    "mamba2",
-    "minimax",
-    "ring",
-    "jamba",
-    "kimi_linear",
-    "ling",
-    "falcon_h1",
-    "nemotron_h",
-)
-# their mixers are another family's: what takes longest is behind the mark
+    "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3", "qwen3_window", "granite", "bamba", "mamba2", "minimax", "ring",
+    "jamba", "kimi_linear", "ling", "falcon_h1", "nemotron_h",
+)  # fmt: skip
+# their mixers are another family's: all but one scenario is behind the mark
 ALIKE = ("qwen3_5_moe", "qwen3_next", "bamba", "minimax", "ling", "falcon_h1", "nemotron_h")
 BRIEF = ("chat_turn", "with_seven_other_requests_running")
 # they resume from checkpoints as qwen3_5 does: the scenarios that differ in cached positions are behind the mark
 RESUMED_ALIKE = ("granite", "ring", "jamba", "kimi_linear")
-IN_BOTH_DTYPES = ("qwen3_5_wide", TRAINED)  # of these, one scenario
+FURTHER = (
+    ("qwen3_5_wide", "auto", "bfloat16", 2, "chat_turn"),
+    (TRAINED, "auto", "float32", 2, "chat_turn"),
+    ("qwen3_5_blocks", "int4", "float32", 3, "chat_turn"),
+)
 DTYPES = ("float32", "bfloat16")
 BLOCKS = "qwen3_5_blocks"  # whose inputs are blocks of every format
 ROOT = Path(__file__).parents[2]
 
 
-def cells():
-    """Yield the cells of `make test`, and behind the mark those that `make test-full` adds."""
-    for recipe in (*FAMILIES, *IN_BOTH_DTYPES, "mamba", "qwen3_5_bench"):
-        for dtype in DTYPES:
-            for threads in (2, 1, 3):
-                for scenario in SCENARIOS:
-                    narrow = recipe in FAMILIES and dtype == "float32" and threads == 2
-                    narrow = narrow and (recipe not in ALIKE or scenario in BRIEF)
-                    narrow = narrow and (recipe not in RESUMED_ALIKE or scenario in (*BRIEF, "after_preemption"))
-                    both = recipe in IN_BOTH_DTYPES and threads == 2 and scenario == "chat_turn"
-                    marks = [] if narrow or both else [pytest.mark.full]
-                    yield pytest.param(recipe, "auto", dtype, threads, scenario, marks=marks)
-    of_blocks = [(BLOCKS, *cell) for cell in product(FORMATS, DTYPES, (1, 2, 3), SCENARIOS)]
-    for cell in (*of_blocks, *product(FAMILIES, ("int8", "int4"), DTYPES, (1, 2, 3), BRIEF)):
-        marks = [] if cell == (BLOCKS, "int4", "float32", 3, "chat_turn") else [pytest.mark.full]
-        yield pytest.param(*cell, marks=marks)
+CELLS = [
+    *product((*FAMILIES, "qwen3_5_wide", TRAINED, "mamba", "qwen3_5_bench"), ("auto",), DTYPES, (2, 1, 3), SCENARIOS),
+    *product((BLOCKS,), FORMATS, DTYPES, (1, 2, 3), SCENARIOS),
+    *product(FAMILIES, ("int8", "int4"), DTYPES, (1, 2, 3), BRIEF),
+]
 
 
-@pytest.mark.parametrize(("recipe", "form", "dtype", "threads", "scenario"), cells())
+def is_quick(recipe: str, *cell: object) -> bool:
+    *kind, scenario = cell
+    if recipe not in FAMILIES or kind != ["auto", "float32", 2]:
+        return (recipe, *cell) in FURTHER
+    known = BRIEF[1:] if recipe in ALIKE else BRIEF if recipe in RESUMED_ALIKE else SCENARIOS
+    return scenario in known or (recipe, scenario) == ("kimi_linear", "after_preemption")
+
+
+@pytest.mark.parametrize(("recipe", "form", "dtype", "threads", "scenario"), cells(CELLS, is_quick))
 def test_a_hit_changes_no_bit(load, same_bits_as_without_a_cache, recipe, form, dtype, threads, scenario):
     loaded, check = load(recipe, dtype, threads, form)
     assert check.deterministic, check.broken_by
@@ -102,8 +89,12 @@ def test_a_hit_changes_no_bit_without_kernels(
     assert all(same_bits_as_without_a_cache(make, answers))
 
 
-@pytest.mark.parametrize("eviction", ["lru", "seglen"])
-@pytest.mark.parametrize("placement", ["headwater", "branch", "every_block(2)"])
+POLICIES = product(("headwater", "branch", "every_block(2)"), ("lru", "seglen"))
+
+
+@pytest.mark.parametrize(
+    ("placement", "eviction"), cells(POLICIES, lambda *pair: ("lru" in pair) == ("branch" in pair))
+)
 def test_no_policy_changes_a_bit(load, same_bits_as_without_a_cache, eviction, placement):
     loaded, check = load("qwen3_5", "float32", 2)
     make = Make(loaded, check, {"eviction": eviction, "placement": placement, "max_tokens_per_step": 256})

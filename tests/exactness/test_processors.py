@@ -3,8 +3,6 @@
 Their kernels take half a minute to compile, so these are full tests; quick ones are in `kernels/test_compiling.py`.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -25,12 +23,8 @@ DTYPES = ("float32", "bfloat16")
 def lines(processor: str, *cells: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.exactness.processor", *cells],
-        cwd=ROOT,
-        env=processors.environment(processor),
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
+        cwd=ROOT, env=processors.environment(processor), capture_output=True, text=True, timeout=1800,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

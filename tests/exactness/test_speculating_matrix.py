@@ -21,6 +21,7 @@ from headwater.models.load import load_model
 from headwater.request import Constraint, Generation, SamplingParams
 from headwater.schedule.speculation import Speculation, Speculator
 from headwater.schedule.step import Step
+from tests.covering import cells
 from tests.exactness import scenarios
 from tests.exactness.formats import FORMATS
 from tests.exactness.rig import Answer, Make, Rig, verify_every_draft, words
@@ -125,14 +126,10 @@ def same(one: Content, other: Content) -> bool:
     return bool(both) and all(torch.equal(one[key].view(torch.uint8), other[key].view(torch.uint8)) for key in both)
 
 
-def cells() -> Iterator[object]:
-    """Yield a few cells for `make test`, and behind the mark those that `make test-full` adds."""
-    of_families = product(FAMILIES, ("auto",), DTYPES, SCENARIOS)
-    for cell in (*of_families, *product((BLOCKS,), FORMATS, DTYPES, OF_FORMATS)):
-        yield pytest.param(*cell, marks=[] if cell in BRIEF else [pytest.mark.full])
+CELLS = [*product(FAMILIES, ("auto",), DTYPES, SCENARIOS), *product((BLOCKS,), FORMATS, DTYPES, OF_FORMATS)]
 
 
-@pytest.mark.parametrize(("recipe", "form", "dtype", "scenario"), cells())
+@pytest.mark.parametrize(("recipe", "form", "dtype", "scenario"), cells(CELLS, lambda *cell: cell in BRIEF))
 def test_drafts_change_no_bit_of_answers_and_cache(load, contents, monkeypatch, recipe, form, dtype, scenario):
     monkeypatch.setattr(scenarios, "COMPANY_TOKENS", 64)  # with drafts, shorter answers end before the last one begins
     loaded, check = load(recipe, dtype, 2, form)

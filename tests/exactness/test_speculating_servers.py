@@ -1,10 +1,9 @@
 """Speculation changes no bit: answers with drafts against answers without, with and without the cache."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import pytest
 import torch
@@ -13,20 +12,18 @@ from headwater.draft.drafter import Draft
 from headwater.events import FinishedEvent
 from headwater.request import Constraint, Drafting, Generation, SamplingParams
 from headwater.schedule.speculation import Speculation, speculation_of
+from tests.covering import cells
 from tests.exactness.rig import Answer, Make, Rig, verify_every_draft, words
 from tests.support import FULL
 
 PAGES, TOKENS = 600, 60
 IN_CHAT = TOKENS if FULL else 30  # of an answer in a conversation
-ALIKE = ("bamba", "minimax", "qwen3_5_moe")  # their mixers are those of mamba2, ring and qwen3_5
+NARROW = ("qwen3_5", "qwen3_window", "kimi_linear")  # test_hybrid.py has drafts of all mixers, without servers
 FAMILIES = ("qwen3_5", "qwen3_window", "bamba", "mamba2", "minimax", "ring", "jamba", "kimi_linear", "qwen3_5_moe")
 
 
-def cells() -> Iterator[object]:
-    for family in FAMILIES:
-        for dtype in ("float32", "bfloat16"):
-            narrow = (dtype == "float32" or family == "qwen3_5") and family not in ALIKE
-            yield pytest.param(family, dtype, marks=[] if narrow else [pytest.mark.full])
+def is_quick(family: str, dtype: str) -> bool:
+    return family in NARROW and (dtype == "float32") == (family != "qwen3_5")
 
 
 class Script:
@@ -86,7 +83,7 @@ def conversation(rig: Rig) -> list[Answer]:
     return [rig.wait(answer) for answer in (*first, *second)]
 
 
-@pytest.mark.parametrize(("family", "dtype"), cells())
+@pytest.mark.parametrize(("family", "dtype"), cells(product(FAMILIES, ("float32", "bfloat16")), is_quick))
 def test_drafts_change_no_bit_of_an_answer_and_no_hit(load, family: str, dtype: str) -> None:
     loaded, check = load(family, dtype, 2)
     make = Make(loaded, check)

@@ -3,8 +3,6 @@
 The arena is on the CPU. `test_gpu_matrix.py` has kernels of cards, in Triton's interpreter; `tests/card` has a card.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -12,14 +10,15 @@ import pytest
 
 from headwater.tiers.memory import MemoryStore
 from tests.cluster.test_pulls import Worker, pool
+from tests.covering import cells
 from tests.exactness.rig import Make, words
+from tests.exactness.test_tier_places import loaded_while_memory_evicts
 from tests.exactness.test_tier_segments import DOCUMENTS, OFF, ask, built, contents
 from tests.exactness.test_tiers import FAMILIES, PROMPT, copied, disk, files_of, server, stored_prompt
 from tests.staging import NeverWaits, stage
 
 END = (PROMPT - 1) // 64 * 64
 SOME = ("qwen3_5", "qwen3_window", "kimi_linear")
-RECIPES = [*SOME, *(pytest.param(one, marks=pytest.mark.full) for one in sorted({*FAMILIES} - {*SOME}))]
 DTYPES = ["float32", pytest.param("bfloat16", marks=pytest.mark.full)]
 
 
@@ -28,7 +27,7 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return stage(monkeypatch)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", cells(FAMILIES, lambda recipe: recipe in SOME))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_prefixes_and_segments_come_back_to_the_bit(
     load, same_bits_as_without_a_cache, staged, tmp_path: Path, recipe: str, dtype: str
@@ -99,13 +98,7 @@ def test_staged_loads_are_exact_while_memory_evicts(load, same_bits_as_without_a
     """Prefixes go to the host's memory and come back, several times over, while another request computes."""
     make, store = Make(*load("qwen3_5", "float32", 2)), MemoryStore(10**9)
     prompts = [words(PROMPT, "evicted", i) for i in range(3)]
-    with server(make, [store], pages=30) as rig:
-        answers = []
-        for i, prompt in enumerate(3 * prompts):
-            beside = rig.submit(words(200, "beside", i), 4)
-            answers += [rig.ask(prompt, 4), rig.wait(beside)]
-        assert rig.engine.scheduler.cache.stats().evicted_checkpoints > 0
-        assert rig.engine.scheduler.tiers.loaded_tokens > 3 * END
+    answers = loaded_while_memory_evicts(make, [store], prompts)
     assert staged["lanes"] <= 3, "two readers and the writer"
     assert all(same_bits_as_without_a_cache(make, answers))
 

@@ -1,7 +1,5 @@
 """A hit changes no bit, from any store, stored by any server, and with any part of it lost meanwhile."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,17 +12,12 @@ from headwater.tiers.disk import DiskStore
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.redis import RedisStore
 from headwater.tiers.store import Store
-from tests.exactness.rig import Make, words
+from tests.exactness.rig import Answer, words
 from tests.exactness.test_tiers import PROMPT, copied, disk, files_of, server, stored_prompt
 from tests.redis_server import redis_server
 
 DEEPEST = (PROMPT - 1) // 64 * 64
 Stores = Callable[[], list[Store]]
-
-
-@pytest.fixture
-def make(load) -> Make:
-    return Make(*load("qwen3_5", "float32", 2))
 
 
 @pytest.fixture
@@ -103,20 +96,24 @@ def test_a_load_whose_part_is_evicted_meanwhile_is_computed(make, same_bits_as_w
     assert all(same_bits_as_without_a_cache(make, answers))
 
 
-def test_loads_are_exact_while_memory_evicts(make, same_bits_as_without_a_cache, tmp_path) -> None:
-    """Loaded prefixes are evicted, and loaded again, several times over, while another request computes."""
-    prompts = [words(PROMPT, "evicted", i) for i in range(3)]
-    with server(make, disk(tmp_path)) as rig:
-        for prompt in prompts:
-            rig.ask(prompt, 1)
-    with server(make, disk(tmp_path), pages=30) as rig:
+def loaded_while_memory_evicts(make, stores: list[Store], prompts: list[list[int]]) -> list[Answer]:
+    with server(make, stores, pages=30) as rig:
         answers = []
         for i, prompt in enumerate(3 * prompts):
             beside = rig.submit(words(200, "beside", i), 4)
             answers += [rig.ask(prompt, 4), rig.wait(beside)]
         assert rig.engine.scheduler.cache.stats().evicted_checkpoints > 0
         assert rig.engine.scheduler.tiers.loaded_tokens > 3 * DEEPEST
-    assert all(same_bits_as_without_a_cache(make, answers))
+    return answers
+
+
+def test_loads_are_exact_while_memory_evicts(make, same_bits_as_without_a_cache, tmp_path) -> None:
+    """Loaded prefixes are evicted, and loaded again, several times over, while another request computes."""
+    prompts = [words(PROMPT, "evicted", i) for i in range(3)]
+    with server(make, disk(tmp_path)) as rig:
+        for prompt in prompts:
+            rig.ask(prompt, 1)
+    assert all(same_bits_as_without_a_cache(make, loaded_while_memory_evicts(make, disk(tmp_path), prompts)))
 
 
 def test_servers_with_unlike_placements_share_a_folder(make, same_bits_as_without_a_cache, tmp_path) -> None:

@@ -1,7 +1,5 @@
 """A segment from a tier is the one that was stored, to the bit, and a request composed of it is answered alike."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +9,17 @@ import torch
 from headwater.account import TierOutcome
 from headwater.cache.segments.compose import MAX_TOKEN_ID
 from headwater.engine.tiers.prefix import PrefixParts
-from headwater.request import Fidelity, Span
+from headwater.request import Fidelity
 from headwater.schedule.sequence import Purpose
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import Names
 from headwater.tiers.redis import RedisStore
-from tests.exactness.rig import Answer, Make, Rig, words
+from tests.covering import cells
+from tests.exactness.rig import DOCUMENTS, FAST, LEAD, Answer, Make, Rig, prompt_of
 from tests.exactness.test_matrix import FAMILIES
 from tests.exactness.test_tiers import OTHER, OWN, copied, disk, files_of, server
 from tests.redis_server import redis_server
 
-LEAD = words(150, "lead")
-DOCUMENTS = [words(n, "document", n) for n in (200, 90, 333)]
-QUESTION = words(40, "question")
 INTERIORS = sum(len(document) - 16 for document in DOCUMENTS)
 SEGMENT = "g"
 OFF = {"healing": "off"}
@@ -35,11 +31,8 @@ def ask(rig: Rig, documents: list[list[int]] = DOCUMENTS, **more) -> Answer:
 
 
 def submit(rig: Rig, documents: list[list[int]] = DOCUMENTS, max_tokens: int = 8, **more) -> Answer:
-    prompt, spans = list(LEAD), []
-    for document in documents:
-        spans.append(Span(len(prompt), len(prompt) + len(document)))
-        prompt += document
-    return rig.submit(prompt + QUESTION, max_tokens, segments=tuple(spans), fidelity=Fidelity.FAST, **more)
+    prompt, spans = prompt_of(documents)
+    return rig.submit(prompt, max_tokens, segments=spans, **FAST, **more)
 
 
 def built(rig: Rig) -> int:
@@ -60,9 +53,7 @@ def make(load) -> Make:
     return Make(*load("qwen3_5", "float32", 2), OFF)
 
 
-@pytest.mark.parametrize(
-    "recipe", [*SOME, *(pytest.param(one, marks=pytest.mark.full) for one in sorted({*FAMILIES} - {*SOME}))]
-)
+@pytest.mark.parametrize("recipe", cells(FAMILIES, lambda recipe: recipe in SOME))
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
 def test_a_restarted_server_composes_of_segments_from_disk(load, tmp_path: Path, recipe: str, dtype: str) -> None:
     make = Make(*load(recipe, dtype, 2), OFF)
@@ -120,9 +111,8 @@ def test_another_namespace_fingerprint_or_width_is_built(make: Make, tmp_path: P
     changed = [*DOCUMENTS[:2], [DOCUMENTS[2][0] + 1, *DOCUMENTS[2][1:]]]
     assert asked(documents=changed) == (2, len(DOCUMENTS[2]) - 8)
     with server(make, disk(tmp_path)) as rig:
-        prompt = LEAD + DOCUMENTS[0] + QUESTION
-        span = Span(len(LEAD), len(LEAD) + len(DOCUMENTS[0]))
-        wide = rig.ask(prompt, segments=(span,), fidelity=Fidelity.W16)
+        prompt, spans = prompt_of(DOCUMENTS[:1])
+        wide = rig.ask(prompt, segments=spans, fidelity=Fidelity.W16)
         assert (wide.account.loaded_segments, built(rig)) == (0, len(DOCUMENTS[0]) - 16)
 
 

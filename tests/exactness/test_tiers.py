@@ -1,11 +1,10 @@
 """A hit from a tier changes no bit of the answer: after a restart, with parts missing or corrupt, in company."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from headwater.config import ServeConfig
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.store import Store
+from tests.covering import cells
 from tests.exactness.formats import FORMATS
 from tests.exactness.rig import Answer, Make, Rig, words
 from tests.exactness.test_matrix import BLOCKS, FAMILIES
@@ -68,15 +68,13 @@ def files_of(folder: Path, kind: str) -> list[Path]:
     return sorted(path for path in folder.rglob(f"{kind}*") if path.is_file())
 
 
-def models() -> Iterator[object]:
-    """Yield every family as it is stored, and a model with each format of weights; one of these runs quickly."""
-    for recipe, form in (*((family, "auto") for family in FAMILIES), *((BLOCKS, form) for form in FORMATS)):
-        for dtype in ("float32", "bfloat16"):
-            quick = dtype == "float32" and (recipe != BLOCKS or form == "int4")
-            yield pytest.param(recipe, form, dtype, marks=[] if quick else pytest.mark.full)
+MODELS = [*((family, "auto") for family in FAMILIES), *((BLOCKS, form) for form in FORMATS)]
 
 
-@pytest.mark.parametrize(("recipe", "form", "dtype"), models())
+@pytest.mark.parametrize("dtype", cells(("float32", "bfloat16"), lambda dtype: dtype == "float32"))
+@pytest.mark.parametrize(
+    ("recipe", "form"), cells(MODELS, lambda recipe, form: form == ("int4" if recipe == BLOCKS else "auto"))
+)
 def test_a_restarted_server_resumes_from_disk(load, same_bits_as_without_a_cache, tmp_path, recipe, form, dtype):
     make = Make(*load(recipe, dtype, 2, form))
     first = stored_prompt(make, tmp_path)
@@ -131,8 +129,10 @@ def test_a_part_that_is_missing_is_a_shallower_hit_or_a_miss(load, same_bits_as_
     assert max(cached) <= (PROMPT - 1) // 64 * 64
 
 
-@pytest.mark.parametrize("at", [0, 5, 30, 60, 100, 200, -40, -1])
-@pytest.mark.parametrize("kind", ["s", "k"])
+PLACES = (0, 5, 30, 60, 100, 200, -40, -1)
+
+
+@pytest.mark.parametrize(("at", "kind"), cells(product(PLACES, "sk"), lambda at, kind: "sk".index(kind) == at % 4 % 2))
 def test_a_flipped_byte_is_found_and_the_part_is_dropped(load, same_bits_as_without_a_cache, tmp_path, kind, at):
     make = Make(*load("qwen3_5", "float32", 2))
     first = stored_prompt(make, tmp_path)

@@ -1,7 +1,5 @@
 """Attention of decoding rows by kernels: close to torch's, with bits that depend only on a row's own sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -14,12 +12,12 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 import numba
 
-from headwater.engine.proof.cpu_checks import ADJACENT_TOKENS, PAGE, PAGES, broken_attention
+from headwater.engine.proof import cpu_checks
+from headwater.engine.proof.cpu_checks import ADJACENT_TOKENS, PAGE, broken_attention
 from headwater.engine.proof.selfcheck import self_check
 from headwater.kernels import attention
 from headwater.kernels.compiling import use_threads
 from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
-from headwater.memory.arena import Arena
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.cpu.attention import (
@@ -33,9 +31,10 @@ from headwater.mixers.cpu.attention import (
 )
 from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
-from headwater.spec import Architecture, Block, ModelSpec, Part
+from tests.mixers.attention_rig import GroupedRig, spec_of
 
 HIDDEN = 48
+PAGES = 48
 LENGTHS = (1, 2, 15, 64, 65, 127, 128, 129, 300, 513)
 SHAPES = {
     "no positions": GroupedAttention(HIDDEN, 4, 2, 16),
@@ -56,42 +55,27 @@ def threads(n: int) -> Iterator[None]:
     use_threads(before)
 
 
-class Rig:
+class Rig(GroupedRig):
     """One layer over a poisoned arena in which some sequences were prefilled by torch."""
 
     def __init__(self, shape: GroupedAttention, dtype: torch.dtype = torch.float32, seed: int = 0, page_size: int = 64):
-        generator = torch.Generator().manual_seed(0)
-        self.tensors = {
-            name: torch.randn(size, generator=generator).mul_(2 * size[-1] ** -0.5).to(dtype)
-            for name, size in shape.tensors().items()
-        }
-        block = Block("norm.weight", (Part(shape, "attention"),))
-        self.dtype = dtype
-        name = str(dtype).removeprefix("torch.")
-        spec = ModelSpec.of(Architecture("any", 64, HIDDEN, (block,), 1024, 1e-6), name, page_size)
-        weights = Weights(self.tensors, dtype)
-        self.torch, self.kernels = Attention(0, shape, weights), AttentionOnCpu(0, shape, weights)
-        self.arena = Arena(spec, 48)
-        self.arena.pages.fill_(0xFF)
-        self.x = torch.randn(max(LENGTHS) + len(LENGTHS), HIDDEN, generator=generator).to(dtype)
-        pages = iter(torch.randperm(48, generator=torch.Generator().manual_seed(seed)).tolist())
+        super().__init__(shape, max(LENGTHS) + len(LENGTHS), dtype, page_size, PAGES)
+        self.torch, self.kernels = self.layer, AttentionOnCpu(0, shape, Weights(self.tensors, dtype))
+        pages = iter(torch.randperm(PAGES, generator=torch.Generator().manual_seed(seed)).tolist())
         self.tables = []
         for length in LENGTHS:
             table = torch.tensor([next(pages) for _ in range(-(-length // page_size))])
             self.tables.append(table)
             if length > 1:
-                self.run(self.torch, [], [Slice(0, length - 1, 0, 0, table, 0)], self.x[: length - 1])
+                self.run([Slice(0, length - 1, 0, 0, table, 0)], [], self.x[: length - 1])
 
-    def run(self, layer: Attention, decoded: list[int], slices: list[Slice], x: torch.Tensor) -> torch.Tensor:
+    def run_layer(self, layer: Attention, decoded: list[int], slices: list[Slice], x: torch.Tensor) -> torch.Tensor:
         """Run slices, and one row of each of these sequences."""
-        positions = [torch.arange(s.start, s.end) for s in slices] + [torch.tensor([LENGTHS[i] - 1]) for i in decoded]
-        tables = tuple(self.tables[i] for i in decoded)
-        batch = StepBatch(NONE, torch.cat(positions), tuple(slices), NONE, tables, NONE)
-        step = AttentionStepOnCpu if layer is self.kernels else AttentionStep
-        return layer.forward(x, step.of(batch, self.arena, self.dtype))
+        self.layer, self.steps = layer, AttentionStepOnCpu if layer is self.kernels else AttentionStep
+        return self.run(slices, [(LENGTHS[i] - 1, self.tables[i]) for i in decoded], x)
 
     def decode(self, layer: Attention, decoded: list[int]) -> torch.Tensor:
-        return self.run(layer, decoded, [], self.x[[LENGTHS[i] for i in decoded]])
+        return self.run_layer(layer, decoded, [], self.x[[LENGTHS[i] for i in decoded]])
 
 
 ALL = list(range(len(LENGTHS)))
@@ -106,7 +90,7 @@ def test_reads_and_writes_are_those_of_torch(name, dtype, tolerance):
     for i, length in enumerate(LENGTHS):  # the new tokens' keys and values are written again
         at = (rig.tables[i][(length - 1) // 64], (length - 1) % 64)
         for tensor in rig.arena.pages_of(0):
-            tensor.view(48, 64, -1)[at] = torch.nan
+            tensor.view(PAGES, 64, -1)[at] = torch.nan
     got = rig.decode(rig.kernels, ALL)
     torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(rig.arena.pages.view(dtype), pages, rtol=tolerance, atol=1e-5, equal_nan=True)
@@ -116,7 +100,7 @@ def test_long_tables_of_poisoned_pages_are_not_read():
     rig = Rig(SHAPES["all"])
     wanted = rig.decode(rig.kernels, ALL)
     used = torch.cat(rig.tables)
-    free = torch.tensor([page for page in range(48) if page not in used])
+    free = torch.tensor([page for page in range(PAGES) if page not in used])
     rig.tables = [torch.cat([table, free]) for table in rig.tables]
     assert torch.equal(rig.decode(rig.kernels, ALL), wanted)
     assert not wanted.isnan().any()
@@ -155,7 +139,7 @@ def tokens_of_one_sequence(rig, layer, steps):
     table = rig.tables[8]
     first = LENGTHS[8] - 10
     for tensor in rig.arena.pages_of(0):
-        tensor.view(48, 64, -1)[table[first // 64], first % 64 :] = torch.nan  # not yet written
+        tensor.view(PAGES, 64, -1)[table[first // 64], first % 64 :] = torch.nan  # not yet written
     outputs = []
     for rows in steps:
         positions = torch.tensor([first + row for row in rows])
@@ -262,19 +246,18 @@ def test_the_order_of_keys_changes_bits_and_little_else():
 def test_rows_of_prompts_are_those_of_torch():
     rig = Rig(SHAPES["all"])
     alone = rig.decode(rig.kernels, [3, 8])
-    table = torch.tensor([page for page in range(48) if page not in torch.cat(rig.tables)])[:3]
+    table = torch.tensor([page for page in range(PAGES) if page not in torch.cat(rig.tables)])[:3]
     prompt = [Slice(0, 150, 0, 0, table, 0)]
-    wanted = rig.run(rig.torch, [], prompt, rig.x[:150])
+    wanted = rig.run_layer(rig.torch, [], prompt, rig.x[:150])
     rows = rig.x[[*range(150), LENGTHS[3], LENGTHS[8]]]
-    got = rig.run(rig.kernels, [3, 8], prompt, rows)
+    got = rig.run_layer(rig.kernels, [3, 8], prompt, rows)
     assert torch.equal(got[:150], wanted)
     assert torch.equal(got[150:], alone)
 
 
 @pytest.mark.parametrize("shape", [SHAPES["all"], WindowAttention(HIDDEN, 4, 2, 16, window=100)])
 def test_the_self_check_tries_sequences_and_threads(shape, monkeypatch):
-    block = Block("norm.weight", (Part(shape, "any"),))
-    spec = ModelSpec.of(Architecture("any", 64, HIDDEN, (block,), 1024, 1e-6), "float32")
+    spec = spec_of(shape, HIDDEN)
     assert self_check(spec).deterministic
     broken(monkeypatch, lambda rows: rows == 2)
     assert self_check(spec).broken_by == f"kernel of {shape.kind} at 2 decoding sequences"
@@ -305,23 +288,25 @@ def changed_pages(monkeypatch, change):
     def changing(x, keys, values, q, positions, tables, *others):
         before = keys.copy()
         place(x, keys, values, q, positions, tables, *others)
-        if len(positions) == ADJACENT_TOKENS and len(set(tables)) == PAGES:
+        if len(positions) == ADJACENT_TOKENS and len(set(tables)) == cpu_checks.PAGES:
             change(before.reshape(-1, PAGE, 32), *(part.reshape(-1, PAGE, 32) for part in (keys, values)), positions)
 
     monkeypatch.setattr(attention, "place", changing)
 
 
 def the_last_but_one_is_not_written(before, keys, values, positions):
-    keys[-PAGES:].reshape(-1, 32)[positions[-2]] = before[-PAGES:].reshape(-1, 32)[positions[-2]]
+    keys[-cpu_checks.PAGES :].reshape(-1, 32)[positions[-2]] = before[-cpu_checks.PAGES :].reshape(-1, 32)[
+        positions[-2]
+    ]
 
 
 def the_first_two_are_exchanged(before, keys, values, positions):
-    of_sequence = values[-PAGES:].reshape(-1, 32)
+    of_sequence = values[-cpu_checks.PAGES :].reshape(-1, 32)
     of_sequence[positions[:2]] = of_sequence[positions[1::-1]]
 
 
 def one_more_is_written(before, keys, values, positions):
-    keys[-1, -1] = keys[-PAGES, 0]
+    keys[-1, -1] = keys[-cpu_checks.PAGES, 0]
 
 
 @pytest.mark.parametrize("change", [the_last_but_one_is_not_written, the_first_two_are_exchanged, one_more_is_written])

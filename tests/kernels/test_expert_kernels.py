@@ -1,7 +1,5 @@
 """Routed experts by kernels: close to their formula, with bits that depend only on a row and its experts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -16,22 +16,14 @@ from headwater.models.families import read_config
 from headwater.spec import KEY_BLOCK, ModelSpec
 
 CONFIG = {
-    "model_type": "qwen3_5_text",
-    "vocab_size": 64,
-    "hidden_size": 48,
-    "intermediate_size": 64,
+    "model_type": "qwen3_5_text", "vocab_size": 64, "hidden_size": 48, "intermediate_size": 64,
     "num_hidden_layers": 4,
     "layer_types": ["full_attention", "linear_attention", "full_attention", "full_attention"],
-    "num_attention_heads": 3,
-    "num_key_value_heads": 3,
+    "num_attention_heads": 3, "num_key_value_heads": 3,
     "head_dim": 21,  # a page of 64 tokens in bfloat16 is not a multiple of 512 bytes
-    "partial_rotary_factor": 0.2,
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 1,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
-}
+    "partial_rotary_factor": 0.2, "linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
 
 
 def filled(n: int, spec: ModelSpec, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,14 +1,12 @@
 """Rows of states: views, copies to and from pages, and memory given back."""
 
-from __future__ import annotations
-
 import mmap
 from pathlib import Path
 
 import pytest
 import torch
 
-from headwater.memory.slots import StateMemory
+from headwater.memory.slots import LaidOut, StateMemory
 from headwater.state_layout import StateLayout
 
 PAGE_BYTES = 4096
@@ -115,3 +113,26 @@ def test_rows_take_memory_when_used_and_give_it_back() -> None:
     assert resident_bytes() - before < 1.5 * layout.bytes
     assert not states.bytes_RB[3].any()
     assert states.bytes_RB[4].all()
+
+
+def test_views_of_a_stored_segment_equal_the_saved_bits() -> None:
+    states, n_pages = memory(3), -(-LAYOUT.bytes // PAGE_BYTES)
+    for number, part in enumerate(LAYOUT.parts):
+        states.view(part.layer, part.name)[1] = torch.randn(part.shape, generator=torch.Generator().manual_seed(number))
+    arena_PB, page_ids = torch.zeros(20, PAGE_BYTES, dtype=torch.uint8), [17, 3, 4, 11, 0, 9, 8][:n_pages]
+    states.save(1, arena_PB, page_ids)
+    stored = LaidOut.gathered(LAYOUT, arena_PB, page_ids)
+    arena_PB.zero_()
+    for part in LAYOUT.parts:
+        view = stored.view(part.layer, part.name)
+        assert view.is_contiguous()
+        assert view.dtype == getattr(torch, part.dtype_name)
+        assert torch.equal(view, states.view(part.layer, part.name)[1])
+
+
+def test_missing_part_and_too_few_bytes_are_refused() -> None:
+    stored = LaidOut(LAYOUT, torch.zeros(LAYOUT.bytes, dtype=torch.uint8))
+    with pytest.raises(KeyError):
+        stored.view(1, "recurrent")
+    with pytest.raises(ValueError, match=f"{LAYOUT.bytes - 1:,}"):
+        LaidOut(LAYOUT, torch.zeros(LAYOUT.bytes - 1, dtype=torch.uint8))

@@ -1,15 +1,24 @@
-"""Rig of one attention layer over pages, which tests feed with prompts and decoded tokens."""
-
-from __future__ import annotations
+"""Rigs of one attention layer over pages, which tests feed with prompts and decoded tokens."""
 
 from typing import Any
 
 import torch
 
+from headwater.layers.attention import GroupedAttention
+from headwater.layers.layer import Layer
 from headwater.memory.arena import Arena
-from headwater.mixers.attention import AttentionStep
+from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.slices import Slice
+from headwater.mixers.weights import Weights
+from headwater.spec import Architecture, Block, ModelSpec, Part
+
+
+def spec_of(layer: Layer, hidden: int, dtype: torch.dtype = torch.float32, page_size: int = 64) -> ModelSpec:
+    """Return the spec of a model with only this layer."""
+    block = Block("norm.weight", (Part(layer, "attention"),))
+    architecture = Architecture("test", 64, hidden, (block,), 4096, 1e-6)
+    return ModelSpec.of(architecture, str(dtype).removeprefix("torch."), page_size)
 
 
 class AttentionRig:
@@ -39,5 +48,65 @@ class AttentionRig:
         """Run the first `length` tokens of the prompt, all by default, cut at these bounds."""
         out = []
         for start, end in zip([0, *bounds], [*bounds, length or len(self.x)], strict=True):
-            out.append(self.run([Slice(0, end - start, start, 0, table, start // 64)], [], self.x[start:end]))
+            out.append(
+                self.run([Slice(0, end - start, start, 0, table, start // self.arena.page_size)], [], self.x[start:end])
+            )
         return torch.cat(out)
+
+
+class GroupedRig(AttentionRig):
+    """A layer of grouped attention with seeded weights, over pages that are NaN where nothing was written."""
+
+    def __init__(
+        self,
+        shape: GroupedAttention,
+        length: int,
+        dtype: torch.dtype = torch.float32,
+        page_size: int = 64,
+        n_pages: int = 64,
+    ) -> None:
+        self.shape, self.dtype = shape, dtype
+        generator = torch.Generator().manual_seed(0)
+        self.tensors = {
+            name: torch.randn(size, generator=generator).mul_(2 * size[-1] ** -0.5).to(dtype)
+            for name, size in shape.tensors().items()
+        }
+        self.layer = Attention(0, shape, Weights(self.tensors, dtype))
+        self.arena = Arena(spec_of(shape, shape.hidden, dtype, page_size), n_pages)
+        self.arena.pages.fill_(0xFF)
+        self.x = torch.randn(length, shape.hidden, generator=generator).to(dtype)
+
+    def plain(self) -> torch.Tensor:
+        """The layer's formulas in float64, all keys at once."""
+        a, x, n = self.shape, self.x.double(), len(self.x)
+        q, k, v = (self._product(name, x) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = q.view(n, a.heads, -1), k.view(n, a.kv_heads, -1), v.view(n, a.kv_heads, -1)
+        q, gate = q.split(a.head_dim, 2) if a.gated else (q, None)
+        q, k = self._placed(q, "q_norm.weight"), self._placed(k, "k_norm.weight")
+        k, v = (x.repeat_interleave(a.heads // a.kv_heads, dim=1) for x in (k, v))
+        score = torch.einsum("qhd,khd->hqk", q, k) * (a.head_dim**-0.5 if a.scale is None else a.scale)
+        score += torch.full((n, n), -torch.inf).triu(1)
+        read = torch.einsum("hqk,khd->qhd", score.softmax(-1), v)
+        return self._product("o_proj", (read if gate is None else read * gate.sigmoid()).flatten(1))
+
+    def _product(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        y = x @ self.tensors[f"{name}.weight"].double().T
+        bias = self.tensors.get(f"{name}.bias")
+        return y if bias is None else y + bias.double()
+
+    def _placed(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        a = self.shape
+        if a.normed:
+            scale = a.norm_offset + self.tensors[name].double()
+            x = x * (x.square().mean(-1, keepdim=True) + a.norm_eps).rsqrt() * scale
+        if a.rotary is None:
+            return x
+        half = a.rotary.dim // 2
+        frequency = a.rotary.theta ** (-torch.arange(half).double() / half)
+        turn = torch.polar(torch.ones(()).double(), torch.arange(len(x)).double()[:, None, None] * frequency)
+        pairs, rest = x[..., : 2 * half], x[..., 2 * half :]
+        if a.rotary.neighbours:
+            turned = torch.view_as_real(torch.view_as_complex(pairs.unflatten(-1, (half, 2)).contiguous()) * turn)
+            return torch.cat([turned.flatten(-2), rest], -1)
+        turned = torch.complex(pairs[..., :half], pairs[..., half:]) * turn
+        return torch.cat([turned.real, turned.imag, rest], -1)

@@ -1,7 +1,5 @@
 """GGUF files: headers, formats of tensors to the bit, tokenizers, and defects of a file."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -122,14 +120,10 @@ def of_tensor(shape: tuple[int, ...], number: int, content: bytes) -> Any:
 
 
 SIZES = FACTS | {
-    "qwen3.embedding_length": 32,
-    "qwen3.context_length": 100,
-    "qwen3.feed_forward_length": 32,
-    "qwen3.attention.head_count": 2,
-    "qwen3.attention.head_count_kv": 1,
-    "qwen3.attention.key_length": 16,
+    "qwen3.embedding_length": 32, "qwen3.context_length": 100, "qwen3.feed_forward_length": 32,
+    "qwen3.attention.head_count": 2, "qwen3.attention.head_count_kv": 1, "qwen3.attention.key_length": 16,
     "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from headwater.models.gguf.tensors import GgufTensors
 from headwater.models.load import load_model, read_spec
 from headwater.models.tensors import CheckpointTensors, ModelTensors
 from headwater.setting import SettingError
+from tests.covering import cells
 from tests.gguf.convert import convert
 from tests.processors import AMX, AVX2, AVX512, AVX512_BF16, pretend
 from tests.support import Bench
@@ -295,9 +297,11 @@ def resident_of(path: Path) -> int:
     return total
 
 
+MAPPED = product(("qwen3_5", "qwen3_5_sharded", "qwen3_5_tied", "qwen3_5_moe", "gguf"), ("auto", "int8"))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="mappings are read from /proc")
-@pytest.mark.parametrize("weights", ["auto", "int8"])
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_sharded", "qwen3_5_tied", "qwen3_5_moe", "gguf"])
+@pytest.mark.parametrize(("name", "weights"), cells(MAPPED, lambda *cell: ("int8" in cell) == ("qwen3_5" in cell)))
 def test_pages_of_a_file_leave_the_process_after_each_layer(
     name: str, weights: str, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

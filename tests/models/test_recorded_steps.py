@@ -1,7 +1,5 @@
 """Decode steps that are recorded on a CPU: replayed, they have the bits of eager ones."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,18 +22,9 @@ from tests.checkpoints import SMALLEST
 from tests.models.decode_rig import Pair
 
 WHOLE = [
-    "qwen3_5",
-    "qwen3",
-    "mamba2",
-    "mamba",
-    "jamba",
-    "qwen3_window",
-    "qwen3_windows_only",
-    "bamba",
-    "headwater_tiny",
-    "qwen3_moe",
-    "minimax",
-]
+    "qwen3_5", "qwen3", "mamba2", "mamba", "jamba", "qwen3_window", "qwen3_windows_only", "bamba", "headwater_tiny",
+    "qwen3_moe", "minimax",
+]  # fmt: skip
 READING = ["ling", "qwen3_window_odd_heads"]  # rotations looked up, torch's attention
 
 

@@ -5,8 +5,6 @@ that was given to somebody else meanwhile, a checkpoint of another prefix, KV th
 a prefill wrote may be read.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 
@@ -158,15 +156,10 @@ class Lab:
         speculation: Speculation | None = None,
     ) -> None:
         self.layout = CacheLayout(
-            n_pages=n_pages,
-            page_size=page_size,
-            unit_tokens=page_size,
-            unit_bytes=4 * page_size,
-            checkpoint_pages=checkpoint_pages,
-            slot_pages=checkpoint_pages,
-            state_fraction=state_fraction,
+            n_pages=n_pages, page_size=page_size, unit_tokens=page_size, unit_bytes=4 * page_size,
+            checkpoint_pages=checkpoint_pages, slot_pages=checkpoint_pages, state_fraction=state_fraction,
             elastic_pages=elastic_pages,
-        )
+        )  # fmt: skip
         self.cache = PrefixCache(self.layout, eviction) if cache else NoCache(self.layout)
         limits = Limits(max_running, tokens_per_step, saves_per_step=16, max_model_len=max_model_len)
         self.scheduler = Scheduler(

@@ -1,7 +1,5 @@
 """Healing over an executor that remembers everything: what is read is what was promised, and nothing is lost."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -223,7 +221,7 @@ POOLS = {
 @pytest.mark.parametrize("pool", POOLS)
 def test_session_resumes_as_deep_with_healing_at_any_memory_size(pool: str, eviction: str) -> None:
     outcomes = set()
-    for n_pages in range(140, 330, 4 if FULL else 12):
+    for n_pages in range(140, 330, 4 if FULL else 24):
         sizes = {"n_pages": n_pages, "checkpoint_pages": 5, "max_running": 2, "eviction": eviction, **POOLS[pool]}
         it = HealingLab(**sizes)
         longest = 500 if pool == "one" else 250

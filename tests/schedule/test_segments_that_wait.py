@@ -1,7 +1,5 @@
 """Requests that wait hold no segments: nobody else could have the memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -23,16 +21,8 @@ LEADING, DOCUMENT = range(1000, 1128), range(5000, 5100)
 
 
 def layout(pages: int = PAGES) -> CacheLayout:
-    return CacheLayout(
-        n_pages=pages,
-        page_size=PAGE,
-        unit_tokens=PAGE,
-        unit_bytes=4 * PAGE,
-        checkpoint_pages=2,
-        slot_pages=2,
-        state_fraction=None,
-        transition_pages=2,
-    )
+    sizes = {"page_size": PAGE, "unit_tokens": PAGE, "unit_bytes": 4 * PAGE, "checkpoint_pages": 2, "slot_pages": 2}
+    return CacheLayout(n_pages=pages, state_fraction=None, transition_pages=2, **sizes)
 
 
 class Rig:

@@ -190,7 +190,7 @@ def test_smallest_legal_arena_serves_every_fitting_request_in_turn():
     it = lab(n_pages=smallest, checkpoint_pages=checkpoint_pages, tokens_per_step=256)
     rng = random.Random(0)
     prompts = [words(rng.randrange(1, 900), i) for i in range(12)]
-    for i in range(150 if FULL else 25):
+    for i in range(150 if FULL else 12):
         prompt = rng.choice(prompts)[: rng.randrange(1, 900)] + words(rng.randrange(0, 60), i)
         seq = it.ask(prompt, max_tokens=rng.randrange(1, longest - len(prompt) + 1))
         assert seq.preemptions == 0

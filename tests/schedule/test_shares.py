@@ -1,7 +1,5 @@
 """Fair shares: order, lifting, forgetting; and that a flood does not starve anybody."""
 
-from __future__ import annotations
-
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Phase

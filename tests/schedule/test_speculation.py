@@ -1,7 +1,5 @@
 """Drafts of a scheduler's steps: which are verified, what an answer is with them, and what they cost."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from unittest.mock import Mock
 
@@ -278,7 +276,7 @@ def test_proposers_without_drafts_use_a_small_share_of_the_time(each: float, mos
     speculation.clock = lambda: each * len(asked)
     it = Lab(n_pages=2000, speculation=speculation)
     for i in range(8):
-        it.submit(words(20, i), max_tokens=600)
+        it.submit(words(20, i), max_tokens=300)
     it.run()
     assert each * len(asked) <= 1.1 * gains.ASKING_SHARE * 0.018 * it.steps + gains.MAX_ASKING_SECONDS + each
     assert 0 < len(asked) / (8 * it.steps) <= most

@@ -4,11 +4,10 @@ No clock: two worlds have the same history, but for what tenant A said. What is 
 in both, leg for leg and page for page; then no time that B measures can tell them apart.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -16,7 +15,9 @@ from headwater.account import Reason
 from headwater.plan import Retention
 from headwater.request import Boundaries
 from headwater.schedule.kinds.request import Request
+from tests.covering import cells
 from tests.schedule.ledger import Lab, words
+from tests.support import examples
 
 A, B = "salt of A", "salt of B"
 PAGE = 4
@@ -153,8 +154,10 @@ def watched(lab: str, history: History, said: Say, probe: Say) -> tuple[list[tup
     return world.trace, seq
 
 
-@pytest.mark.parametrize("lab", LABS)
-@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize(
+    ("history", "lab"),
+    cells(product(HISTORIES, LABS), lambda history, lab: (HISTORIES.index(history) + [*LABS].index(lab)) % 3 == 0),
+)
 def test_probe_of_another_tenants_prompt_is_planned_as_an_unknown_one(history, lab):
     hit_by_other, one = watched(lab, history, SYSTEM + SECRET, SYSTEM + SECRET)
     missed_by_all, two = watched(lab, history, words(40, "no system prompt") + OTHER, SYSTEM + SECRET)
@@ -176,7 +179,7 @@ def test_probe_with_one_shared_salt_differs(lab):
     assert traces[0][1] > 0 == traces[1][1]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(examples(40)))
 def test_prompts_of_one_tenant_change_nothing_for_another(seed):
     """Random traffic of A, with its words replaced one for one, beside the same traffic of B, memory often full."""
     rng = random.Random(seed)

@@ -1,7 +1,5 @@
 """Fingerprints of stored states: each single component changes them, and a store names the components that differ."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 from collections.abc import Callable
@@ -23,7 +21,6 @@ from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.names import Names, fingerprint_name, state_name
 from headwater.tiers.part import CorruptPart, Sealer
-from tests.checkpoints import checkpoint
 from tests.processors import AVX2, AVX512, pretend
 
 KEY = bytes(range(32))
@@ -33,8 +30,8 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Path]:
-    path = checkpoint(tmp_path_factory.mktemp("fingerprint"), "qwen3_5")
+def model(checkpoint: Callable[[str], Path]) -> tuple[LoadedModel, Path]:
+    path = checkpoint("qwen3_5")
     return load_model(path, "float32"), path
 
 

@@ -1,7 +1,5 @@
 """Findings of the self-check at start-up, and the mode of products that follows from them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any
@@ -21,46 +19,21 @@ from headwater.models.families import read_config
 from headwater.spec import ModelSpec, Packed
 
 CONFIG = {
-    "model_type": "qwen3_5_text",
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
+    "model_type": "qwen3_5_text", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     "linear_conv_kernel_dim": 4,
-    "layer_types": ["linear_attention", "full_attention"],
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 4096,
-    "hidden_act": "silu",
+    "layer_types": ["linear_attention", "full_attention"], "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+    "max_position_embeddings": 4096, "hidden_act": "silu",
     "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25, "rope_type": "default"},
-}
+}  # fmt: skip
 LATENT = {
-    "model_type": "kimi_linear",
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "layer_types": ["full_attention"],
-    "mlp_layer_types": ["sparse"],
-    "num_attention_heads": 5,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 20,
-    "linear_num_heads": 2,
-    "linear_head_dim": 16,
-    "num_experts": 6,
-    "num_experts_per_token": 2,
-    "moe_intermediate_size": 40,
-    "routed_scaling_factor": 2.0,
-}
+    "model_type": "kimi_linear", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_layer_types": ["sparse"],
+    "num_attention_heads": 5, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20,
+    "linear_num_heads": 2, "linear_head_dim": 16, "num_experts": 6, "num_experts_per_token": 2,
+    "moe_intermediate_size": 40, "routed_scaling_factor": 2.0,
+}  # fmt: skip
 
 
 def spec(dtype: str = "float32") -> ModelSpec:
@@ -82,6 +55,13 @@ def break_rows(monkeypatch: pytest.MonkeyPatch, modes: tuple[str, ...]) -> None:
     monkeypatch.setattr(Linear, "__call__", broken)
 
 
+@pytest.fixture
+def only_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out checks of kernels and of whole layers, which take most of the time."""
+    for checks in ("_kernel_checks", "_chain_checks"):
+        monkeypatch.setattr(selfcheck, checks, lambda *_: [])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_this_machine_is_found_deterministic(dtype: str) -> None:
     check = self_check(spec(dtype))
@@ -89,12 +69,14 @@ def test_this_machine_is_found_deterministic(dtype: str) -> None:
     assert check.mode == guarded_modes()[0]
 
 
+@pytest.mark.usefixtures("only_products")
 def test_tiles_are_chosen_where_kernels_products_depend_on_their_height(monkeypatch: pytest.MonkeyPatch) -> None:
     break_rows(monkeypatch, ("compiled",))
     check = self_check(spec())
     assert (check.deterministic, check.mode) == (True, "tiled")
 
 
+@pytest.mark.usefixtures("only_products")
 @pytest.mark.parametrize(
     ("held", "named"),
     [
@@ -143,6 +125,7 @@ def test_experts_with_packed_weights_are_checked_as_they_are_held(monkeypatch: p
     assert check.broken_by == "moe with weights in float8 at 1 rows"
 
 
+@pytest.mark.usefixtures("only_products")
 def test_rows_that_are_looked_up_wrongly_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Linear.rows
     monkeypatch.setattr(Linear, "rows", lambda self, row_R: rows(self, row_R.flip(0)))
@@ -151,6 +134,7 @@ def test_rows_that_are_looked_up_wrongly_are_named(monkeypatch: pytest.MonkeyPat
     assert check.broken_by.endswith(", rows looked up")
 
 
+@pytest.mark.usefixtures("only_products")
 def test_product_that_also_fails_in_tiles_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     break_rows(monkeypatch, ("compiled", "tiled"))
     check = self_check(spec())
@@ -203,6 +187,7 @@ def test_all_products_of_the_model_are_checked() -> None:
     assert weight_shapes(spec()) == {(64, 192), (64, 64), (64, 200), (64, 96), (96, 64), (64, 300)}
 
 
+@pytest.mark.usefixtures("only_products")
 def test_a_router_in_float32_is_checked_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     product = Linear.__call__
 
@@ -216,6 +201,7 @@ def test_a_router_in_float32_is_checked_in_float32(monkeypatch: pytest.MonkeyPat
     assert broken_by.endswith(" at 3 rows of answers")
 
 
+@pytest.mark.usefixtures("only_products")
 def test_rows_of_prompts_are_checked_in_their_own_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     product = Linear.__call__
 
@@ -228,6 +214,7 @@ def test_rows_of_prompts_are_checked_in_their_own_tiles(monkeypatch: pytest.Monk
     assert broken_by.endswith(" at 17 rows of prompts")
 
 
+@pytest.mark.usefixtures("only_products")
 def test_bits_that_depend_on_threads_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     panels = pytest.importorskip("headwater.mixers.panels", reason="numba is not installed")
     if torch.get_num_threads() == 1:

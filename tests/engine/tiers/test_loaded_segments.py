@@ -11,14 +11,13 @@ from headwater.account import TierOutcome
 from headwater.config import ServeConfig
 from headwater.engine.tiers import io
 from headwater.engine.tiers import segments as segments_io
-from headwater.request import Fidelity, Span
+from headwater.request import Span
 from headwater.schedule.tiers import Tiers
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.store import Store
 from tests.engine.tiers.test_tier_io import Broken, outcomes
-from tests.exactness.conftest import load  # noqa: F401  a fixture
-from tests.exactness.rig import Make, Rig, words
-from tests.exactness.test_tier_segments import DOCUMENTS, INTERIORS, LEAD, OFF, QUESTION, ask, built, submit
+from tests.exactness.rig import DOCUMENTS, FAST, LEAD, Make, Rig, prompt_of, words
+from tests.exactness.test_tier_segments import INTERIORS, OFF, ask, built, submit
 from tests.exactness.test_tiers import AMPLE, KEY, OWN, copied, server
 from tests.support import Clock
 
@@ -27,7 +26,7 @@ MADE = sum(len(document) - 8 for document in DOCUMENTS)
 
 
 @pytest.fixture
-def make(load) -> Make:  # noqa: F811
+def make(load) -> Make:
     return Make(*load("qwen3_5", "float32", 2), OFF)
 
 
@@ -164,9 +163,8 @@ def test_stored_segment_does_not_depend_on_earlier_content_of_its_pages(make: Ma
 def test_requests_for_one_segment_wait_for_one_load(make: Make, store, first) -> None:
     store.waits["get"] = threading.Event()
     with server(make, [store]) as rig:
-        prompts = [[*LEAD[:-1], i, *DOCUMENTS[0], *QUESTION] for i in range(4)]
-        spans = (Span(len(LEAD), len(LEAD) + len(DOCUMENTS[0])),)
-        answers = [rig.submit(prompt, 4, segments=spans, fidelity=Fidelity.FAST) for prompt in prompts]
+        asked = [prompt_of(DOCUMENTS[:1], [*LEAD[:-1], i]) for i in range(4)]
+        answers = [rig.submit(prompt, 4, segments=spans, **FAST) for prompt, spans in asked]
         until(rig, lambda tiers: tiers.segments.loads.open)
         beside = rig.ask(words(200, "beside"))  # others continue
         store.waits["get"].set()
@@ -246,15 +244,14 @@ def test_a_prompt_that_is_one_segment_loads_it(make: Make, store, first) -> None
 def test_a_cancelled_request_leaves_nothing_behind(make: Make, store, first) -> None:
     store.waits["get"] = threading.Event()
     with server(make, [store]) as rig:
-        prompt, span = [*LEAD, *DOCUMENTS[0], *QUESTION], Span(len(LEAD), len(LEAD) + len(DOCUMENTS[0]))
-        rig.submit(prompt, 4, segments=(span,), fidelity=Fidelity.FAST)
+        submit(rig, DOCUMENTS[:1], 4)
         request = max(rig.engine.answering.live)
         until(rig, lambda tiers: tiers.segments.loads.open)
         rig.engine.cancel(request)
         store.waits["get"].set()
         copied(rig)
         rig.engine.scheduler.cache.check()
-        assert rig.ask(prompt, 4, segments=(span,), fidelity=Fidelity.FAST).account.segments == 1
+        assert ask(rig, DOCUMENTS[:1]).account.segments == 1
         assert (built(rig), outcomes(rig)["read"]) == (0, 1)
 
 
@@ -268,12 +265,8 @@ def test_loads_in_little_memory_end_and_pins_are_given_back(make: Make) -> None:
     with server(make, [store], pages=pages) as rig:
         asked = []
         for i in range(8):
-            prompt, spans = words(70, i), []
-            for k in range(3):
-                document = documents[(i + k) % 6]
-                spans.append(Span(len(prompt), len(prompt) + len(document)))
-                prompt = prompt + document
-            asked.append(rig.submit(prompt + words(9, i), 6, segments=tuple(spans), fidelity=Fidelity.FAST))
+            prompt, spans = prompt_of([documents[(i + k) % 6] for k in range(3)], words(70, i), words(9, i))
+            asked.append(rig.submit(prompt, 6, segments=spans, **FAST))
         for answer in asked:
             assert len(rig.wait(answer).tokens) == 6
         copied(rig)
@@ -341,7 +334,7 @@ def test_a_document_that_stands_twice_in_a_prompt_is_built_once(make: Make, tier
     prompt = [*LEAD, *document, *between, *document]
     spans = Span(len(LEAD), len(LEAD) + len(document)), Span(len(prompt) - len(document), len(prompt))
     with server(make, [Slow(None)] * tiers) as rig:
-        answer = rig.ask(prompt, 2, segments=spans, fidelity=Fidelity.FAST)
+        answer = rig.ask(prompt, 2, segments=spans, **FAST)
         assert len(answer.tokens) == 2
         assert built(rig) == len(document) - 8
 

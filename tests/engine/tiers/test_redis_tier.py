@@ -1,7 +1,5 @@
 """Redis as a tier: killed, paused, evicting by itself, with a password, over TLS."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import time
@@ -22,16 +20,10 @@ from headwater.tiers.place import TierPlace
 from headwater.tiers.redis import PIECE_BYTES, RedisStore
 from headwater.tiers.store import StoreError
 from tests.engine.tiers.test_tier_io import alike, mended, outcomes
-from tests.exactness.conftest import load  # noqa: F401  a fixture
-from tests.exactness.rig import Make, words
+from tests.exactness.rig import words
 from tests.exactness.test_tiers import PROMPT, copied, server
 from tests.redis_server import RedisServer, redis_server
 from tests.support import examples
-
-
-@pytest.fixture
-def make(load) -> Make:  # noqa: F811
-    return Make(*load("qwen3_5", "float32", 2))
 
 
 def test_redis_may_be_killed_at_any_time(make, tmp_path) -> None:

@@ -1,7 +1,5 @@
 """Tiers under faults and choices: no request is lost, and none waits for a store that does not answer."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -24,16 +22,10 @@ from headwater.tiers.memory import MemoryStore
 from headwater.tiers.names import RUN, Names, run_name, runs_of, state_name
 from headwater.tiers.part import Sealer
 from headwater.tiers.store import StoreError
-from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import Make, Rig, words
 from tests.exactness.test_tiers import AMPLE, KEY, OWN, PROMPT, copied, disk, server
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def make(load) -> Make:  # noqa: F811
-    return Make(*load("qwen3_5", "float32", 2))
 
 
 def alike(make: Make, prompts: Sequence[list[int]], answers) -> bool:

@@ -1,12 +1,11 @@
 """Paged attention's kernels, in Triton's interpreter: held to plain attention, and to their own bits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.gpu import attention as gpu
+from headwater.mixers.gpu import mla
 from headwater.mixers.gpu.attention import PagedStep
 from headwater.mixers.slices import Slice
 
@@ -91,3 +90,30 @@ def test_decode_equals_plain_attention_among_any_sequences(monkeypatch: pytest.M
 def test_a_page_that_blocks_do_not_fill_is_refused() -> None:
     with pytest.raises(ValueError, match="a page has 96 tokens, kernels take multiples of 64"):
         PagedStep.of(batch_of([], [], []), 96)
+
+
+@pytest.mark.parametrize(("heads", "latent", "place"), [(4, 32, 8), (19, 24, 20), (1, 16, 0)])
+def test_decode_over_latents_equals_plain_attention_among_any_sequences(
+    heads: int, latent: int, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "SPLIT", 128)
+    lengths, width, scale = [1, 64, 300, 129], latent + place, 0.2
+    rows = [random(n, width, seed=n) for n in lengths]
+    q_BHX = random(4, heads, width)
+    free = torch.randperm(PAGES, generator=torch.Generator().manual_seed(0))
+    pages = torch.full((PAGES, 2, PAGE * width), float("nan"))[:, 0]
+    tables = []
+    for row_LX in rows:
+        n = -(-len(row_LX) // PAGE)
+        tables.append(free[:n])
+        free = free[n:]
+        whole = torch.full((n * PAGE, width), float("nan"))
+        whole[: len(row_LX)] = row_LX
+        pages[tables[-1]] = whole.view(n, -1)
+    together = mla.decode(q_BHX, pages, PagedStep.of(batch_of([], tables, lengths), PAGE), PAGE, scale, latent)
+    for i, row_LX in enumerate(rows):
+        score_HL = q_BHX[i].double() @ row_LX.double().T * scale
+        wanted = score_HL.softmax(-1) @ row_LX[:, :latent].double()
+        assert (together[i].double() - wanted).abs().max() < 1e-5
+        step = PagedStep.of(batch_of([], tables[i : i + 1], lengths[i : i + 1]), PAGE)
+        assert torch.equal(mla.decode(q_BHX[i : i + 1], pages, step, PAGE, scale, latent)[0], together[i])

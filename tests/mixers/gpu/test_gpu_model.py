@@ -1,7 +1,5 @@
 """A whole model on the GPU's path, in Triton's interpreter: the CPU's logits, and no bit by cut or company."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from headwater.mixers.gpu import mla as latent_attention
 from headwater.mixers.gpu.gdn import GatedDeltaNetKernels
 from headwater.mixers.gpu.kda import KimiDeltaAttentionKernels
 from headwater.models.load import load_model
+from tests.models.decode_rig import prefilled
 from tests.models.segment_rig import SegmentRig
 from tests.support import Bench
 
@@ -81,11 +80,11 @@ def test_several_tokens_of_a_sequence_in_one_step_equal_them_in_turn(
     """Beside another sequence's; the state after them, pages or rings are read by the next token."""
     gpu_path(True)
     model, known = load_model(checkpoint(name), "float32").model, [301, 302, 303]
+    prompts = prefilled(model, (62, 3))
 
     def decoded(at_once: bool) -> torch.Tensor:
-        bench = Bench(model, poison=True)
-        seqs = [bench.sequence(80) for _ in range(2)]
-        bench.step([(seqs[0], list(range(400, 462))), (seqs[1], list(range(500, 503)))])
+        bench = prefilled(model, (62, 3), prompts)
+        seqs = bench.seqs
         rows = [*((seqs[0], token) for token in known), (seqs[1], known[0])]
         steps = [rows] if at_once else [[row] for row in rows]
         logits = [bench.step([], step) for step in steps]

@@ -1,7 +1,5 @@
 """Latent attention over pages against a plain one, and against itself in other cuts, tables and company."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -14,8 +12,7 @@ from headwater.memory.arena import Arena
 from headwater.mixers.mla import TILE, LatentAttentionMixer
 from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
-from headwater.spec import Architecture, Block, ModelSpec, Part
-from tests.mixers.attention_rig import AttentionRig
+from tests.mixers.attention_rig import AttentionRig, spec_of
 
 WIDTH = 96
 LENGTH = 600
@@ -31,11 +28,6 @@ FORMS = {
 BITS = [*((form, "float32") for form in FORMS), ("rotated neighbours", "bfloat16")]
 
 
-def spec_of(shape: LatentAttention, dtype: str) -> ModelSpec:
-    block = Block("norm.weight", (Part(shape, "attention"),))
-    return ModelSpec.of(Architecture("test", 64, WIDTH, (block,), 4096, 1e-6), dtype)
-
-
 class Rig(AttentionRig):
     """One layer with seeded weights and a poisoned arena."""
 
@@ -47,7 +39,7 @@ class Rig(AttentionRig):
             for name, size in shape.tensors().items()
         }
         self.layer = LatentAttentionMixer(0, shape, Weights(self.weights, self.dtype))
-        self.arena = Arena(spec_of(shape, dtype), n_pages)
+        self.arena = Arena(spec_of(shape, WIDTH, self.dtype), n_pages)
         self.arena.pages.fill_(0xFF)
         self.x = torch.randn(LENGTH, WIDTH, generator=generator).to(self.dtype)
 
@@ -111,9 +103,7 @@ def test_decoding_agrees_with_the_formula(form: str) -> None:
         assert (out[0].double() - expected[position]).abs().max() < 1e-5 * expected.abs().max()
 
 
-@pytest.mark.parametrize(
-    ("form", "dtype"), [*((form, "float32") for form in FORMS), ("rotated neighbours", "bfloat16")]
-)
+@pytest.mark.parametrize(("form", "dtype"), BITS)
 def test_cuts_and_pages_change_no_bit(form: str, dtype: str) -> None:
     rig = Rig(FORMS[form], dtype)
     whole = rig.prefill(table(rig), [])
@@ -123,9 +113,7 @@ def test_cuts_and_pages_change_no_bit(form: str, dtype: str) -> None:
         assert torch.equal(rig.prefill(table(rig, seed), cuts), whole), cuts
 
 
-@pytest.mark.parametrize(
-    ("form", "dtype"), [*((form, "float32") for form in FORMS), ("rotated neighbours", "bfloat16")]
-)
+@pytest.mark.parametrize(("form", "dtype"), BITS)
 def test_company_changes_no_bit(form: str, dtype: str) -> None:
     """Sequences decode by themselves, and among up to ten others and two prompts."""
     lengths = [1, 5, 63, 64, 65, 130, 200, 511, 512, 513]
@@ -151,7 +139,7 @@ def test_company_changes_no_bit(form: str, dtype: str) -> None:
 
 def test_pages_hold_one_row_a_token() -> None:
     rig = Rig(KIMI)
-    assert spec_of(KIMI, "float32").kv_bytes_per_token == 4 * (40 + 8)
+    assert spec_of(KIMI, WIDTH).kv_bytes_per_token == 4 * (40 + 8)
     rig.prefill(table(rig), [])
     row_KX = rig.arena.gather(0, table(rig), 10)[0][:10]
     down = rig.x[:10].double() @ rig.weights["kv_a_proj_with_mqa.weight"].double().T

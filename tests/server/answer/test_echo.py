@@ -12,13 +12,11 @@ from headwater.engine.engine import Engine
 from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.server.answer.reply import text_of_tokens
 from tests.engine.test_detokenizer import metaspace
-from tests.engine.test_engine import loaded
 from tests.engine.test_prompt_scores import reference
 from tests.server.client import error, send_all
 from tests.server.fake_engine import byte_tokenizer
 from tests.server.routes.test_generate import complete
 
-__all__ = ["loaded"]  # a fixture
 SCORED = {"echo": True, "logprobs": 2, "max_tokens": 0}
 
 

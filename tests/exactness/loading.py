@@ -1,4 +1,4 @@
-"""Models for the exactness matrix, each loaded once a session."""
+"""Fixtures of models, each loaded once in a process, and of answers of servers without a cache."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -66,3 +66,14 @@ def same_bits_as_without_a_cache() -> Callable[[Make, list[Answer]], list[bool]]
             return [a.same_bits(references[(*key, tuple(a.prompt), a.max_tokens)]) for a in answers]
 
     return compare
+
+
+@pytest.fixture
+def make(load: Load) -> Make:
+    """Maker of rigs over the smallest model, in float32."""
+    return Make(*load("qwen3_5", "float32", 2))
+
+
+@pytest.fixture
+def loaded(make: Make) -> LoadedModel:
+    return make.loaded
