@@ -7,7 +7,8 @@ from functools import partial
 from typing import TypeVar
 
 from headwater.server.answer.formats import json_calls, xml_calls
-from headwater.server.answer.formats.parser import ReasoningFormat, ToolFormat
+from headwater.server.answer.formats.parser import ToolFormat
+from headwater.server.answer.formats.reasoning import ReasoningFormat
 
 Format = TypeVar("Format", ReasoningFormat, ToolFormat)
 
