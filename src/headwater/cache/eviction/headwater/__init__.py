@@ -228,10 +228,10 @@ class Headwater(Eviction):
         for row in rows:
             kind, is_deepest = ghosts.kind[row], row == rows[0]
             if is_deepest or not has_one_branch(kind):
-                uses = used(ghosts.uses[row], draft.counts)
-                ghosts.use(row, class_of_ghost(kind, uses, is_deepest), uses, now, counts=draft.counts)
+                uses = used(ghosts.uses[row], draft.sharing.counts)
+                ghosts.use(row, class_of_ghost(kind, uses, is_deepest), uses, now, counts=draft.sharing.counts)
         if rows:
-            self._noted += draft.counts
+            self._noted += draft.sharing.counts
             self._renew_if_due()
 
     # ---- renewal
