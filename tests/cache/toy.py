@@ -126,6 +126,7 @@ def assert_worths_are_those_of_now(cache: PrefixCache) -> None:
     """Check what the default policy holds a checkpoint to be worth."""
     policy = cache.policy
     assert isinstance(policy, Headwater)
+    policy.victim(Room.STATE, cache.now)  # computes the worths of checkpoints that changed
     kept, worth = policy.candidates, Worth(cache.layout)
     assert len(kept) == cache.stats().checkpoints
     for row, node in enumerate(kept.keys):
