@@ -30,7 +30,7 @@ from benchmarks.index_workload import VOCABULARY, fresh, np, workload
 from benchmarks.measure import RESULTS, machine
 from headwater.cache import PrefixCache
 from headwater.cli.common import prepare_outputs
-from headwater.plan import CacheLayout, Draft
+from headwater.plan import CacheLayout, Draft, Saving
 from papers.results import refuse_dirty_tree, write_results
 
 HERE = Path(__file__).parent
@@ -162,7 +162,7 @@ def request_us(shared: int, n_pages: int, n_requests: int = 400) -> float:
         start = time.thread_time()
         match = cache.match(key, length)
         places = tuple(at for at in (4096, publish) if at > match.checkpoint_tokens)
-        draft = Draft(request, "", key, match.checkpoint_tokens, length, places, slot=True, publish=publish)
+        draft = Draft(request, "", key, match.checkpoint_tokens, length, publish, Saving(places), slot=True)
         cache.commit(cache.reserve(draft))
         spent += (time.thread_time() - start) * (request >= 20)
         cache.release(request)
@@ -174,7 +174,7 @@ def reporting(n_chains: int = 2500) -> dict[str, float]:
     cache = PrefixCache(CacheLayout(40 * n_chains, checkpoint_pages=1, slot_pages=0))
     for chain in range(n_chains):
         key, end = fresh(np.random.default_rng(chain), 16 * PAGE).tobytes(), 16 * PAGE
-        draft = Draft(chain, "", key, 0, end, tuple(range(4 * PAGE, end + 1, 4 * PAGE)), publish=end)
+        draft = Draft(chain, "", key, 0, end, end, Saving(tuple(range(4 * PAGE, end + 1, 4 * PAGE))))
         cache.commit(cache.reserve(draft))
         cache.release(chain)
     assert cache.stats().nodes == 4 * n_chains

@@ -17,7 +17,7 @@ from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.cache.pool import Pool
 from headwater.cache.segments.store import SegmentStore
-from headwater.plan import CacheLayout, Draft
+from headwater.plan import CacheLayout, Draft, Saving
 
 Key = tuple[bytes, int]
 
@@ -129,7 +129,7 @@ class HeadwaterRequests:
         tokens, end = key
         if hit < end:
             self.requests += 1
-            draft = Draft(self.requests, "", tokens, hit, end, (end,), publish=end)
+            draft = Draft(self.requests, "", tokens, hit, end, end, Saving((end,)))
             self.cache.commit(self.cache.reserve(draft))
             self.cache.release(self.requests)
 

@@ -26,7 +26,7 @@ from headwater.cluster.ledger import Ledger, Tokens
 from headwater.cluster.messages import Message
 from headwater.cluster.picture import Picture
 from headwater.cluster.stream import EventStream
-from headwater.plan import CacheLayout, Draft
+from headwater.plan import CacheLayout, Draft, Saving
 
 CHAIN = 500  # blocks
 TOKENS = 1024  # of a step
@@ -60,7 +60,7 @@ class Steps:
             self._requests += 1
             key = self._random.randbytes(4 * TOKENS)
             checkpoints = TOKENS // 2, TOKENS
-            plan = self.cache.reserve(Draft(self._requests, "", key, 0, TOKENS, checkpoints, publish=TOKENS, slot=True))
+            plan = self.cache.reserve(Draft(self._requests, "", key, 0, TOKENS, TOKENS, Saving(checkpoints), slot=True))
             self.cache.commit(plan)
             self.cache.release(self._requests)
 

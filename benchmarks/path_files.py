@@ -34,7 +34,7 @@ from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.events import Event, TokenEvent
 from headwater.models.embedded import embedded
-from headwater.plan import CacheLayout, Draft
+from headwater.plan import CacheLayout, Draft, Saving
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.sequence import key_of
 from headwater.table import Table
@@ -129,7 +129,7 @@ def eviction(counter: FileCounter, policy: str) -> set[str]:
     for request in range(1, 6):
         key = key_of(list(range(100 * request, 100 * request + 48)))
         match = cache.match(key, 49)
-        draft = Draft(request, "", key, match.checkpoint_tokens, 48, checkpoints=(48,), publish=48)
+        draft = Draft(request, "", key, match.checkpoint_tokens, 48, 48, Saving((48,)))
         with counter.counting() as files:
             plan = cache.reserve(draft, match)
         cache.commit(plan)

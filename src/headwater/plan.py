@@ -89,6 +89,38 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
+class Saving:
+    """Checkpoints that a leg saves, at ascending page multiples after its start."""
+
+    checkpoints: tuple[int, ...] = ()
+    speculative: tuple[int, ...] = ()  # in free pages only, evicted first
+    learned: tuple[int, ...] = ()  # of the checkpoints, those at learned positions
+    replaces: int | None = None  # a rolling checkpoint at this position is given up when the leg commits
+
+    def until(self, end: int) -> Saving:
+        """Return it without checkpoints beyond `end`."""
+        checkpoints, speculative = (tuple(p for p in ps if p <= end) for ps in (self.checkpoints, self.speculative))
+        return Saving(checkpoints, speculative, self.learned, self.replaces)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Use of cached content by a leg."""
+
+    reuse: bool = True  # False: no match is held; all of [0, end) is in private pages
+    counts: bool = True  # False: finding its prefix in the cache is not a hit (the prefill of a finished answer)
+    hold_checkpoint: bool = True  # False: the matched checkpoint is unpinned as soon as it is restored
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """Hints of a client for the checkpoints on a leg's path, noted when it commits."""
+
+    retained: tuple[Retention, ...] = ()
+    priority: int = 0  # of the request, among those of its namespace: -1, 0 or 1
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A leg in counts and positions, before it owns anything."""
 
@@ -97,20 +129,12 @@ class Draft:
     key: bytes  # token ids of the request so far, `unit_bytes` a unit; may end in a partial unit
     start: int  # first token to compute; on a first leg a checkpoint's depth or 0, later the last leg's end
     end: int  # one past the last token to compute
-    checkpoints: tuple[int, ...] = ()  # ascending page multiples in (start, end]
-    speculative: tuple[int, ...] = ()  # likewise; taken from free pages only, first to be evicted
-    learned: tuple[int, ...] = ()  # of the checkpoints, those at learned positions
-    slot: bool = False  # take the pages that back a slot, if the lease has none
     publish: int = 0  # KV of the pages before this page multiple goes to the index at commit; the rest is private
-    replaces: int | None = None  # a rolling checkpoint at this position is given up when this leg commits
-    reuse: bool = True  # False: no match is held; all of [0, end) is in pages of its own
-    counts: bool = True  # False: finding its prefix here is not a hit (the prefill of a finished answer)
-    hold_checkpoint: bool = True  # False: the matched checkpoint is unpinned as soon as it is restored
-    retained: tuple[Retention, ...] = ()  # of checkpoints on the path, once this leg commits
-    priority: int = 0  # of the request, among those of its namespace: -1, 0 or 1
-    spares: Place | None = (
-        None  # cached content beyond this place is not evicted for the leg, nor content that ranks above it
-    )
+    saving: Saving = Saving()
+    slot: bool = False  # take the pages that back a slot, if the lease has none
+    sharing: Sharing = Sharing()
+    hints: Hints = Hints()
+    spares: Place | None = None  # neither content beyond this place nor higher-ranked content is evicted for the leg
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from tests.cache.toy import (
     PAGE,
     Tokens,
     Toy,
+    changed,
     dump,
     evict,
     floor,
@@ -96,8 +97,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         end = min(len(tokens), max(start + 1, len(tokens) // legs))
         draft = self.toy.draft(tokens, start, end=end, publish=floor(end), namespace=salt, reuse=reuse, slot=True)
-        draft = replace(draft, hold_checkpoint=data.draw(st.booleans()))
-        self.launch(tokens, self.with_checkpoints(draft, data))
+        self.launch(tokens, self.with_checkpoints(changed(draft, hold_checkpoint=data.draw(st.booleans())), data))
 
     @rule(data=st.data())
     def go_on(self, data: st.DataObject) -> None:
@@ -106,13 +106,13 @@ class CacheMachine(RuleBasedStateMachine):
             return
         now = self.running[request]
         start = now.draft.end
-        draft = replace(now.draft, start=start, checkpoints=(), speculative=(), hold_checkpoint=True)
+        draft = changed(now.draft, start=start, checkpoints=(), speculative=(), hold_checkpoint=True)
         if start < len(now.tokens):
-            draft = replace(draft, end=len(now.tokens), publish=floor(len(now.tokens)))
-            draft = replace(draft, hold_checkpoint=data.draw(st.booleans()), replaces=floor(start))
+            draft = changed(draft, end=len(now.tokens), publish=floor(len(now.tokens)))
+            draft = changed(draft, hold_checkpoint=data.draw(st.booleans()), replaces=floor(start))
             draft = self.with_checkpoints(draft, data)
         else:
-            draft = replace(draft, end=start + data.draw(st.integers(1, 6)), publish=0, replaces=None)
+            draft = changed(draft, end=start + data.draw(st.integers(1, 6)), publish=0, replaces=None)
         self.launch(now.tokens, draft)
 
     @rule(data=st.data(), good=st.sampled_from([True, True, False]))
@@ -125,16 +125,16 @@ class CacheMachine(RuleBasedStateMachine):
         assert plan is not None
         if not good:
             self.toy.cache.abandon(plan)
-            now.draft = replace(now.draft, end=plan.start)
+            now.draft = changed(now.draft, end=plan.start)
             return
         self.toy.commit(plan, now.draft)
-        if now.draft.reuse:
+        if now.draft.sharing.reuse:
             key, salt = now.draft.key, now.draft.namespace
             now.published = max(now.published, now.draft.publish)
             self.published |= {(salt, key[: 4 * at]) for at in range(PAGE, now.draft.publish + 1, PAGE)}
             self.saved |= {(salt, key[: 4 * save.position]) for save in plan.saves}
-            if now.draft.replaces is not None:
-                self.saved.discard((salt, key[: 4 * now.draft.replaces]))
+            if now.draft.saving.replaces is not None:
+                self.saved.discard((salt, key[: 4 * now.draft.saving.replaces]))
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -202,18 +202,15 @@ class CacheMachine(RuleBasedStateMachine):
         plan = self.reserve(draft)
         if plan is not None:
             published = self.running[draft.request].published if draft.request in self.running else draft.start
-            self.running[draft.request] = Running(tokens, draft, plan, published if draft.reuse else 0)
+            self.running[draft.request] = Running(tokens, draft, plan, published if draft.sharing.reuse else 0)
             assert len(plan.table) == -(-draft.end // PAGE) * self.toy.layout.kv_pages_per_unit
-            assert {save.position for save in plan.saves} <= {*draft.checkpoints, *draft.speculative}
+            assert {save.position for save in plan.saves} <= {*draft.saving.checkpoints, *draft.saving.speculative}
 
     def with_checkpoints(self, draft: Draft, data: st.DataObject) -> Draft:
         grid = range(floor(draft.start) + PAGE, draft.publish + 1, PAGE)
-        marks = {at: data.draw(st.sampled_from([None, "asked", "guessed"])) for at in grid}
-        return replace(
-            draft,
-            checkpoints=tuple(at for at in grid if marks[at] == "asked"),
-            speculative=tuple(at for at in grid if marks[at] == "guessed"),
-        )
+        marks = {at: data.draw(st.sampled_from([None, "checkpoints", "speculative"])) for at in grid}
+        placed = {kind: tuple(at for at in grid if marks[at] == kind) for kind in ("checkpoints", "speculative")}
+        return changed(draft, **placed)
 
     def pick(self, data: st.DataObject, is_open: bool) -> int | None:
         requests = [request for request, now in self.running.items() if (now.plan is not None) is is_open]
@@ -248,7 +245,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def what_leases_name_is_never_evicted(self) -> None:
         for request, now in self.running.items():
-            if now.draft.reuse:
+            if now.draft.sharing.reuse:
                 index = self.toy.cache.index
                 end = index.walk(index.roots[now.draft.namespace], now.draft.key, now.published // PAGE)[1]
                 assert end * PAGE == now.published, f"request {request} lost KV that it published"

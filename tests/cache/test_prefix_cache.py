@@ -10,7 +10,7 @@ from headwater.account import Reason
 from headwater.cache import NoCache
 from headwater.errors import OutOfPages, PlanClosed, StaleMatch
 from headwater.plan import Place
-from tests.cache.toy import LAYOUT, PAGE, Toy, dump, floor, key_of, words
+from tests.cache.toy import LAYOUT, PAGE, Toy, changed, dump, floor, key_of, words
 
 A, B = words(1, 40), words(2, 40)
 
@@ -69,7 +69,7 @@ def test_stranded_kv_is_named_by_later_legs_too() -> None:
     free = toy.cache.stats().pages_free
     first = toy.draft(A, 0, end=8, publish=8)
     toy.commit(toy.reserve(first), first)
-    second = replace(first, start=8, end=40, publish=40)
+    second = changed(first, start=8, end=40, publish=40)
     plan = toy.reserve(second)
     assert plan.write_from == 10
     assert toy.cache.stats().pages_free == free
@@ -82,7 +82,7 @@ def test_kv_beyond_a_private_page_is_not_shared() -> None:
     first = toy.draft(A, 0, end=10, publish=8)
     toy.commit(toy.reserve(first), first)
     toy.serve(A, checkpoints=())
-    second = replace(first, start=10, end=40, publish=40)
+    second = changed(first, start=10, end=40, publish=40)
     plan = toy.reserve(second)
     assert plan.write_from == 2
     toy.commit(plan, second)
@@ -93,7 +93,7 @@ def test_stranded_kv_stays_while_a_lease_names_it() -> None:
     toy = Toy(replace(LAYOUT, n_pages=20))
     toy.serve(A, checkpoints=())
     draft = toy.draft(A, 0, end=8, publish=8)
-    first = toy.reserve(replace(draft, end=40, publish=40))
+    first = toy.reserve(changed(draft, end=40, publish=40))
     with pytest.raises(OutOfPages):
         toy.reserve(toy.draft(words(3, 44), 0))
     toy.cache.abandon(first)
@@ -158,7 +158,7 @@ def test_private_pages_of_decode_are_freed_at_release() -> None:
     toy = Toy()
     draft = toy.draft(A[:38], 0, checkpoints=(36,), slot=True)
     toy.commit(toy.reserve(draft), draft)
-    decode = replace(draft, start=38, end=47, checkpoints=(), publish=0)
+    decode = changed(draft, start=38, end=47, checkpoints=(), publish=0)
     plan = toy.reserve(decode)
     assert (len(plan.table), plan.write_from, plan.saves) == (12, 9, ())
     toy.commit(plan, decode)
@@ -172,7 +172,7 @@ def test_a_rolling_checkpoint_replaces_the_one_before() -> None:
     toy = Toy()
     first = toy.draft(A, 0, end=20, publish=20, checkpoints=(20,))
     toy.commit(toy.reserve(first), first)
-    second = replace(first, start=20, end=40, publish=40, checkpoints=(40,), replaces=20)
+    second = changed(first, start=20, end=40, publish=40, checkpoints=(40,), replaces=20)
     toy.commit(toy.reserve(second), second)
     assert [node.end * PAGE for node in toy.cache.index if node.checkpoint is not None] == [40]
     assert toy.cache.stats().evicted_checkpoints == 0
@@ -184,7 +184,7 @@ def test_rolling_checkpoint_at_branch_point_or_pin_is_kept() -> None:
     toy.commit(toy.reserve(first), first)
     other = toy.draft(A[:20] + B, 20)
     toy.commit(toy.reserve(other), other)
-    second = replace(first, start=20, end=40, publish=40, checkpoints=(40,), replaces=20)
+    second = changed(first, start=20, end=40, publish=40, checkpoints=(40,), replaces=20)
     toy.commit(toy.reserve(second), second)
     assert toy.match(A[:24]).checkpoint_tokens == 20
 
@@ -205,7 +205,7 @@ def test_rolling_checkpoint_with_a_hit_is_kept() -> None:
     other = toy.draft(A[:24], 20, publish=20, checkpoints=())
     toy.commit(toy.reserve(other), other)
     toy.release(other.request)
-    second = replace(first, start=20, end=40, publish=40, checkpoints=(40,), replaces=20)
+    second = changed(first, start=20, end=40, publish=40, checkpoints=(40,), replaces=20)
     toy.commit(toy.reserve(second), second)
     assert toy.match(A[:24]).checkpoint_tokens == 20
 
@@ -215,7 +215,7 @@ def test_abandon_loses_the_open_leg_only() -> None:
     draft = toy.draft(A, 0, end=20, publish=20, checkpoints=(20,), slot=True)
     toy.commit(toy.reserve(draft), draft)
     before = toy.cache.stats()
-    later = replace(draft, start=20, end=40, publish=40, checkpoints=(40,))
+    later = changed(draft, start=20, end=40, publish=40, checkpoints=(40,))
     plan = toy.reserve(later)
     toy.cache.abandon(plan)
     toy.cache.check()
@@ -351,7 +351,7 @@ def test_draft_that_does_not_follow_is_refused_without_change() -> None:
     toy.commit(toy.reserve(draft), draft)
     before = dump(toy.cache)
     for wrong, message in (
-        (replace(draft, start=20, end=40), "the one before ended at 28"),
+        (changed(draft, start=20, end=40), "the one before ended at 28"),
         (toy.draft(A, 24), "where no checkpoint is"),
         (toy.draft(B, 20), "cached are 0 tokens"),
         (toy.draft(B, 0, checkpoints=(6,)), "not on the grid"),
@@ -393,7 +393,7 @@ def test_units_of_several_pages() -> None:
     layout = replace(LAYOUT, unit_tokens=4 * PAGE, unit_bytes=8)
     toy = Toy(layout)
     key, other = b"block--0block--1block--2", b"block--0block--Xblock--2"
-    draft = replace(toy.draft((), 0), key=key, end=48, checkpoints=(32,), publish=48)
+    draft = changed(toy.draft((), 0), key=key, end=48, checkpoints=(32,), publish=48)
     plan = toy.cache.reserve(draft)
     assert len(plan.table) == 12
     toy.cache.commit(plan)

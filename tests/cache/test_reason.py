@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from headwater.account import Reason
-from tests.cache.toy import LAYOUT, Toy, words
+from tests.cache.toy import LAYOUT, Toy, changed, words
 
 A, B = words(1, 40), words(2, 40)
 
@@ -94,6 +94,6 @@ def test_reason_of_replaced_rolling_checkpoint_is_not_evicted() -> None:
     assert toy.match(A[:30]).reason is Reason.EVICTED
     first = toy.draft(A[:20], 0, checkpoints=(20,))
     toy.commit(toy.reserve(first), first)
-    second = replace(first, start=20, end=24, publish=24, key=toy.draft(A, 0).key, checkpoints=(24,), replaces=20)
+    second = changed(first, start=20, end=24, publish=24, key=toy.draft(A, 0).key, checkpoints=(24,), replaces=20)
     toy.commit(toy.reserve(second), second)
     assert toy.match(A[:23]).reason is Reason.NO_CHECKPOINT

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.cache import PrefixCache
 from headwater.cache.eviction.base.policy import Room
-from headwater.plan import CacheLayout, Draft, Match, Plan
+from headwater.plan import CacheLayout, Draft, Match, Plan, Saving
 from tests.cache.toy import Tokens, evict, key_of, words
 
 SYS = words(1, 1000)
@@ -27,7 +27,7 @@ class Tree:
         end = len(tokens) // 64 * 64
         start = self.match(tokens, namespace).checkpoint_tokens
         self.requests += 1
-        return Draft(self.requests, namespace, key_of(tokens), start, end, (end,), publish=end)
+        return Draft(self.requests, namespace, key_of(tokens), start, end, end, Saving((end,)))
 
     def insert(self, tokens: Tokens, namespace: str = "") -> None:
         draft = self.draft(tokens, namespace)

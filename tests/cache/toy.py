@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from typing import Any
 
@@ -29,6 +29,13 @@ def key_of(tokens: Tokens) -> bytes:
 
 def floor(tokens: int) -> int:
     return tokens // PAGE * PAGE
+
+
+def changed(draft: Draft, **changes: Any) -> Draft:
+    """Return a draft with other values, also of its saving, sharing and hints."""
+    for name, part in (("saving", draft.saving), ("sharing", draft.sharing), ("hints", draft.hints)):
+        changes[name] = replace(part, **{f.name: changes.pop(f.name) for f in fields(part) if f.name in changes})
+    return replace(draft, **changes)
 
 
 def words(first: int, count: int) -> Tokens:
@@ -119,6 +126,7 @@ def assert_worths_are_those_of_now(cache: PrefixCache) -> None:
     """Check what the default policy holds a checkpoint to be worth."""
     policy = cache.policy
     assert isinstance(policy, Headwater)
+    policy.victim(Room.STATE, cache.now)  # computes the worths of checkpoints that changed
     kept, worth = policy.candidates, Worth(cache.layout)
     assert len(kept) == cache.stats().checkpoints
     for row, node in enumerate(kept.keys):
@@ -182,7 +190,7 @@ class Toy:
         """A leg from `start` to the end of `tokens`, all of whose full pages are published."""
         self.requests += 1
         draft = Draft(self.requests, "", key_of(tokens), start, len(tokens), publish=floor(len(tokens)))
-        return replace(draft, **changes)
+        return changed(draft, **changes)
 
     def reserve(self, draft: Draft) -> Plan:
         plan = self.cache.reserve(draft)

@@ -264,7 +264,7 @@ def _refusing(worker: Worker) -> Callable:
     reserve = worker.cache.reserve
 
     def refusing(draft, *given):
-        if not draft.reuse:
+        if not draft.sharing.reuse:
             raise OutOfPages(1, 0, 0)
         return reserve(draft, *given)
 

@@ -210,11 +210,7 @@ def test_healing_is_charged_to_no_namespace() -> None:
     assert dict(it.scheduler.workload.shares._served) == served
 
 
-POOLS = {
-    "one": {},
-    "split": {"state_fraction": 0.4},
-    "elastic": {"state_fraction": 0.4, "elastic_pages": 7},
-}
+POOLS = {"one": {}, "split": {"state_fraction": 0.4}, "elastic": {"state_fraction": 0.4, "elastic_pages": 7}}
 
 
 @pytest.mark.parametrize("eviction", ["lru", "headwater", "gdsf", "flop_aware(2.0)", "lfu"])

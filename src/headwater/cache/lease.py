@@ -47,7 +47,7 @@ class Lease:
 
         unit: tokens of a unit. The caller pins its node.
         """
-        if not draft.reuse:
+        if not draft.sharing.reuse:
             return cls(draft.namespace, None, 0)
         lease = cls(draft.namespace, index.root(draft.namespace), draft.start)
         start = draft.start // unit
@@ -57,7 +57,7 @@ class Lease:
                 lease.table.extend(node.pages)
             del lease.table[start * index.unit_pages :]
             lease.node = index.boundary(above[-1], start)
-            lease.node.hits += draft.counts
+            lease.node.hits += draft.sharing.counts
         lease.own_from = len(lease.table)
         return lease
 
@@ -111,10 +111,10 @@ class Lease:
             self._publish(opened, unit, index, pool, now)
         if opened.deep_before is not None and opened.deep_before is not self.deep:
             index.unpin(opened.deep_before)
-        if not draft.hold_checkpoint:
+        if not draft.sharing.hold_checkpoint:
             self.hold(index, False)
-        if draft.replaces is not None:
-            self._replace(draft.replaces // unit, index, pool)
+        if draft.saving.replaces is not None:
+            self._replace(draft.saving.replaces // unit, index, pool)
 
     def _publish(self, opened: OpenPlan, unit: int, index: Index, pool: Pool, now: int) -> None:
         old, draft = self.node, opened.draft
@@ -130,9 +130,9 @@ class Lease:
         index.touch(nodes[-1], old, now)
         for save, node in zip(opened.saves, nodes, strict=False):
             _keep(save, node, draft, index, pool, now)
-        index.pin(nodes[-1], draft.hold_checkpoint)
+        index.pin(nodes[-1], draft.sharing.hold_checkpoint)
         index.unpin(old, self.held)
-        self.node, self.held = nodes[-1], draft.hold_checkpoint
+        self.node, self.held = nodes[-1], draft.sharing.hold_checkpoint
         if joint is not None and joint is not old:
             index.tidy(joint)
         if self.deep is not None and self.deep.end <= end:
@@ -160,7 +160,7 @@ class Lease:
             pool.states.give(save.pages)
         if opened.has_new_slot:
             self._give_slot(pool)
-        if not opened.draft.hold_checkpoint:
+        if not opened.draft.sharing.hold_checkpoint:
             self.hold(index, False)
 
     def release(self, index: Index, pool: Pool) -> None:
@@ -179,9 +179,9 @@ class Lease:
 
 def _keep(save: Save, node: Node, draft: Draft, index: Index, pool: Pool, now: int) -> None:
     """Store a saved checkpoint at a node; if there is one already, give the pages back."""
-    speculative = save.position not in draft.checkpoints
+    speculative = save.position not in draft.saving.checkpoints
     if node.checkpoint is None:
-        index.save(node, save.pages, now, speculative, save.position in draft.learned)
+        index.save(node, save.pages, now, speculative, save.position in draft.saving.learned)
         return
     pool.states.give(save.pages)
     if not speculative:

@@ -24,7 +24,7 @@ from headwater.cache.stats import CacheStats, Operations, Parts
 from headwater.cache.survey import Survey, Surveyor
 from headwater.cache.view import CacheView, look
 from headwater.errors import OutOfPages, PlanClosed
-from headwater.plan import CacheLayout, Draft, Held, Match, Place, Plan, Save
+from headwater.plan import CacheLayout, Draft, Held, Match, Place, Plan, Save, Saving
 from headwater.request import SegmentEviction
 
 
@@ -107,12 +107,12 @@ class PrefixCache:
         if draft.spares is not None:
             self._make_room_beside(draft, draft.spares, lease)
         survey = self._surveyor.survey(draft, lease, match)
-        self.evictor.require_room(survey, None if draft.hold_checkpoint else lease)
+        self.evictor.require_room(survey, None if draft.sharing.hold_checkpoint else lease)
         self.now += 1
         self._operations.reserves += 1
         if lease is None:
             lease = self.leases[draft.request] = self._new_lease(draft, survey)
-            if draft.start and draft.counts:
+            if draft.start and draft.sharing.counts:
                 self._operations.resumes += 1
                 self._operations.resumed_tokens += draft.start
         return self._open(draft, lease, survey)
@@ -246,10 +246,10 @@ class PrefixCache:
         if survey.resume is not None:
             lease.hold(self.index)
             self.index.resume(survey.resume, self.now)
-        elif not draft.hold_checkpoint:
+        elif not draft.sharing.hold_checkpoint:
             lease.hold(self.index, False)
         for node in survey.path:
-            if node.end * self.layout.unit_tokens in draft.checkpoints:
+            if node.end * self.layout.unit_tokens in draft.saving.checkpoints:
                 self.index.confirm(node, self.now)
         lease.share(survey.path, survey.end, self.index)
         if lease.node is not None:
@@ -285,15 +285,15 @@ class PrefixCache:
         draft = opened.draft
         if lease.node is None:
             return
-        if draft.retained:
+        if draft.hints.retained:
             self._retain(draft, lease.node)
-        if draft.priority or self._has_priorities:
-            self._prefer(draft.priority, lease.node)
+        if draft.hints.priority or self._has_priorities:
+            self._prefer(draft.hints.priority, lease.node)
         self.evictor.give_up_surplus(lease.node, self.now)
 
     def _retain(self, draft: Draft, end: Node) -> None:
         """Report the retentions of checkpoints on the path to `end` to the policy."""
-        by_time = sorted(draft.retained, key=lambda one: one.seconds)  # the longer of two on one page counts
+        by_time = sorted(draft.hints.retained, key=lambda one: one.seconds)  # the longer of two on one page counts
         seconds = {one.position // self.layout.unit_tokens: one.seconds for one in by_time}
         for node in end.climb():
             if node.checkpoint is not None and node.end in seconds:
@@ -391,4 +391,4 @@ class NoCache(PrefixCache):
         return Match(0, 0, 0, Reason.CACHE_OFF)
 
     def reserve(self, draft: Draft, match: Match | None = None) -> Plan:
-        return super().reserve(replace(draft, reuse=False, checkpoints=(), speculative=(), replaces=None))
+        return super().reserve(replace(draft, sharing=replace(draft.sharing, reuse=False), saving=Saving()))

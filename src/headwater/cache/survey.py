@@ -111,10 +111,10 @@ class Surveyor:
         unit = self.layout.unit_tokens
         path, end, resume = self._find(draft, lease, match)
         have = {node.end * unit for node in path if node.checkpoint is not None and node.end <= end}
-        shares = draft.reuse if lease is None else lease.node is not None
+        shares = draft.sharing.reuse if lease is None else lease.node is not None
         wanted = shares and not self._every_page
-        saves = tuple(at for at in draft.checkpoints if at not in have) if wanted else ()
-        guesses = tuple(at for at in draft.speculative if at not in have) if wanted else ()
+        saves = tuple(at for at in draft.saving.checkpoints if at not in have) if wanted else ()
+        guesses = tuple(at for at in draft.saving.speculative if at not in have) if wanted else ()
         named = 0 if lease is None else len(lease.table)
         kv = self.table_pages(draft.end) - max(end * self._index.unit_pages, named)
         states = len(saves) * self.layout.checkpoint_pages
@@ -128,13 +128,13 @@ class Surveyor:
             raise ValueError(f"request {draft.request} has plan {lease.plan} open")
         if lease is not None and draft.start != lease.end:
             raise ValueError(f"leg starts at {draft.start}, the one before ended at {lease.end}")
-        if lease is None and draft.start and not draft.reuse:
+        if lease is None and draft.start and not draft.sharing.reuse:
             raise ValueError(f"leg starts at {draft.start} without reuse")
         if not draft.start < draft.end:
             raise ValueError(f"leg ends at {draft.end} and starts at {draft.start}")
         if draft.publish > draft.end or draft.publish // unit > len(draft.key) // self.layout.unit_bytes:
             raise ValueError(f"publish {draft.publish} exceeds end {draft.end} or key of {len(draft.key)} bytes")
-        for at in (*draft.checkpoints, *draft.speculative):
+        for at in (*draft.saving.checkpoints, *draft.saving.speculative):
             if not draft.start < at <= draft.publish or at % unit:
                 raise ValueError(f"checkpoint at {at} is not on the grid of {unit} in ({draft.start}, {draft.publish}]")
 
@@ -142,7 +142,7 @@ class Surveyor:
         """Return the path and depth that the leg may share, and the checkpoint from which a first leg resumes."""
         unit = self.layout.unit_tokens
         if lease is None:
-            if not draft.reuse:
+            if not draft.sharing.reuse:
                 return [], 0, None
             limit = max(draft.start, draft.publish) // unit
             if match is None:

@@ -70,13 +70,7 @@ class NoObserver:
 class Answering:
     """Requests with a client, by id. All but `live` is for the engine's thread."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: Runner,
-        meter: Meter,
-        changed: threading.Condition,
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, meter: Meter, changed: threading.Condition) -> None:
         """`changed`: the engine's lock, for the scheduler."""
         self._scheduler, self._runner, self._meter = scheduler, runner, meter
         self._changed = changed

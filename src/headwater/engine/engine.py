@@ -73,8 +73,7 @@ class Engine:
         self.meter = Meter(scheduler.layout.flops)
         self.answering = Answering(scheduler, runner, self.meter, self.changed)
         self.verification = Verification(self.answering, scheduler, self.changed)
-        given = scheduler, runner, self.answering, self.verification, self.meter, self.changed
-        self.loop = StepLoop(*given)
+        self.loop = StepLoop(scheduler, runner, self.answering, self.verification, self.meter, self.changed)
         self.tiers: TierIO | None = None
         self._refusing = False  # running requests end, new ones are refused
 

@@ -74,8 +74,7 @@ class StepLoop:
     ) -> None:
         """`changed`: the engine's lock."""
         self._scheduler, self._runner, self._meter = scheduler, runner, meter
-        self._answering, self._verification = answering, verification
-        self._changed = changed
+        self._answering, self._verification, self._changed = answering, verification, changed
         self.cancelled: set[int] = set()  # requests
         self.deadlines = Deadlines()
         self.take_late: Callable[[], None] = lambda: None  # ends waits for tiers that are too long; with `changed` held

@@ -189,10 +189,7 @@ def draw(logits_V: torch.Tensor, p: SamplingParams, uniform: float) -> int:
 
 
 def draw_rows(
-    logits_RV: torch.Tensor,
-    largest_R: Sequence[float],
-    params: Sequence[SamplingParams],
-    uniform_R: Sequence[float],
+    logits_RV: torch.Tensor, largest_R: Sequence[float], params: Sequence[SamplingParams], uniform_R: Sequence[float]
 ) -> list[int]:
     """Draw a token of each row. The softmax is torch's, since the tokens of a seed depend on its bits."""
     scaled_RV = passes().scaled(logits_RV, largest_R, [max(p.temperature, MIN_TEMPERATURE) for p in params])

@@ -31,15 +31,7 @@ class LeadingParts(PrefixCache):
     def reserve(self, draft: Draft, match: Match | None = None) -> Plan:
         known = len(draft.key) // self.layout.unit_bytes * self.layout.unit_tokens
         publish = min(draft.publish, known)
-        return super().reserve(
-            replace(
-                draft,
-                publish=publish,
-                checkpoints=tuple(at for at in draft.checkpoints if at <= publish),
-                speculative=tuple(at for at in draft.speculative if at <= publish),
-            ),
-            match,
-        )
+        return super().reserve(replace(draft, publish=publish, saving=draft.saving.until(publish)), match)
 
 
 PoolKind = Literal["unified", "split", "elastic"]

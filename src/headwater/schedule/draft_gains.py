@@ -15,8 +15,7 @@ OUTLIER_FACTOR = 2  # of the expected seconds: kernels are read, or another proc
 FASTER_STEPS = 3  # consecutive steps with drafts, much faster than expected, after which earlier ones no longer count
 MIN_SPREAD = 0.01  # variance of the rows of recent steps from which their cost is learned
 # PLAIN_STEPS of PLAIN_PERIOD steps of one size have no drafts, and of SHORT_PLAIN_PERIOD if drafts gain little: drafts
-# are compared with their seconds. Steps that compute prompts as well are not measured, but count among the
-# MAX_PLAIN_STEPS that ask for no drafts.
+# are compared with their seconds. Steps with prompts are not measured, but count among MAX_PLAIN_STEPS without any.
 PLAIN_STEPS, MAX_PLAIN_STEPS, PLAIN_PERIOD, SHORT_PLAIN_PERIOD = 4, 16, 512, 96
 
 ASKING_SHARE = 0.01  # of the steps' seconds that asking may take while no draft is verified

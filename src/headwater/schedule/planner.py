@@ -14,7 +14,7 @@ from headwater.account import Reason
 from headwater.cache.placement.base import Placement, PlacementQuery
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.errors import OutOfPages, PlanClosed
-from headwater.plan import CacheLayout, Draft, Match, Plan
+from headwater.plan import CacheLayout, Draft, Hints, Match, Plan, Saving, Sharing
 from headwater.schedule.limits import SCORED_LEG_TOKENS, Budget
 from headwater.schedule.sequence import Sequence
 
@@ -194,7 +194,7 @@ class Planner:
         try:
             plan = self.cache.reserve(draft)
         except OutOfPages:
-            plan = self.cache.reserve(replace(draft, hold_checkpoint=False))
+            plan = self.cache.reserve(replace(draft, sharing=Sharing(hold_checkpoint=False)))
         seq.planned = last
         return plan
 
@@ -214,10 +214,9 @@ class Planner:
                 key=seq.key_until(end),
                 start=seq.planned,
                 end=end,
-                checkpoints=(end,),
                 publish=end,
-                replaces=previous if previous > seq.n_prompt else None,
-                priority=seq.generation.priority,
+                saving=Saving((end,), replaces=previous if previous > seq.n_prompt else None),
+                hints=Hints(priority=seq.generation.priority),
             )
         )
         seq.planned = end
@@ -236,22 +235,22 @@ class Planner:
         if end <= start:
             return None
         end = seq.leg_end(start, end, self.unit)
+        saving = Saving(
+            checkpoints=tuple(c for c in seq.checkpoints if start < c <= end and wish.takes(c in seq.optional)),
+            speculative=tuple(c for c in seq.speculative if start < c <= end and wish.speculative),
+            learned=seq.learned,
+        )
         draft = Draft(
             request=seq.id,
             namespace=seq.namespace,
             key=seq.key,
             start=start,
             end=end,
-            checkpoints=tuple(c for c in seq.checkpoints if start < c <= end and wish.takes(c in seq.optional)),
-            speculative=tuple(c for c in seq.speculative if start < c <= end and wish.speculative),
-            learned=seq.learned,
-            slot=True,
             publish=end // self.unit * self.unit,
-            reuse=wish.reuse,
-            counts=seq.counts_as_hit,
-            hold_checkpoint=wish.hold_checkpoint,
-            retained=seq.generation.boundaries.retained,
-            priority=seq.generation.priority,
+            saving=saving,
+            slot=True,
+            sharing=Sharing(wish.reuse, seq.counts_as_hit, wish.hold_checkpoint),
+            hints=Hints(seq.generation.boundaries.retained, seq.generation.priority),
         )
         plan = self.cache.reserve(draft, match)
         seq.planned = plan.end

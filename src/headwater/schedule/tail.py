@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, field, replace
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.errors import OutOfPages
 from headwater.events import TokenLogprob
-from headwater.plan import Copied, Draft, Plan
+from headwater.plan import Copied, Draft, Plan, Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,9 @@ class Tail:
         unit = cache.layout.unit_tokens
         start = (prompt_tokens - 1) // unit * unit
         try:
-            plan = cache.reserve(Draft(id, namespace, b"", 0, prompt_tokens - start, slot=True, reuse=False))
+            plan = cache.reserve(
+                Draft(id, namespace, b"", 0, prompt_tokens - start, slot=True, sharing=Sharing(reuse=False))
+            )
         except OutOfPages:
             return None
         return cls(cache, plan, start, prompt_tokens)

@@ -14,7 +14,7 @@ from headwater.account import TierOutcome
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.errors import OutOfPages
-from headwater.plan import Draft, Match
+from headwater.plan import Draft, Match, Saving, Sharing
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.planner import common_tokens
 from headwater.schedule.segment_loads import Awaited
@@ -306,9 +306,9 @@ class Loads:
             key=key,
             start=match.checkpoint_tokens,
             end=state.end,
-            checkpoints=(state.end,),
             publish=state.end,
-            counts=False,
+            saving=Saving((state.end,)),
+            sharing=Sharing(counts=False),
         )
         try:
             plan = self._cache.reserve(draft, match)

@@ -97,14 +97,14 @@ def test_documents_in_turns_are_kept_once_late_reuse_is_learned() -> None:
 def kept_of(toy: Toy) -> Candidates:
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)
+    policy.victim(Room.STATE, toy.cache.now)
     return policy.candidates
 
 
 def many(monkeypatch: pytest.MonkeyPatch, ranked: int) -> Toy:
     """A cache of 100 checkpoints, of which one in `ranked` is ranked at once."""
     monkeypatch.setattr(order, "RANKED_FRACTION", ranked)
-    toy = Toy(replace(SMALL, n_pages=1000, state_fraction=0.1), "headwater")
-    rng = Random(5)
+    toy, rng = Toy(replace(SMALL, n_pages=1000, state_fraction=0.1), "headwater"), Random(5)
     for first in range(300):
         toy.serve((*words(rng.randrange(40), 4 * rng.randrange(1, 6)), *words(first + 100, 4 * rng.randrange(1, 9))))
     return toy
@@ -151,8 +151,7 @@ def with_one_checkpoint() -> tuple[Toy, Column, int]:
     toy.serve(words(1, 8))
     kept = kept_of(toy)
     kept._rates._decay = 1.0
-    (taken,) = kept.time[:1].tolist()
-    return toy, kept._rates.time, taken
+    return toy, kept._rates.time, kept.time[0]
 
 
 def test_time_in_memory_is_counted_once() -> None:
@@ -181,7 +180,7 @@ def test_a_checkpoint_is_worth_more_once_the_one_above_is_gone() -> None:
     upper, lower = sorted(kept.keys, key=lambda node: node.end)
     before = kept.worth[kept.row_of[lower]]
     toy.cache.pool.states.give(toy.cache.index.drop(upper))
-    assert kept.worth[kept.row_of[lower]] == Worth(toy.layout).of(lower) > before
+    assert kept_of(toy).worth[kept.row_of[lower]] == Worth(toy.layout).of(lower) > before
 
 
 def test_worth_of_a_checkpoint_resumed_without_hold_counts_its_own_page() -> None:

@@ -309,7 +309,7 @@ def test_rows_of_known_prefixes_are_found_in_order() -> None:
     ghosts = new_ghosts()
     for prefix in (5, 6):
         ghosts.put(prefix, prefix - 5, 0, 0, 1)
-    assert [ghosts.kind[row] for row in ghosts.found([9, 6, 7, 5])] == [1, 0]
+    assert [ghosts.kind[row] for row in ghosts.found([9, 6, 7, 5])] == [0, 1]  # the last one first
     assert ghosts.found([9]) == []
 
 

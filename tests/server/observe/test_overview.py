@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from headwater.config import ServeConfig
-from headwater.plan import Draft
+from headwater.plan import Draft, Saving
 from headwater.server.app import create_app
 from headwater.server.http.middleware import RequestContext
 from headwater.server.observe import overview
@@ -30,7 +30,7 @@ def remember(engine, text, checkpoints=(64, 128), namespace=""):
     """Put a prompt of two pages into the fake's tree."""
     key = np.array(byte_tokenizer().encode(text[:128]).ids, dtype=np.int32).tobytes()
     request = engine.tree.stats().reserves
-    draft = Draft(request, namespace, key, 0, 128, checkpoints, publish=128)
+    draft = Draft(request, namespace, key, 0, 128, 128, Saving(checkpoints))
     engine.tree.commit(engine.tree.reserve(draft))
     engine.tree.release(request)
 

@@ -34,13 +34,7 @@ class Headwater(Placement):
     """
 
     def __init__(
-        self,
-        least: float = 0.06,
-        most: int = 4,
-        k: int = 2,
-        beta: float = 0.99,
-        prior: float = 4.0,
-        every: int = 10,
+        self, least: float = 0.06, most: int = 4, k: int = 2, beta: float = 0.99, prior: float = 4.0, every: int = 10
     ) -> None:
         if not 0 < least <= 1 or not 0 < beta <= 1:
             raise ValueError(f"least is {least:g} and beta {beta:g}; both must be above 0, and 1 at most")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from headwater.cache.prefix_cache import PrefixCache
-from headwater.plan import Draft, Place, Plan
+from headwater.plan import Draft, Place, Plan, Saving, Sharing
 from headwater.request import Generation, Healing, SamplingParams
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.limits import Budget
@@ -86,12 +86,10 @@ class Recomputation(Sequence):
             key=self.key,
             start=self.computed,
             end=end,
-            checkpoints=(end,),
-            slot=True,
             publish=end,
-            replaces=prefix.rolling if prefix.rolling == self.computed else None,
-            counts=False,
-            hold_checkpoint=False,
+            saving=Saving((end,), replaces=prefix.rolling if prefix.rolling == self.computed else None),
+            slot=True,
+            sharing=Sharing(counts=False, hold_checkpoint=False),
             spares=Place(self.namespace, prefix.marked, prefix.marked_from),
         )
 

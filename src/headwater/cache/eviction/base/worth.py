@@ -24,7 +24,7 @@ class Worth:
         above, unit = base_node(node), self._unit
         saved = self._flops.between(0 if above is None else above.end * unit, node.end * unit)
         pages = self._checkpoint_pages if node.children else self._checkpoint_pages + self._kv(node)
-        return saved / max(1, pages)
+        return saved / (pages or 1)
 
     def _kv(self, leaf: Node) -> int:
         top = leaf.parent

@@ -24,15 +24,14 @@ from headwater.cache.eviction.base.rows import MAX_SLICE_ROWS
 from headwater.cache.eviction.base.worth import Worth, base_node, changes_sharing, next_below
 from headwater.cache.eviction.headwater.classes import (
     BRANCHES_MARK,
+    CLASSES_OF_A_BRANCH,
     DEPTH_CLASSES,
-    HELD,
     LEAF,
     MAX_USES,
     PRIOR_USES,
     SPECULATIVE,
     class_of,
     class_of_ghost,
-    has_one_branch,
     mark_of,
     used,
 )
@@ -43,7 +42,6 @@ from headwater.cache.index import Index
 from headwater.cache.node import Node, Root
 from headwater.plan import CacheLayout, Draft
 
-INFINITE = float("inf")
 MIN_NOTED, NOTED_FRACTION = 64, 16  # rates are renewed when 64 checkpoints, and 1/16 of all, were taken or used
 GHOSTS_A_CHECKPOINT = 8  # ghost entries for each checkpoint in memory
 
@@ -71,13 +69,14 @@ class Headwater(Eviction):
         if not 0 <= retained <= 1:
             raise ValueError(f"retained is {retained}, must be a share of the memory: 0 to 1")
         self.keeps_history = not layout.every_page
-        self._layout, self._worth, self._bare = layout, Worth(layout), bare_leaves()
+        self._layout, self._bare = layout, bare_leaves()
         prior = np.outer([1.0, 1 / superseded, branch], PRIOR_USES).reshape(-1, 1) / (8 * MIDDLES)
         self.rates = ReuseRates(prior, group=DEPTH_CLASSES)
-        self.candidates, self.ghosts = Candidates(self.rates), Ghosts(self.rates)
+        self.candidates, self.ghosts = Candidates(self.rates, Worth(layout)), Ghosts(self.rates)
         self._max_retained_pages = int(retained * layout.n_pages)
         # noted: checkpoints taken or used since the last renewal; all ghost entries that a request uses count as one
         self._now = self._noted = 0
+        self._due = MIN_NOTED  # `_noted` at which the next renewal begins
         self._hashed = b"", 0, [0]  # of the prompt that began last: key beyond its checkpoint, start, ids of prefixes
         self._work: Iterator[int] | None = None  # a renewal of rates or ranking that is not done yet
         self._worked_at, self._rows_left = 0, MAX_SLICE_ROWS  # rows that this work may handle in the current tick
@@ -85,6 +84,7 @@ class Headwater(Eviction):
     def victim(self, room: Room, now: int) -> Victim | None:
         if room is not Room.STATE and (bare := self._bare.lowest()) is not None:
             return bare, Kind.TAIL
+        self.candidates.settle(self._now)
         node = self.candidates.lowest(now, room is Room.KV, self.clock)
         return None if node is None else (node, Kind.CHECKPOINT)
 
@@ -100,8 +100,7 @@ class Headwater(Eviction):
                 if not before:
                     self._toggled(node)
             return
-        if self._now < node.kv_time or self._now < node.checkpoint_time:
-            self._advance(node)
+        self._advance(node)
         if not (node.children or node.pins) and node.parent is not None:
             self._bare.add(node)
         shares = changes_sharing(node)
@@ -122,36 +121,31 @@ class Headwater(Eviction):
     def _toggled(self, node: Node) -> None:
         """Note that the node got or lost its checkpoint, or that its KV serves a single leaf now, or no longer."""
         for below in next_below(node):
-            self._keep(below, mark_of(below), moved=True)
+            self._keep(below, mark_of(below))
         if (above := base_node(node)) is not None and (mark := mark_of(above)) != above.mark:
             self._keep(above, mark)
 
     def _advance(self, node: Node) -> None:
-        self._now = max(self._now, node.kv_time, node.checkpoint_time)
-
-    def _keep(self, node: Node, mark: int, moved: bool = False) -> None:
-        """Note a checkpoint that is new, was used or changed. moved: the nearest one above is another."""
-        candidates, changes = self.candidates, mark ^ node.mark
         if self._now < node.kv_time or self._now < node.checkpoint_time:
-            self._advance(node)
-        if not node.mark:
-            row = self._take(node)
-        else:
-            row = candidates.row_of[node]
-            if candidates.time[row] != node.checkpoint_time:
-                self._use(node, row)
-            elif changes & BRANCHES_MARK:
-                kind = class_of(node, candidates.uses[row], self._layout.unit_tokens)
-                if kind != candidates.kind[row]:
-                    candidates.change(row, kind, self._now)
-        node.mark = mark
+            self.candidates.settle(self._now)
+            self._now = max(node.kv_time, node.checkpoint_time)
+
+    def _keep(self, node: Node, mark: int) -> None:
+        """Note a checkpoint that is new, was used or changed. Its score is computed later."""
+        self._advance(node)
+        candidates, before = self.candidates, node.mark
+        row = candidates.row_of[node] if before else self._take(node)
+        if candidates.time[row] != node.checkpoint_time:
+            self._use(node, row)
+        elif before and (mark ^ before) & BRANCHES_MARK:
+            kind = class_of(node, candidates.uses[row], self._layout.unit_tokens)
+            if kind != candidates.kind[row]:
+                candidates.change(row, kind, self._now)
         if mark & SPECULATIVE:
             candidates.release(row)  # not expected to be used again
-        if moved or mark & LEAF or changes & ~BRANCHES_MARK:  # its worth may be another one
-            worth = INFINITE if mark & HELD else 0.0 if mark & SPECULATIVE else self._worth.of(node)
-            candidates.worth[row], candidates.leaf[row] = worth, mark & LEAF
-        candidates.rank(node, row, self._now)
-        if self._noted >= MIN_NOTED or self._work is not None:
+        node.mark = mark
+        candidates.changed.add(node)
+        if self._noted >= self._due or self._work is not None:
             self._renew_if_due()
 
     def _take(self, node: Node) -> int:
@@ -161,6 +155,7 @@ class Headwater(Eviction):
         uses = min(MAX_USES, node.hits and 1 + node.hits)  # of a snapshot
         if not node.speculative:  # a speculative one is evicted first, and leaves no ghost entry
             uses = max(uses, self.ghosts.take(prefix, self._now))
+        self._due = max(MIN_NOTED, (len(self.candidates) + 1) // NOTED_FRACTION)
         return self.candidates.take(node, prefix, class_of(node, uses, self._layout.unit_tokens), uses)
 
     def _use(self, node: Node, row: int) -> None:
@@ -183,7 +178,8 @@ class Headwater(Eviction):
             self.ghosts.put(candidates.prefix[row], kind, uses, time, self._now)
         node.mark = 0
         candidates.leave(node, self._now)
-        if candidates.is_used_up:
+        self._due = max(MIN_NOTED, len(candidates) // NOTED_FRACTION)
+        if candidates.is_used_up(self._now):
             self._rank_again()
 
     def _prefix_of(self, node: Node) -> int:
@@ -191,11 +187,11 @@ class Headwater(Eviction):
 
         What the prompt that began last has in common with the node is not hashed again.
         """
-        row_of, above, row = self.candidates.row_of, node, None
-        while above.parent is not None and (row := row_of.get(above)) is None:
+        row_of, above = self.candidates.row_of, node
+        while above not in row_of and above.parent is not None:
             above = above.parent
-        if row is not None:
-            before: int = self.candidates.prefix[row]
+        if above in row_of:
+            before: int = self.candidates.prefix[row_of[above]]
         else:
             assert isinstance(above, Root), f"{node} is not in the tree"
             before = hash(above.namespace)
@@ -223,27 +219,24 @@ class Headwater(Eviction):
         end = (max(draft.end, len(draft.key) * unit // width) - 1) // unit  # one token must be computed
         key, before = draft.key[node.end * width : end * width], self._prefix_of(node)
         ids = prefix_ids(key, width, before)
+        rows = ghosts.found(ids)
         self._hashed = key, node.end, [*ids, before]
-        rows = ghosts.found(reversed(ids))
         for row in rows:
             kind, is_deepest = ghosts.kind[row], row == rows[0]
-            if is_deepest or not has_one_branch(kind):
-                uses = used(ghosts.uses[row], draft.counts)
-                ghosts.use(row, class_of_ghost(kind, uses, is_deepest), uses, now, counts=draft.counts)
+            if is_deepest or kind // CLASSES_OF_A_BRANCH != 1:
+                uses = used(ghosts.uses[row], draft.sharing.counts)
+                ghosts.use(row, class_of_ghost(kind, uses, is_deepest), uses, now, counts=draft.sharing.counts)
         if rows:
-            self._noted += draft.counts
+            self._noted += draft.sharing.counts
             self._renew_if_due()
 
     # ---- renewal
 
     def _renew_if_due(self) -> None:
         """Begin to renew rates and ranking once enough checkpoints were taken and used; else continue."""
-        if self._work is not None:
-            self._continue()
-        elif self._noted >= MIN_NOTED and self._noted >= len(self.candidates) // NOTED_FRACTION:
-            self._noted = 0
-            self._work = self._renewal()
-            self._continue()
+        if self._work is None and self._noted >= self._due:
+            self._noted, self._work = 0, self._renewal()
+        self._continue()
 
     def _renewal(self) -> Iterator[int]:
         """Renew the rates by the time until now, and the ranking by the rates; yield the rows handled."""
@@ -262,6 +255,7 @@ class Headwater(Eviction):
         """Continue the work, in each tick for as many rows as numpy handles at once: no request waits for all."""
         if self._worked_at != self._now:
             self._worked_at, self._rows_left = self._now, MAX_SLICE_ROWS
+        self.candidates.settle(self._now)
         while at_once or self._rows_left > 0:
             rows = None if self._work is None else next(self._work, None)
             if rows is None:

@@ -41,11 +41,6 @@ def class_of_ghost(kind: int, uses: int, is_deepest: bool) -> int:
     return branches * CLASSES_OF_A_BRANCH + CLASS_OF_USES[uses] + rest % DEPTH_CLASSES
 
 
-def has_one_branch(kind: int) -> bool:
-    """Return whether the class is one of checkpoints with one branch below."""
-    return kind // CLASSES_OF_A_BRANCH == 1
-
-
 def used(uses: int, is_request: bool) -> int:
     """Return the number of uses after one more: 0 none, 1 other work than requests', else 1 more than requests."""
     return min(MAX_USES, max(2, uses + 1)) if is_request else max(1, uses)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from headwater.cache.eviction.base.rows import MAX_SLICE_ROWS
 from headwater.cache.eviction.headwater.rates import Aging, ReuseRates
@@ -39,9 +39,10 @@ class Ghosts(Aging[int]):
             self.remove(prefix)
         self.add(prefix, (kind, uses, time, max(0, now - time)))
 
-    def found(self, prefixes: Iterable[int]) -> list[int]:
-        """Return the row of each of the prefixes that has one, in their order."""
-        return [row for row in map(self.row_of.get, prefixes) if row is not None]
+    def found(self, prefixes: list[int]) -> list[int]:
+        """Return the row of each of the prefixes that has one, the last one first."""
+        known = self.row_of.keys() & prefixes
+        return [self.row_of[prefix] for prefix in reversed(prefixes) if prefix in known] if known else []
 
     def use(self, row: int, kind: int, uses: int, now: int, counts: bool = True) -> None:
         super().use(row, kind, uses, now, counts)

@@ -10,7 +10,9 @@ from heapq import heappop, heappush
 import numpy as np
 
 from headwater.cache.eviction.base.rows import MAX_SLICE_ROWS, Column, Numbers, view
-from headwater.cache.eviction.headwater.rates import BUCKETS, Aging, ReuseRates, buckets
+from headwater.cache.eviction.base.worth import Worth
+from headwater.cache.eviction.headwater.classes import HELD, LEAF, SPECULATIVE
+from headwater.cache.eviction.headwater.rates import BUCKETS, Aging, ReuseRates, bucket, buckets
 from headwater.cache.node import Node
 
 RANKED_FRACTION = 64  # 1/64 of the candidates, those with the lowest scores, is ranked
@@ -38,8 +40,7 @@ class Ranking:
 
     def put(self, node: Node, score: float, is_ranked: bool = False) -> None:
         """Set the score of a node. is_ranked: it did not change."""
-        if node in self._entries:
-            self.left -= self._entries.pop(node)[3]
+        self.discard(node)
         if score <= self.bound:
             self._entries[node] = entry = score, node.serial, node, is_ranked
             heappush(self._heap, entry)
@@ -72,8 +73,10 @@ class Candidates(Aging[Node]):
     worth: Numbers  # infinite: the checkpoint is held
     leaf: Numbers  # 1: KV can be evicted, too
 
-    def __init__(self, rates: ReuseRates) -> None:
+    def __init__(self, rates: ReuseRates, worth: Worth) -> None:
         super().__init__(rates, seen="B", prefix="q", worth="d", leaf="B")
+        self._worth = worth
+        self.changed = set[Node]()  # in this tick: their scores are not computed yet
         self.ranking = Ranking()
         self._next: Ranking | None = None  # that is being made
         self._has_hints = False
@@ -94,31 +97,38 @@ class Candidates(Aging[Node]):
         if self._has_hints:
             self._set_priority(row, 0)
         self.remove(node)
+        self.changed.discard(node)
         self.ranking.discard(node)
         if self._next is not None:
             self._next.discard(node)
 
     # ---- order
 
+    def settle(self, now: int) -> None:
+        """Rank the nodes that changed in this tick by their new scores. Most changed more than once in it."""
+        for node in self.changed:
+            row, mark = self.row_of[node], node.mark
+            worth = np.inf if mark & HELD else 0.0 if mark & SPECULATIVE else self._worth.of(node)
+            self.worth[row], self.leaf[row] = worth, mark & LEAF
+            self.rank(node, row, now)
+        self.changed.clear()
+
     def rank(self, node: Node, row: int, now: int) -> None:
         """Rank a node whose row changed."""
         age = now - self.time[row]
-        if age < 2:
-            cell = self.kind[row] * BUCKETS
-        else:
-            top = age.bit_length() - 1
-            bucket = 2 * top + (age >> (top - 1) & 1)
-            cell = self.kind[row] * BUCKETS + (bucket if bucket < BUCKETS else BUCKETS - 1)
-        score = self.worth[row] * self._rates.index_of[cell]
+        cell = self.kind[row] * BUCKETS
+        score = self.worth[row] * self._rates.index_of[cell if age < 2 else cell + bucket(age)]
         self.ranking.put(node, score)
         if self._next is not None:
             self._next.put(node, score)
 
-    @property
-    def is_used_up(self) -> bool:
-        """True if candidates should be ranked again; in a large table some are left until that is done."""
+    def is_used_up(self, now: int) -> bool:
+        """Return whether candidates should be ranked again; in a large table some are left until that is done."""
         spare = len(self) // MAX_SLICE_ROWS * SPARE_A_SLICE
-        return self.ranking.left <= spare and len(self) >= 2 * RANKED_FRACTION
+        if len(self) < 2 * RANKED_FRACTION or self.ranking.left > spare + len(self.changed):
+            return False
+        self.settle(now)  # ranked ones that changed are not left
+        return self.ranking.left <= spare
 
     def rank_all(self, now: int) -> Iterator[int]:
         """Rank the lowest scores, in slices; yield the number of rows of each. The bound of many is that of a part."""

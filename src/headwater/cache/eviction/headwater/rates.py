@@ -28,9 +28,8 @@ def bucket(age: int) -> int:
 
 def buckets(ages: Column) -> Column:
     """Return the bucket of each age."""
-    exponent_and_half = np.maximum(ages, 1).astype(np.float32).view(np.int32) >> 22
-    found: Column = np.minimum(exponent_and_half - (127 << 1), BUCKETS - 1)
-    return found
+    found: Column = (np.maximum(ages.astype(np.float32), 1).view(np.int32) >> 22) - (127 << 1)  # exponent and half
+    return np.minimum(found, BUCKETS - 1, out=found)
 
 
 class ReuseRates:
@@ -60,10 +59,9 @@ class ReuseRates:
 
     def watched(self, kind: int, start: int, end: int) -> None:
         """Note that one was of a class between two ages."""
-        if end > start:
-            self._spans.extend((kind, start, end))
-            if len(self._spans) >= 3 * MAX_WAITING_SPANS:
-                self._count_spans()
+        self._spans.extend((kind, start, end))
+        if len(self._spans) >= 3 * MAX_WAITING_SPANS:
+            self._count_spans()
 
     def _count_spans(self) -> None:
         if self._spans:
@@ -73,10 +71,11 @@ class ReuseRates:
     def watched_all(self, kinds: Column, starts: Column, ends: Column) -> None:
         """Note spans of many, as `watched` does of one."""
         size, long, cells = self.time.size, ends - starts, kinds.astype(np.int64) * BUCKETS
-        coarse = starts >= COARSE_FRACTION * long
-        in_middle = cells[coarse] + buckets((starts + ends)[coarse] // 2)
+        is_coarse = starts >= COARSE_FRACTION * long
+        coarse, fine = is_coarse.nonzero()[0], (~is_coarse).nonzero()[0]  # numbers of rows: faster than a mask
+        in_middle = cells[coarse] + buckets((starts[coarse] + ends[coarse]) >> 1)
         self.time += np.bincount(in_middle, long[coarse], size).reshape(self.time.shape)
-        cells, starts, ends = cells[~coarse], starts[~coarse], ends[~coarse]
+        cells, starts, ends = cells[fine], starts[fine], ends[fine]
         first, last = buckets(starts), buckets(ends)
         at_first, at_last = cells + first, cells + last
         ends_of = np.bincount(at_last, ends - EDGES[last], size) - np.bincount(at_first, starts - EDGES[first], size)

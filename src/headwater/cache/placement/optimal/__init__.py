@@ -35,13 +35,7 @@ class Optimal(Placement):
     """
 
     def __init__(
-        self,
-        k: int,
-        beta: float = 0.99,
-        every: int = 10,
-        end: bool = True,
-        edges: int = 32_768,
-        pooled: bool = False,
+        self, k: int, beta: float = 0.99, every: int = 10, end: bool = True, edges: int = 32_768, pooled: bool = False
     ) -> None:
         if k < 1:
             raise ValueError(f"{k} checkpoints cannot be placed; at least 1 can")
