@@ -57,6 +57,7 @@ class CacheAccount:
     tier_outcome: TierOutcome | None = None  # None: the server has no tiers, or memory had all
     prefilled_by: str | None = None  # worker of a cluster that computed only the first token
     segments_apart: int = 0  # of a composed prompt, those that other workers of a cluster computed for this request
+    diverged_in: int | None = None  # with reason `diverged`, the client's message in which the page resumed at begins
     handed_over_tokens: int = 0  # of the prompt, that the one that decoded loaded, in part at least from a worker
 
     def as_dict(self) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -60,7 +61,6 @@ class SamplingParams:
     seed: int | None = None
     choice: int = 0  # number of the answer among those to one prompt: each is drawn with numbers of its own
     stop: tuple[str, ...] = ()
-    thought: Thought | None = None  # without stop strings in it
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0  # tokens before which no end token, stop token or stop string ends the output
@@ -72,6 +72,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same for each prompt token; the prompt is then computed whole
     constraint: Constraint | None = None
     shown_tokens: tuple[int, ...] = ()  # special tokens whose text is part of the answer
+    thought: Thought | None = None  # without stop strings in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,3 +136,9 @@ class Generation:
     drafting: Drafting = field(default_factory=Drafting)
     ended: bool = False  # hint of a client: its conversation ends with this request
     priority: int = 0  # hint of a client, of PRIORITIES: of what this request uses, among what its namespace has
+    messages: tuple[tuple[int, int], ...] = ()  # of a conversation: position and the client's number of each, ascending
+
+    def message_at(self, position: int) -> int | None:
+        """Return the client's number of the message at a token; None before the first, and without a conversation."""
+        at = bisect_right(self.messages, position, key=lambda place: place[0])
+        return self.messages[at - 1][1] if at else None

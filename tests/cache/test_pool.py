@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from headwater.cache.pool import Pool, Region
 from headwater.errors import OutOfPages
 from headwater.plan import CacheLayout
-from tests.cache.toy import LAYOUT, PAGE, Toy, words
+from tests.cache.toy import LAYOUT, PAGE, Toy, changed, words
 from tests.support import examples
 
 
@@ -185,7 +185,7 @@ def test_other_pool_evicts_if_own_pool_has_nothing_left() -> None:
     toy.commit(toy.reserve(running), running)
     other = toy.draft(words(41, 4 * PAGE), 0, slot=True, checkpoints=tuple(range(4, 17, 4)))
     toy.commit(toy.reserve(other), other)
-    kept = replace(other, start=16, end=17, publish=16, checkpoints=(), slot=False, hold_checkpoint=False)
+    kept = changed(other, start=16, end=17, publish=16, checkpoints=(), slot=False, hold_checkpoint=False)
     toy.commit(toy.reserve(kept), kept)
     draft = toy.draft(words(42, 25 * PAGE), 0, checkpoints=(4, 8, 12))
     toy.reserve(draft)

@@ -32,7 +32,7 @@ from headwater.errors import (
     RequestTooLarge,
 )
 from headwater.events import FailedEvent, TokenEvent
-from headwater.request import Boundaries, Constraint, Drafting, Fidelity, Generation, SamplingParams, Span
+from headwater.request import Boundaries, Constraint, Drafting, Fidelity, Generation, SamplingParams, Span, Thought
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import key_of
 from tests.cluster.fake import LONG, FakeWorker, FormulaEngine, Received, asking, cluster, formula, kill, until
@@ -378,7 +378,7 @@ def test_other_errors_keep_their_text() -> None:
 def test_every_field_of_a_request_reaches_the_worker() -> None:
     constraint = Constraint("regex", "a+", "response_format", Constraint("lark", "start: X"))
     params = SamplingParams(9, 0.3, 5, 0.9, 0.1, 2**62, 1, ("x",), (3,), True, 2, 4, 1.1, 0.2, 0.3, ((7, -1.5),), 2)
-    params = SamplingParams(**{name: getattr(params, name) for name in params.__slots__} | {"constraint": constraint})
+    params = replace(params, constraint=constraint, thought=Thought("<think>", "</think>", True))
     whole = Generation(
         (1, 2, 3),
         params,
@@ -390,6 +390,7 @@ def test_every_field_of_a_request_reaches_the_worker() -> None:
         (Span(0, 2),),
         Fidelity.HIGH,
         Drafting("ngram", 3, (8, 9)),
+        messages=((0, 1),),
     )
     sent = Submit(1, 2, replace(whole, prompt=()), key_of(whole.prompt), (5, 6))
     read = for_worker(encode(sent))

@@ -1,12 +1,11 @@
-"""Transitions of every recurrent mixer, and FLOPs of a token, compared with the reference."""
+"""Transitions of every recurrent mixer, compared with the reference."""
 
 import pytest
 import torch
 
 from tests.contract.layer_rig import LayerRig, Piece, relative_error
-from tests.contract.recurrences import MIXERS, Case
+from tests.contract.recurrences import Case
 from tests.contract.recurrences.case import tokens
-from tests.counter import OperationCounter
 
 START, PREFIX, FROM_ZERO = 128, 3, 5  # tokens before the range; rows of a state after them, and of zeros
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
@@ -78,19 +77,3 @@ def test_transition_is_stored_in_the_familys_smallest_form(mixer: Case) -> None:
     """At most a matrix of keys by keys a head; a diagonal or a number a head takes no more than that."""
     shape = LayerRig(mixer).layer.identity().shape
     assert tuple(shape) == mixer.of.transition(mixer.layer)
-
-
-def one_token(case: Case) -> OperationCounter:
-    """Operations on vectors (norms, gates, biases) are not counted: those on states and the convolution's taps are."""
-    layer, weights, x_LD = case.layer, case.in_float64(), tokens(1, width=case.layer.hidden).double()
-    widest = max(shape[0] for shape in layer.tensors().values())
-    with torch.no_grad(), OperationCounter(above=widest) as operations:
-        case.of.reference(layer, weights, x_LD)
-    return operations
-
-
-@pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS)
-def test_flops_of_a_token_are_those_that_the_reference_does(mixer: Case) -> None:
-    counted = one_token(mixer)
-    assert counted.products == 2 * mixer.layer.product_weights
-    assert counted.products + counted.others == mixer.layer.flops.linear

@@ -101,7 +101,7 @@ def test_bytes_of_weights_are_counted_by_the_types_of_tensors(
     table = kinds["embedding"] + kinds["head"] + kinds["norm"]
     counted = plain.weight_bytes - (products + table) * (plain.weight_element_bytes - bits / 8)
     assert spec.weight_bytes == pytest.approx(counted, rel=1e-4)
-    assert load_profile(str(file), "bfloat16").weight_bytes == spec.weight_bytes
+    assert load_profile(str(file)).weight_bytes == spec.weight_bytes
     fewer = read_folder(file, "bfloat16", weights="int4")
     assert fewer.weights_held == "int4"
     assert fewer.table_element_bytes == bits / 8

@@ -187,3 +187,23 @@ def test_second_request_resumes_at_the_breakpoint(tmp_path):
     assert (first, plain) == (0, [0, 0])
     assert second % 64 == 0
     assert length - 64 < second <= length + 8
+
+
+def test_account_names_the_message_in_which_the_prompt_diverges(tmp_path):
+    prepare_process(2)
+    numerics.use(Numerics())
+    loaded = load_model(checkpoint(tmp_path, "qwen3_5"), "float32")
+    rules, first = "again " * 300, "here and there " * 100
+    with Make(loaded, SelfCheck(True, None, "compiled"))(500) as rig:
+        rig.engine.chat_template = templates.SILENT
+
+        def body(system, question):
+            answered = ("user", question), ("assistant", "So."), ("user", "why")
+            turns = [("system", system), ("developer", "Be brief."), *answered]  # the first two become one message
+            sent = [{"role": role, "content": content} for role, content in turns]
+            return ("POST", "/v1/chat/completions", {"json": {"messages": sent, "max_tokens": 1}})
+
+        asked = [body(rules, first), body(rules, f"{first}then"), body(f"{rules}more", first), body(rules, first)]
+        accounts = [answer.json()["headwater"] for answer in send_all(rig.engine, asked)]
+    assert [one["diverged_in"] for one in accounts if one["reason"] == "diverged"] == [2, 0]
+    assert [one["reason"] for one in accounts] == ["cold", "diverged", "diverged", "full"]

@@ -28,6 +28,7 @@ ACCOUNT_KEYS = {
     "prefilled_by",
     "segments_apart",
     "handed_over_tokens",
+    "diverged_in",
     "prompt_tokens",
     "cached_tokens",
     "resumed_at",

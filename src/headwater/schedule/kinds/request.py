@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
 
-from headwater.account import CacheAccount, TierOutcome
+from headwater.account import CacheAccount, Reason, TierOutcome
 from headwater.cache.placement.base import Placed, Placement, PlacementQuery
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.compose import Widths, runs
@@ -167,6 +167,7 @@ class Request(Sequence):
             resumed_at=start + copied,
             stranded_tokens=match.kv_tokens - start,
             reason=match.reason,
+            diverged_in=self.generation.message_at(match.kv_tokens) if match.reason is Reason.DIVERGED else None,
             waited_for_leader=self.waited,
             segments=0 if composition is None else len(composition.spans),
             composed_tokens=interiors,

@@ -64,7 +64,9 @@ class ChatPrompter:
             raise TemplateError(f"{error}{self._blamed(conversation)}") from error
         encoded = self._encoder.encode(text, rendered_marks(text), namespace)
         probed = self._probe(conversation, text, encoded)
-        return Generation(encoded.ids, SamplingParams(), namespace, *probed, segments=encoded.segments)
+        boundaries, kept = probed
+        prompt = Generation(encoded.ids, SamplingParams(), namespace, boundaries, segments=encoded.segments)
+        return replace(prompt, keep_output=kept, messages=message_places(conversation, text, encoded))
 
     def _with_written(self, conversation: Conversation, namespace: str) -> Conversation:
         """Add the texts of calls that are known as the model wrote them, if the template writes calls in one form."""
@@ -155,6 +157,22 @@ class ChatPrompter:
             return self._render(conversation, generate)
         except TemplateError:
             return None
+
+
+def message_places(conversation: Conversation, text: str, encoded: Encoded) -> tuple[tuple[int, int], ...]:
+    """Return the token at which each message's content begins, with the client's number of the message.
+
+    Messages without a content, and those whose content a template changes, belong to the message before them.
+    """
+    places, at = [], 0
+    origins = conversation.origins or range(len(conversation.messages))
+    for message, origin in zip(conversation.messages, origins, strict=True):
+        content = message["content"].strip()
+        start = text.find(content, at) if content else -1
+        if start >= 0:
+            places.append((bisect_right(encoded.ends, start), origin))
+            at = start + len(content)
+    return tuple(places)
 
 
 def queries_of(conversation: Conversation) -> list[int]:
