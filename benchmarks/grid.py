@@ -35,7 +35,7 @@ from headwater.machine import usable_cores
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import make_trace
 from headwater.traces.request import Trace
-from papers.results import commit_of, refuse_dirty_tree, write_results
+from papers.results import commit_of, origin, refuse_dirty_tree, write_results
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE / "results" / "cells.json"
@@ -213,7 +213,7 @@ def main() -> None:
             print(shown(cell), flush=True)
     seconds = round(sum(cell["seconds"] for cell in found.values()))
     document = {
-        "run": {"code": code_digest(), "seconds": seconds},
+        "run": {"code": code_digest(), "seconds": seconds, **origin()},
         "commands": list(dict.fromkeys([*kept.get("commands", ()), command_of(sys.argv[1:])])),
         "cells": list(found.values()),
     }

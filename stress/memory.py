@@ -15,6 +15,7 @@ import logging
 import sys
 import time
 
+from headwater.cache.eviction.headwater import GHOSTS_A_CHECKPOINT
 from headwater.server.prompt.encoding import CACHE_BYTES, ENTRY_OVERHEAD_BYTES
 from stress.census import census, grown
 from stress.live_server import LiveServer, embedded_model, release_free_memory, resident_bytes
@@ -28,6 +29,8 @@ MAX_GROWTH = 16 * 2**20  # bytes, from the end of the warm-up on
 # Rings, memories and pages of a fixed number, that fill up with requests: how much they hold at most.
 HISTORY = 2 * (4 * PAGES + 8)  # units of two generations, each full after one prompt more
 CAPACITIES = {
+    "Ghosts.row_of": GHOSTS_A_CHECKPOINT * PAGES,
+    "Ghosts.keys": GHOSTS_A_CHECKPOINT * PAGES,
     "Node: instances": PAGES + HISTORY,  # each has a page at least, or a unit of evicted KV
     "Root: instances": PAGES + HISTORY,
     "Root.children": PAGES + HISTORY,

@@ -223,7 +223,7 @@ NONSENSE = (
     b"\xff\xfe\x00",
     b'{"messages": []}',
     b'{"messages": "hello", "prompt": 5}',
-    b'{"messages": [{"role": "user", "content": "x"}], "prompt": "x", "max_tokens": 0}',
+    b'{"messages": [{"role": "user", "content": "x"}], "prompt": "x", "max_tokens": -2}',
     b'{"messages": [{"role": "user", "content": "x"}], "prompt": "x", "max_tokens": 1000000000}',
     b'{"messages": [{"role": "user", "content": "x"}], "prompt": "x", "temperature": NaN}',
     b'{"messages": [{"role": "user", "content": "x"}], "prompt": "x", "n": 1e9}',

@@ -21,7 +21,7 @@ from headwater.models.load import LoadedModel, load_model
 from headwater.spec import ModelSpec
 from tests.checkpoints import RECIPES, SMALLEST
 from tests.contract.recurrences import RECURRENCES, Case
-from tests.contract.test_mixer_transitions import one_token
+from tests.contract.test_mixer_costs import one_token
 from tests.counter import PLAIN, counted
 from tests.support import Bench
 
