@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.errors import TemplateError
 from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.prompt.template import ChatTemplate, common_prefix
 from headwater.server.requests.messages import conversation
@@ -197,3 +198,10 @@ def test_thoughts_are_given_in_the_field_that_the_template_reads():
     turns = [USER, {**calling("{}"), "reasoning_content": "Thus."}, result()]
     assert "<think>Thus.</think>" in prompt(templates.MARKING, turns)
     assert "<think>\nThus.\n</think>" in prompt(templates.STRICT, turns)
+
+
+def test_error_names_the_first_message_that_a_template_refuses():
+    picky = "{% for m in messages %}{% if 'zzz' in m.content %}{{ raise_exception('no zzz') }}{% endif %}{% endfor %}"
+    bad = {"role": "user", "content": "zzz"}
+    with pytest.raises(TemplateError, match=r"no zzz \(message 3, of role 'user', is the first that it refuses\)"):
+        prompt(picky, [SYSTEM, LATER, ANSWER, bad, ANSWER, bad, USER])  # the first two become one message

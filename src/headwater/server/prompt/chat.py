@@ -149,7 +149,7 @@ class ChatPrompter:
         )
         if len(conversation.messages) < 2 or taken == 0:
             return ""
-        number, role = conversation.origins[taken], conversation.messages[taken]["role"]
+        number, role = conversation.numbers[taken], conversation.messages[taken]["role"]
         return f" (message {number}, of role {role!r}, is the first that it refuses)"
 
     def _try_render(self, conversation: Conversation, generate: bool = False) -> str | None:
@@ -165,8 +165,7 @@ def message_places(conversation: Conversation, text: str, encoded: Encoded) -> t
     Messages without a content, and those whose content a template changes, belong to the message before them.
     """
     places, at = [], 0
-    origins = conversation.origins or range(len(conversation.messages))
-    for message, origin in zip(conversation.messages, origins, strict=True):
+    for message, origin in zip(conversation.messages, conversation.numbers, strict=True):
         content = message["content"].strip()
         start = text.find(content, at) if content else -1
         if start >= 0:

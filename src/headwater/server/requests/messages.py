@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import reduce
@@ -56,7 +56,12 @@ class Conversation:
     parts: tuple[DeclaredPart, ...] = ()  # ascending
     documents: tuple[dict[str, Any], ...] = ()  # each with a text
     written: dict[int, str] = field(default_factory=dict)  # texts of calls as the model wrote them, by message
-    origins: tuple[int, ...] = ()  # of each message: the number of the client's that it comes from
+    origins: tuple[int, ...] = ()  # of each message: the number of the client's that it comes from; empty: its own
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Numbers of the messages as the client counts them."""
+        return self.origins or range(len(self.messages))
 
 
 def conversation(
