@@ -42,6 +42,7 @@ class CacheLayout:
     state_fraction: float | None = None  # None: one unified pool; else the share of pages that only states may use
     elastic_pages: int = 0  # pages that the two pools of a state fraction trade at once; 0: their sizes are fixed
     flops: PrefillFlops = PrefillFlops()  # what a hit saves
+    tail_pages: tuple[int, ...] = ()  # pages of the rows of a tail, by its tokens (0 to a page less one); (): no tails
 
     @property
     def every_page(self) -> bool:
@@ -155,6 +156,17 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """The tokens after a checkpoint, less than a page, with all that continuing after them needs, as a leg uses them."""
+
+    start: int  # position of the checkpoint, a page multiple
+    end: int  # one past its last token that is used
+    kv: Sequence[int]  # the page with their KV in its first rows; none for models without attention
+    rows: Sequence[int]  # pages with the last hidden row, then the inputs of the recurrences and windows, by token
+    has_hidden: bool = False  # the hidden row after `end`, from which the next token is sampled, is there, or written
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Adjacent tokens [start, end) of a prompt that are computed, after some of its segments were composed."""
 
@@ -210,11 +222,13 @@ class Plan:
     runs: tuple[Run, ...] = ()  # and what it computes; otherwise that is [start, end)
     build: Build | None = None  # of a leg that builds a segment
     copied: Copied | None = None  # of a leg that computes nothing
+    kept: Tail | None = None  # of a leg that starts in mid-page: the tail that it continues, up to `start`
+    tails: tuple[Tail, ...] = ()  # that the leg writes; each begins in it, or where `kept` begins
 
     @property
     def intervals(self) -> Sequence[tuple[int, int]]:
         """Starts and ends of the tokens that are computed."""
-        if self.copied is not None:
+        if self.copied is not None or self.start == self.end:
             return ()
         return [(run.start, run.end) for run in self.runs] or [(self.start, self.end)]
 
