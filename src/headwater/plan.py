@@ -9,7 +9,7 @@ All positions and lengths are in tokens, all page ids index the arena, unless a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headwater.account import Reason
 
@@ -42,7 +42,7 @@ class CacheLayout:
     state_fraction: float | None = None  # None: one unified pool; else the share of pages that only states may use
     elastic_pages: int = 0  # pages that the two pools of a state fraction trade at once; 0: their sizes are fixed
     flops: PrefillFlops = PrefillFlops()  # what a hit saves
-    tail_pages: tuple[int, ...] = ()  # pages of the rows of a tail, by its tokens (0 to a page less one); (): no tails
+    tail_pages: tuple[int, ...] = ()  # pages of the rows of a tail, by its tokens (0 to a page); (): no tails
 
     @property
     def every_page(self) -> bool:
@@ -65,11 +65,18 @@ class Match:
     reason: Reason
     version: int = field(default=0, compare=False)  # of the index, which every change of nodes or checkpoints raises
     is_first: bool = False  # no other known request left the tree here (see `placement.headwater`)
+    tail_tokens: int = 0  # tokens after the checkpoint that a tail has, at most a page
+    parted_tokens: int = 0  # tokens after `kv_tokens` that a cached page has: the prompt parts from it in mid-page
+
+    @property
+    def resumed_tokens(self) -> int:
+        """Position at which work can resume."""
+        return self.checkpoint_tokens + self.tail_tokens
 
     @property
     def stranded_tokens(self) -> int:
-        """KV beyond the deepest checkpoint: it saves no prefill."""
-        return self.kv_tokens - self.checkpoint_tokens
+        """KV beyond the position at which work can resume: it saves no prefill."""
+        return max(0, self.kv_tokens - self.resumed_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +104,14 @@ class Saving:
     speculative: tuple[int, ...] = ()  # in free pages only, evicted first
     learned: tuple[int, ...] = ()  # of the checkpoints, those at learned positions
     replaces: int | None = None  # a rolling checkpoint at this position is given up when the leg commits
+    tails: tuple[int, ...] = ()  # ends of tails, ascending: each begins at the last page boundary before its end
+    ends: bool = False  # the last of the tails is the end of a prompt or an answer
 
     def until(self, end: int) -> Saving:
-        """Return it without checkpoints beyond `end`."""
-        checkpoints, speculative = (tuple(p for p in ps if p <= end) for ps in (self.checkpoints, self.speculative))
-        return Saving(checkpoints, speculative, self.learned, self.replaces)
+        """Return it without checkpoints and tails beyond `end`."""
+        each = self.checkpoints, self.speculative, self.tails
+        checkpoints, speculative, tails = (tuple(p for p in ps if p <= end) for ps in each)
+        return replace(self, checkpoints=checkpoints, speculative=speculative, tails=tails)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +138,14 @@ class Draft:
     request: int  # id of the request: its legs share one lease
     namespace: str
     key: bytes  # token ids of the request so far, `unit_bytes` a unit; may end in a partial unit
-    start: int  # first token to compute; on a first leg a checkpoint's depth or 0, later the last leg's end
+    start: int  # first token to compute; on a first leg a checkpoint's depth, or a tail's end, or 0, later the last end
     end: int  # one past the last token to compute
     publish: int = 0  # KV of the pages before this page multiple goes to the index at commit; the rest is private
     saving: Saving = Saving()
     slot: bool = False  # take the pages that back a slot, if the lease has none
     sharing: Sharing = Sharing()
     hints: Hints = Hints()
+    kept: int | None = None  # tokens before `start` that a tail has, on a first leg; None: it starts at a checkpoint
     spares: Place | None = None  # neither content beyond this place nor higher-ranked content is evicted for the leg
 
 
@@ -157,7 +168,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The tokens after a checkpoint, less than a page, with all that continuing after them needs, as a leg uses them."""
+    """The tokens after a checkpoint, at most a page, with all that a leg needs to continue after them."""
 
     start: int  # position of the checkpoint, a page multiple
     end: int  # one past its last token that is used

@@ -40,6 +40,12 @@ LAYOUTS = {
     "segments": replace(LAYOUT, n_pages=40, transition_pages=1),
     "segments in split pools": replace(LAYOUT, n_pages=60, state_fraction=0.5, transition_pages=1),
     "no recurrence": replace(LAYOUT, n_pages=20, checkpoint_pages=0, slot_pages=0, resumable="every_page"),
+    "tails": replace(LAYOUT, n_pages=40, tail_pages=(1, 1, 2, 2, 3)),
+    "ample tails": replace(LAYOUT, n_pages=3000, tail_pages=(1, 1, 2, 2, 3)),
+    "tails without attention": replace(LAYOUT, n_pages=24, kv_pages_per_unit=0, tail_pages=(1, 1, 2, 2, 3)),
+    "tails without recurrence": replace(
+        LAYOUT, n_pages=24, checkpoint_pages=0, slot_pages=0, resumable="every_page", tail_pages=(1, 1, 1, 1, 1)
+    ),
 }
 CAPPED = ["path_cap(2)", "last_n(3)"]  # give up what there would be room for
 POLICIES = ["lru", "lru_path", "gdsf", "seglen", "flop_aware", "clairvoyant", "headwater", *CAPPED]
@@ -62,12 +68,13 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(kind=st.sampled_from(sorted(LAYOUTS)), eviction=st.sampled_from(POLICIES))
     def make(self, kind: str, eviction: str) -> None:
-        self.ample = kind == "ample" and eviction not in CAPPED
+        self.ample = kind in ("ample", "ample tails") and eviction not in CAPPED
         self.toy = self.new_toy(LAYOUTS[kind], eviction)
         watch_evictions(self.toy.cache, caps=eviction in CAPPED)
         self.running: dict[int, Running] = {}
         self.published: set[tuple[str, bytes]] = set()
         self.saved: set[tuple[str, bytes]] = set()
+        self.ended: set[tuple[str, bytes]] = set()  # prompts whose last hidden row was kept
         self.building: dict[int, StoredSegment] = {}  # by request
         self.loads: list[Plan] = []  # of segments
         self.builds = 0
@@ -91,12 +98,17 @@ class CacheMachine(RuleBasedStateMachine):
         tokens = tuple(token for page in pages for token in page) + tuple(tail)
         match = self.toy.match(tokens, salt)
         self.check_match(tokens, salt, match.kv_tokens, match.checkpoint_tokens)
+        if match.resumed_tokens == len(tokens):
+            assert (salt, key_of(tokens)) in self.ended
         reuse = data.draw(st.sampled_from([True, True, True, False]))
-        start = match.checkpoint_tokens if reuse else 0
-        if start == len(tokens):
+        kept = match.tail_tokens if reuse and match.tail_tokens else None
+        start = match.checkpoint_tokens + (kept or 0) if reuse else 0
+        if start == len(tokens) and kept is None:
             return
-        end = min(len(tokens), max(start + 1, len(tokens) // legs))
-        draft = self.toy.draft(tokens, start, end=end, publish=floor(end), namespace=salt, reuse=reuse, slot=True)
+        end = min(len(tokens), max(min(start + 1, len(tokens)), len(tokens) // legs))
+        draft = self.toy.draft(
+            tokens, start, end=end, publish=floor(end), namespace=salt, reuse=reuse, slot=True, kept=kept
+        )
         self.launch(tokens, self.with_checkpoints(changed(draft, hold_checkpoint=data.draw(st.booleans())), data))
 
     @rule(data=st.data())
@@ -106,7 +118,16 @@ class CacheMachine(RuleBasedStateMachine):
             return
         now = self.running[request]
         start = now.draft.end
-        draft = changed(now.draft, start=start, checkpoints=(), speculative=(), hold_checkpoint=True)
+        draft = changed(
+            now.draft,
+            start=start,
+            kept=None,
+            checkpoints=(),
+            speculative=(),
+            tails=(),
+            ends=False,
+            hold_checkpoint=True,
+        )
         if start < len(now.tokens):
             draft = changed(draft, end=len(now.tokens), publish=floor(len(now.tokens)))
             draft = changed(draft, hold_checkpoint=data.draw(st.booleans()), replaces=floor(start))
@@ -133,6 +154,7 @@ class CacheMachine(RuleBasedStateMachine):
             now.published = max(now.published, now.draft.publish)
             self.published |= {(salt, key[: 4 * at]) for at in range(PAGE, now.draft.publish + 1, PAGE)}
             self.saved |= {(salt, key[: 4 * save.position]) for save in plan.saves}
+            self.ended |= {(salt, key[: 4 * tail.end]) for tail in plan.tails if tail.has_hidden}
             if now.draft.saving.replaces is not None:
                 self.saved.discard((salt, key[: 4 * now.draft.saving.replaces]))
 
@@ -210,7 +232,12 @@ class CacheMachine(RuleBasedStateMachine):
         grid = range(floor(draft.start) + PAGE, draft.publish + 1, PAGE)
         marks = {at: data.draw(st.sampled_from([None, "checkpoints", "speculative"])) for at in grid}
         placed = {kind: tuple(at for at in grid if marks[at] == kind) for kind in ("checkpoints", "speculative")}
-        return changed(draft, **placed)
+        if not self.toy.layout.tail_pages or draft.publish < floor(draft.start):
+            return changed(draft, **placed)
+        ends = data.draw(st.booleans())
+        inner = data.draw(st.lists(st.integers(draft.start + 1, max(draft.start + 1, draft.end - 1)), max_size=2))
+        tails = {at for at in inner if at < draft.end and at % PAGE} | ({draft.end} if ends else set())
+        return changed(draft, **placed, tails=tuple(sorted(tails)), ends=ends)
 
     def pick(self, data: st.DataObject, is_open: bool) -> int | None:
         requests = [request for request, now in self.running.items() if (now.plan is not None) is is_open]
@@ -250,8 +277,11 @@ class CacheMachine(RuleBasedStateMachine):
                 end = index.walk(index.roots[now.draft.namespace], now.draft.key, now.published // PAGE)[1]
                 assert end * PAGE == now.published, f"request {request} lost KV that it published"
             if now.plan is not None and now.plan.restore:
-                key = now.draft.key[: 4 * now.plan.start]
-                assert self.toy.state(now.plan.restore) == (now.draft.namespace, now.plan.start, key)
+                start = now.plan.start if now.plan.kept is None else now.plan.kept.start
+                key = now.draft.key[: 4 * start]
+                assert self.toy.state(now.plan.restore) == (now.draft.namespace, start, key)
+            if now.plan is not None and now.plan.kept is not None:
+                self.toy.read_tail(now.plan, now.draft, now.plan.kept)
 
     def teardown(self) -> None:
         for request in getattr(self, "building", ()):

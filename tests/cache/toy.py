@@ -14,7 +14,7 @@ from headwater.cache.eviction.base.worth import Worth
 from headwater.cache.eviction.headwater import Headwater
 from headwater.cache.node import Node
 from headwater.cache.segments.store import SegmentKey, StoredSegment
-from headwater.plan import CacheLayout, Draft, Match, Plan
+from headwater.plan import CacheLayout, Draft, Match, Plan, Tail
 
 PAGE = 4
 LAYOUT = CacheLayout(
@@ -150,6 +150,7 @@ def dump(cache: PrefixCache) -> Any:
             at.pins,
             at.holds,
             at.lost,
+            [(tail.ids, tuple(tail.kv), tuple(tail.rows), tail.has_hidden, tail.used, tail.pins) for tail in at.tails],
             below,
         )
 
@@ -164,6 +165,7 @@ def dump(cache: PrefixCache) -> Any:
         (sorted(cache.pool.kv.free_ids()), sorted(cache.pool.states.free_ids())),
         list(cache.index.eviction_log._entries),
         [(s.key, s.ready, s.pins, s.used) for s in cache.segments],
+        [tail.ids for tail in cache.tails],
         cache.now,
         cache.stats(),
     )
@@ -199,19 +201,42 @@ class Toy:
 
     def run(self, plan: Plan, draft: Draft) -> None:
         """Act as an executor: read the checkpoint and the KV before the leg, write the leg's KV and states."""
+        begin = plan.start if plan.kept is None else plan.kept.start
         if plan.restore:
-            assert self.state(plan.restore) == (draft.namespace, plan.start, draft.key[: 4 * plan.start])
+            assert self.state(plan.restore) == (draft.namespace, begin, draft.key[: 4 * begin])
+        if plan.kept is not None:
+            self.read_tail(plan, draft, plan.kept)
         for at, page in enumerate(plan.table[: plan.write_from]):
             assert self.pages[page] == self.content(draft, at), f"page {page} at {at} is not the prompt's"
         for at, page in enumerate(plan.table[plan.write_from :], plan.write_from):
             self.pages[page] = self.content(draft, at)
+        for tail in plan.tails:
+            for part, page in enumerate((*tail.kv, *tail.rows)):
+                hidden = tail.has_hidden and tail.end == plan.end
+                self.pages[page] = (part, draft.namespace, draft.key[: 4 * tail.end], hidden)
         for save in plan.saves:
             for part, page in enumerate(save.pages):
                 self.pages[page] = (part, draft.namespace, save.position, draft.key[: 4 * save.position])
 
+    def read_tail(self, plan: Plan, draft: Draft, kept: Tail) -> None:
+        """Check that what a leg continues is the prompt's, up to where the leg starts."""
+        assert kept.end == plan.start
+        assert kept.start % PAGE == 0
+        for part, page in enumerate((*kept.kv, *kept.rows)):
+            held = self.pages[page]
+            assert isinstance(held, tuple)
+            if held[0] == "kv":  # a page of the index
+                assert (held[1], held[2][: 4 * plan.start]) == (draft.namespace, draft.key[: 4 * plan.start])
+                continue
+            assert held[:2] == (part, draft.namespace), f"{held} is not part {part} of a tail"
+            assert held[2][: 4 * plan.start] == draft.key[: 4 * plan.start], f"{held} is not the prompt's"
+            if kept.has_hidden:
+                assert held[2:] == (draft.key[: 4 * plan.start], True), "the hidden row is that of another prompt"
+        if plan.start == plan.end:
+            assert kept.has_hidden, "a leg without rows needs the hidden row after them"
+
     def content(self, draft: Draft, at: int) -> object:
-        end = (at + 1) * PAGE
-        return ("kv", draft.namespace, draft.key[: 4 * end] if end <= draft.end else "partial")
+        return ("kv", draft.namespace, draft.key[: 4 * min((at + 1) * PAGE, draft.end)])
 
     def state(self, pages: tuple[int, ...]) -> object:
         parts = [self.pages[page] for page in pages]

@@ -10,24 +10,35 @@ from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.node import Node
 from headwater.cache.pool import Pool
 from headwater.cache.segments.store import SegmentStore
+from headwater.cache.tails import Tails
 
 
 def audit(
-    index: Index, pool: Pool, segments: SegmentStore, leases: list[Lease], plans: list[tuple[Lease, OpenPlan]]
+    index: Index,
+    pool: Pool,
+    segments: SegmentStore,
+    tails: Tails,
+    leases: list[Lease],
+    plans: list[tuple[Lease, OpenPlan]],
 ) -> None:
     """Raise AssertionError at the first broken invariant."""
     check_index(index)
     segments.check()
+    _check_tails(index, tails, [opened for _, opened in plans])
     nodes: list[Node] = list(index)
     kv = [*(node.pages for node in nodes), *(lease.private_pages() for lease in leases), *(s.kv for s in segments)]
     states = [*(node.checkpoint or () for node in nodes), *(lease.slot for lease in leases)]
     states += [save.pages for _, opened in plans for save in opened.saves]
+    written = (tail for _, opened in plans for tail in opened.tails)
+    states += [pages for tail in (*tails, *written) for pages in (tail.kv, tail.rows)]
     states += [pages for stored in segments for pages in (stored.state, stored.transition, stored.lent)]
     pool.check(list(chain.from_iterable(kv)), list(chain.from_iterable(states)))
     pins = Counter(node for lease in leases for node in (lease.node, lease.deep) if node is not None)
     for lease, opened in plans:
         if opened.deep_before is not None and opened.deep_before is not lease.deep:
             pins[opened.deep_before] += 1
+        if opened.mid_page is not None and opened.mid_page.tail is None:
+            pins[opened.mid_page.node] += 1
     holds = Counter(lease.node for lease in leases if lease.held)
     for node in [*nodes, *index.roots.values()]:
         assert node.pins == pins.pop(node, 0), f"{node} is pinned {node.pins} times, not as often as leases end there"
@@ -37,6 +48,24 @@ def audit(
     assert sum(lease.plan is not None for lease in leases) == len(plans), f"{len(plans)} open plans, not of the leases"
     for lease in leases:
         _check_table(index, lease)
+
+
+def _check_tails(index: Index, tails: Tails, plans: list[OpenPlan]) -> None:
+    """Check that tails are those of nodes, in order and each once, and as often pinned as open plans read them."""
+    stored = set(tails)
+    of_nodes = [tail for node in (*index, *index.roots.values()) for tail in node.tails]
+    assert len(of_nodes) == len(stored), f"{len(of_nodes)} tails of nodes, {len(stored)} in the order of use"
+    read = Counter(opened.mid_page.tail for opened in plans if opened.mid_page is not None)
+    for tail in of_nodes:
+        node = tail.node
+        assert tail in stored, f"{tail} is not among those in the order of use"
+        assert tail.pins == read[tail], f"{tail} is pinned {tail.pins} times, and {read[tail]} open plans read it"
+        assert tails.may_begin_at(node), f"{tail} lacks its checkpoint"
+        ids = [one.ids for one in node.tails]
+        assert ids == sorted(set(ids)), f"tails of {node} are not in order"
+    assert tails.pages == sum(tail.pages for tail in of_nodes), f"{tails.pages} pages of tails are counted"
+    pinned = sum(tail.pages for tail in of_nodes if tail.pins)
+    assert tails.evictable_beside(None) == tails.pages - pinned, f"{pinned} pages of tails are pinned"
 
 
 def _check_table(index: Index, lease: Lease) -> None:
@@ -55,7 +84,7 @@ def check_index(index: Index) -> None:
     """Raise AssertionError unless edges, depths, pages and counters agree, and no node is superfluous."""
     for namespace, root in index.roots.items():
         assert root.namespace == namespace, f"root of {namespace!r} is named {root.namespace!r}"
-        assert root.children or root.pins, f"the root of {namespace!r} is empty"
+        assert root.children or root.pins or root.tails, f"the root of {namespace!r} is empty"
         assert root.checkpoint is None, f"{root} has a checkpoint"
         assert root.parent is None, f"{root} has a parent"
         assert root.end == 0, f"{root} is a root"
@@ -86,7 +115,7 @@ def _check_node(index: Index, node: Node) -> None:
     assert len(node.pages) == units * index.unit_pages, f"{node}: {len(node.pages)} pages for {units} units"
     assert 0 <= node.holds <= node.pins, f"{node}: {node.holds} holds, {node.pins} pins"
     assert all(parent.end < at <= node.end for at in node.lost), f"{node} remembers {node.lost}"
-    bare = node.checkpoint is None and not node.pins
+    bare = node.checkpoint is None and not node.pins and not node.tails
     assert not (bare and len(node.children) == 1), f"{node} should have been merged"
     assert not (bare and not node.children and not node.pages), f"{node} keeps nothing"
     live = (node.checkpoint is not None) + sum(child.live > 0 for child in node.children.values())

@@ -80,7 +80,7 @@ class Branches:
         node = path[-1] if path else None
         if node is None or node.end > end:  # the rest of it is another's
             return
-        while node.parent is not None and node.end > floor and not (node.children or node.pins):
+        while node.parent is not None and node.end > floor and not (node.children or node.pins or node.tails):
             parent = node.parent
             if node.checkpoint is not None:
                 self.pool.states.give(self.index.drop(node, evicted=False))

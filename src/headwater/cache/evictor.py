@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from headwater.cache.eviction.base.policy import Eviction, Kind, Room
+from headwater.cache.eviction.base.policy import Eviction, Kind, Room, Victim
+from headwater.cache.eviction.base.worth import Worth
 from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease
@@ -20,6 +21,7 @@ from headwater.cache.node import Node
 from headwater.cache.pool import Pool
 from headwater.cache.segments.store import SegmentStore
 from headwater.cache.survey import Survey
+from headwater.cache.tails import StoredTail, Tails
 from headwater.errors import OutOfPages
 
 Nodes = AbstractSet[Node]
@@ -35,11 +37,13 @@ class Evictor:
         pool: Pool,
         policy: Eviction,
         segments: SegmentStore,
+        tails: Tails,
         leases: Mapping[int, Lease],
         history: History | None = None,
     ) -> None:
         self._index, self._pool, self._policy, self._history = index, pool, policy, history
-        self._segments, self._leases = segments, leases
+        self._segments, self._tails, self._leases = segments, tails, leases
+        self._layout, self._worth = segments.layout, Worth(segments.layout)
         self.checkpoints = 0  # evicted so far
         self.speculative = 0  # of them
         self.kv_pages = 0
@@ -59,13 +63,13 @@ class Evictor:
 
     def _surely_evictable(self, survey: Survey) -> tuple[int, int]:
         """Return a fast lower bound of `evictable`: as if no two leases had a page in common."""
-        named = survey.end
+        named = max(survey.end, 0 if survey.mid_page is None else survey.mid_page.node.end)
         for lease in self._leases.values():
             end = lease.deep or lease.node
             named += 0 if end is None else end.end
         checkpoints = self._index.checkpoints - len(self._leases) - 1
         kv = max(0, self._index.kv_pages - named * self._index.unit_pages)
-        return self._with_segments(kv, max(0, checkpoints))
+        return self._with_segments(kv, max(0, checkpoints), survey)
 
     def evictable(self, survey: Survey, letting_go: Lease | None, keep: Nodes = NONE) -> tuple[int, int]:
         """Return the pages of KV, and of checkpoints, that can be evicted while this leg and all leases keep theirs.
@@ -92,12 +96,17 @@ class Evictor:
                 kept = (survey.end - last.parent.end) * self._index.unit_pages
                 last = last.parent
             _guard(last, guarded)
+        if survey.mid_page is not None:
+            _guard(survey.mid_page.node, guarded)
         kv = self._index.kv_pages - kept - sum(len(node.pages) for node in guarded)
-        return self._with_segments(kv, self._index.checkpoints - sum(node.checkpoint is not None for node in held))
+        checkpoints = self._index.checkpoints - sum(node.checkpoint is not None for node in held)
+        return self._with_segments(kv, checkpoints, survey)
 
-    def _with_segments(self, kv: int, checkpoints: int) -> tuple[int, int]:
+    def _with_segments(self, kv: int, checkpoints: int, survey: Survey) -> tuple[int, int]:
+        """Add what tails and segments give, except the tail that the leg reads."""
         of_segments = self._segments.evictable
-        return kv + of_segments[0], checkpoints * self._segments.layout.checkpoint_pages + of_segments[1]
+        states = checkpoints * self._layout.checkpoint_pages + self._tails.evictable_beside(survey.mid_page)
+        return kv + of_segments[0], states + of_segments[1]
 
     # ---- eviction
 
@@ -148,6 +157,10 @@ class Evictor:
         if not self.reserving:
             raise RuntimeError("eviction for room outside of reserve")
         victim = self._policy.victim(room, now)
+        tail = self._tails.first()
+        if tail is not None and (victim is None or self._is_worth_less(tail, victim, now)):
+            self._tails.evict(tail)
+            return True
         if victim is None and self._segments.evict():
             return True
         if keep and (victim is None or victim[0] in keep):
@@ -160,6 +173,22 @@ class Evictor:
             self._give_up(node, kind)
         return True
 
+    def _is_worth_less(self, tail: StoredTail, victim: Victim, now: int) -> bool:
+        """Return whether a tail saves fewer FLOPs a page than a victim, if both are used again at 1 / their age.
+
+        A tail is evicted before its own checkpoint.
+        """
+        node, kind = victim
+        if node is tail.node:
+            return True
+        if kind is Kind.TAIL and not self._layout.every_page:
+            return False  # KV that no checkpoint can use saves nothing
+        start = tail.node.end * self._layout.unit_tokens
+        tokens = len(tail.ids) // self._tails.token_bytes
+        saved = self._layout.flops.between(start, start + tokens + tail.has_hidden) / tail.pages
+        age = now - max(node.checkpoint_time, 0 if node.checkpoint is not None else node.kv_time)
+        return saved / (1 + now - tail.used) < self._worth.of(node) / (1 + age)
+
     def give_up_surplus(self, node: Node, now: int) -> None:
         """Evict what the policy's cap excludes, after the commit of a path to `node`. Only `commit` calls this."""
         while (victim := self._policy.surplus(node, now)) is not None:
@@ -168,6 +197,7 @@ class Evictor:
     def _give_up(self, node: Node, kind: Kind) -> None:
         """Evict one checkpoint, or with kind NODE the checkpoint and KV of a leaf."""
         pages = len(node.pages)
+        self._tails.drop(node)
         if node.checkpoint is not None:
             self.checkpoints += 1
             self.speculative += node.speculative
@@ -177,6 +207,7 @@ class Evictor:
             self._trim(node, pages)
 
     def _trim(self, node: Node, pages: int) -> None:
+        self._tails.drop(node)
         if self._history is not None:
             self._history.note(self._index.namespace(node), node)
         units = min(len(node.pages), -(-pages // self._index.unit_pages) * self._index.unit_pages)

@@ -301,6 +301,7 @@ class Index:
         self.version += 1
         pages = node.checkpoint
         assert pages is not None, f"{node} has no checkpoint"
+        assert not node.tails, f"{node} has tails, which begin with its checkpoint"
         node.checkpoint, node.speculative, node.learned = None, False, False
         if evicted:
             node.lost += (node.end,)
@@ -319,6 +320,7 @@ class Index:
         assert not node.children, f"{node} is not a leaf"
         assert not node.pins, f"{node} is pinned"
         assert node.checkpoint is None, f"{node} has a checkpoint"
+        assert not node.tails, f"{node} has tails, which begin at its end"
         parent = node.parent
         assert parent is not None, f"{node} is a root"
         end = node.end - units
@@ -352,7 +354,7 @@ class Index:
 
     def tidy(self, node: Node, evicted: bool = False) -> None:
         """Merge or remove a node that has lost a pin, a checkpoint or a child, if it is no longer needed."""
-        if node.pins or node.checkpoint is not None or len(node.children) > 1:
+        if node.pins or node.checkpoint is not None or node.tails or len(node.children) > 1:
             return
         if isinstance(node, Root):
             if not node.children:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.cache.pool import Pool
-from headwater.plan import Draft, Save
+from headwater.cache.tails import MidPage, StoredTail
+from headwater.plan import Draft, Save, Tail
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +25,8 @@ class OpenPlan:
     deep_before: Node | None
     has_new_slot: bool
     saves: tuple[Save, ...] = ()
+    mid_page: MidPage | None = None  # pinned while it is read
+    tails: tuple[Tail, ...] = ()  # that the leg writes
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +43,7 @@ class Lease:
     duplicates: array[int] = field(default_factory=lambda: array("i"))
     slot: array[int] = field(default_factory=lambda: array("i"))
     plan: int | None = None  # id of the open plan
+    continued: StoredTail | None = None  # the tail after whose last token its first leg began
 
     @classmethod
     def begin(cls, draft: Draft, path: list[Node], unit: int, index: Index) -> Lease:
@@ -144,7 +148,7 @@ class Lease:
         """Drop the rolling checkpoint at depth `position`, unless a request needs it or has resumed there."""
         assert self.node is not None, "a lease that replaces has a node"
         node = next(node for node in self.node.climb() if node.end <= position)
-        is_used = node.pins or node.hits or len(node.children) > 1
+        is_used = node.pins or node.hits or node.tails or len(node.children) > 1
         if node.end == position and node.checkpoint is not None and not is_used:
             pool.states.give(index.drop(node, evicted=False))
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headwater.cache.tails import StoredTail
 
 MAX_LOGGED_EDGES = 4096  # evicted edges that are remembered
 
@@ -22,6 +27,8 @@ class Node:
     origins: tuple[int, ...] = ()  # serials of the nodes that this one was the upper part of, the latest first
     children: dict[bytes, Node] = field(default_factory=dict)  # by the first unit of their edge
     fast_child: Node | None = None  # the first of the children: a walk tries it before it hashes a unit
+    ordered: list[bytes] | None = None  # first units of the children, ascending, once `neighbours` has asked for them
+    tails: tuple[StoredTail, ...] = ()  # of tokens after its end that are less than a unit, by their ids
     checkpoint: Sequence[int] | None = None  # its pages
     speculative: bool = False
     learned: bool = False  # the checkpoint is at a learned position
@@ -45,15 +52,26 @@ class Node:
         """Set the child whose edge begins with `unit`."""
         if self.fast_child is None or self.fast_child.unit is unit:
             self.fast_child = child
+        if self.ordered is not None and unit not in self.children:
+            insort(self.ordered, unit)
         self.children[unit] = child
         child.unit, child.parent = unit, self
 
     def disown(self, child: Node) -> None:
         """Remove the child."""
         del self.children[child.unit]
+        if self.ordered is not None:
+            del self.ordered[bisect_left(self.ordered, child.unit)]
         child.parent = None
         if self.fast_child is child:
             self.fast_child = next(iter(self.children.values()), None)
+
+    def neighbours(self, ids: bytes) -> list[Node]:
+        """Return the children next to where one that begins with `ids` would stand: one shares its longest beginning."""
+        if self.ordered is None:
+            self.ordered = sorted(self.children)
+        at = bisect_left(self.ordered, ids)
+        return [self.children[unit] for unit in self.ordered[max(0, at - 1) : at + 1]]
 
     def __repr__(self) -> str:
         marks = ("*" if self.checkpoint is not None else "") + f" pins={self.pins}" * bool(self.pins)

@@ -23,8 +23,9 @@ from headwater.cache.snapshot import Snapshot, Tree
 from headwater.cache.stats import CacheStats, Operations, Parts
 from headwater.cache.survey import Survey, Surveyor
 from headwater.cache.view import CacheView, look
+from headwater.cache.tails import MidPage, StoredTail, Tails
 from headwater.errors import OutOfPages, PlanClosed
-from headwater.plan import CacheLayout, Draft, Held, Match, Place, Plan, Save, Saving
+from headwater.plan import CacheLayout, Draft, Held, Match, Place, Plan, Save, Saving, Tail
 from headwater.request import SegmentEviction
 
 
@@ -53,10 +54,13 @@ class PrefixCache:
         self.pool = Pool(layout)
         self._history = History(layout.unit_bytes, 4 * layout.n_pages) if self.policy.keeps_history else None
         self.segments = SegmentStore(layout, self.pool, segment_share, segment_eviction, changes)
-        self._surveyor = Surveyor(layout, self.index, self._history)
+        self.tails = Tails(layout, self.index, self.pool)
+        self._surveyor = Surveyor(layout, self.index, self._history, self.tails)
         self.leases: dict[int, Lease] = {}
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
-        self.evictor = Evictor(self.index, self.pool, self.policy, self.segments, self.leases, self._history)
+        self.evictor = Evictor(
+            self.index, self.pool, self.policy, self.segments, self.tails, self.leases, self._history
+        )
         self.now = 0  # logical ticks: one a reserve, one a commit
         self._has_priorities = False  # whether any request had a priority other than 0
         self.branches = Branches(layout, self.index, self.pool, self.evictor, lambda: self.now)
@@ -218,11 +222,14 @@ class PrefixCache:
     def _open(self, draft: Draft, lease: Lease, survey: Survey) -> Plan:
         opened = OpenPlan(draft, len(lease.table), lease.own_from, lease.deep, draft.slot and not lease.slot)
         self._protect(draft, lease, survey)
+        if survey.mid_page is not None:
+            self._pin(opened, lease, survey.mid_page)
         self.evictor.make_rooms(survey.kv, survey.states, self.now)
         lease.table.extend(self.pool.kv.take(survey.kv))
         if opened.has_new_slot:
             lease.slot = self.pool.states.take(self.layout.slot_pages)
         self._take_saves(opened, survey)
+        kept = None if opened.mid_page is None else opened.mid_page.as_plan(draft.start - opened.mid_page.tokens)
         restore = () if survey.resume is None else survey.resume.checkpoint
         assert restore is not None, f"{survey.resume} lost its checkpoint while it was held"
         own_from = draft.start // self.layout.page_size * self.layout.kv_pages_per_unit
@@ -239,6 +246,8 @@ class PrefixCache:
             write_from=write_from,
             saves=opened.saves,
             lent=lease.slot if opened.has_new_slot else (),
+            kept=kept,
+            tails=opened.tails,
         )
 
     def _protect(self, draft: Draft, lease: Lease, survey: Survey) -> None:
@@ -255,6 +264,22 @@ class PrefixCache:
         if lease.node is not None:
             self.index.touch(lease.deep or lease.node, None, self.now)
 
+    def _pin(self, opened: OpenPlan, lease: Lease, mid_page: MidPage) -> None:
+        """Protect what has the tokens before a start in mid-page, until the plan is closed."""
+        opened.mid_page = mid_page
+        if mid_page.tail is None:
+            self.index.pin(mid_page.node)
+            return
+        self.tails.pin(mid_page.tail, self.now)
+        if mid_page.tokens * self.tails.token_bytes == len(mid_page.tail.ids):
+            lease.continued = mid_page.tail
+
+    def _unpin(self, mid_page: MidPage) -> None:
+        if mid_page.tail is None:
+            self.index.unpin(mid_page.node)
+        else:
+            self.tails.unpin(mid_page.tail)
+
     def _take_saves(self, opened: OpenPlan, survey: Survey) -> None:
         """Take pages for each new checkpoint, and for speculative ones, in order, as long as pages are free."""
         size, states = self.layout.checkpoint_pages, self.pool.states
@@ -264,6 +289,10 @@ class PrefixCache:
                 break
             saves.append(Save(at, states.take(size)))
         opened.saves = tuple(sorted(saves, key=lambda save: save.position))
+        for end in survey.tails:
+            tokens = self.tails.length(end)
+            is_end = opened.draft.saving.ends and end == survey.tails[-1]
+            opened.tails += (Tail(end - tokens, end, *self.tails.take(tokens), has_hidden=is_end),)
 
     # ---- closing a plan
 
@@ -283,6 +312,7 @@ class PrefixCache:
         self._operations.commits += 1
         lease.commit(opened, self.layout.unit_tokens, self.index, self.pool, self.now)
         draft = opened.draft
+        self._keep_tails(lease, opened)
         if lease.node is None:
             return
         if draft.hints.retained:
@@ -290,6 +320,33 @@ class PrefixCache:
         if draft.hints.priority or self._has_priorities:
             self._prefer(draft.hints.priority, lease.node)
         self.evictor.give_up_surplus(lease.node, self.now)
+
+    def _keep_tails(self, lease: Lease, opened: OpenPlan) -> None:
+        """Store the tails that a leg wrote, except those without a checkpoint before them.
+
+        If a session continues with them, the ends of its earlier turns are the next to be evicted.
+        """
+        draft, unit = opened.draft, self.layout.unit_tokens
+        for tail in opened.tails:
+            node = self._node_at(lease.node, tail.start // unit)
+            if node is None or not self.tails.may_begin_at(node):
+                self.tails.give(tail)
+                continue
+            ids = draft.key[tail.start * self.tails.token_bytes : tail.end * self.tails.token_bytes]
+            continues = lease.continued if tail.has_hidden else None
+            stored = StoredTail(node, ids, tail.kv, tail.rows, tail.has_hidden, continues)
+            if not self.tails.add(stored, self.now):
+                self.index.tidy(node)
+            elif draft.sharing.counts:
+                self.tails.supersede(continues)
+
+    def _node_at(self, last: Node | None, end: int) -> Node | None:
+        """Return the node at depth `end` on the path to `last`; where work can resume at every page, make one end there."""
+        if last is None or last.end < end:
+            return None
+        if self.layout.every_page and end:
+            return self.index.boundary(last, end)
+        return next((node for node in last.climb() if node.end == end), None)
 
     def _retain(self, draft: Draft, end: Node) -> None:
         """Report the retentions of checkpoints on the path to `end` to the policy."""
@@ -327,6 +384,8 @@ class PrefixCache:
             return
         lease, opened = self._close(plan)
         self._operations.abandons += 1
+        for tail in opened.tails:
+            self.tails.give(tail)
         lease.abandon(opened, self.index, self.pool)
 
     def _close(self, plan: Plan) -> tuple[Lease, OpenPlan]:
@@ -334,6 +393,8 @@ class PrefixCache:
             raise PlanClosed(f"plan {plan.id} of request {plan.request} is not open")
         lease, opened = self._plans.pop(plan.id)
         lease.plan = None
+        if opened.mid_page is not None:
+            self._unpin(opened.mid_page)
         return lease, opened
 
     def release(self, request: int) -> None:
@@ -351,7 +412,7 @@ class PrefixCache:
 
     def stats(self) -> CacheStats:
         """Return counts of cached content and of operations."""
-        parts = Parts(self.layout, self.index, self.pool, self.evictor, self.segments)
+        parts = Parts(self.layout, self.index, self.pool, self.evictor, self.segments, self.tails)
         plans = [opened for _, opened in self._plans.values()]
         return parts.count(self.leases.values(), plans, self._operations, self.now)
 
@@ -378,7 +439,7 @@ class PrefixCache:
 
     def check(self) -> None:
         """Verify every invariant of index, pool and leases; AssertionError names the broken one. Repairs nothing."""
-        audit(self.index, self.pool, self.segments, list(self.leases.values()), list(self._plans.values()))
+        audit(self.index, self.pool, self.segments, self.tails, list(self.leases.values()), list(self._plans.values()))
         stats = self.stats()
         owned = sum(pages for use, pages in stats.pages_by_use().items() if use != "free")
         assert owned + stats.pages_free == stats.pages_total, f"pages do not add up: {stats}"

@@ -10,9 +10,10 @@ from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.pool import Pool
 from headwater.cache.segments.store import SegmentStore
+from headwater.cache.tails import Tails
 from headwater.plan import CacheLayout
 
-USES = ("kv", "checkpoint", "private", "slot", "segment", "free")
+USES = ("kv", "checkpoint", "tail", "private", "slot", "segment", "free")
 
 
 @dataclass(slots=True)
@@ -34,7 +35,8 @@ class CacheStats:
     pages_free: int
     pages_kv: int  # KV that the index holds
     pages_checkpoint: int  # checkpoints that the index holds
-    pages_private: int  # KV of one request only, and checkpoints of open plans
+    pages_tail: int  # tails that the index holds
+    pages_private: int  # KV of one request only, and checkpoints and tails of open plans
     pages_slot: int  # pages behind the slots of running requests
     pages_segment: int  # segments, stored and being built
     dead_kv_tokens: int  # KV that no checkpoint at or below it can use
@@ -53,6 +55,10 @@ class CacheStats:
     evicted_checkpoints: int
     evicted_speculative: int  # speculative ones of these
     evicted_kv_pages: int
+    tails: int
+    saved_tails: int
+    evicted_tails: int
+    tail_uses: int  # legs that started in mid-page
     segments: int
     segment_uses: int  # uses of a segment by a request
     evicted_segments: int
@@ -68,6 +74,7 @@ class CacheStats:
             "checkpoint": self.evicted_checkpoints - self.evicted_speculative,
             "speculative_checkpoint": self.evicted_speculative,
             "kv_page": self.evicted_kv_pages,
+            "tail": self.evicted_tails,
             "segment": self.evicted_segments,
         }
 
@@ -76,6 +83,7 @@ class CacheStats:
         return {
             "checkpoint": self.saved_checkpoints - self.saved_speculative,
             "speculative_checkpoint": self.saved_speculative,
+            "tail": self.saved_tails,
         }
 
 
@@ -88,20 +96,23 @@ class Parts:
     pool: Pool
     evictor: Evictor
     segments: SegmentStore
+    tails: Tails
 
     def count(
         self, leases: Collection[Lease], plans: Collection[OpenPlan], operations: Operations, tick: int
     ) -> CacheStats:
         """Return the statistics. All counts but those of the few leases are kept incrementally."""
         layout, index, evictor, segments = self.layout, self.index, self.evictor, self.segments
-        saves = sum(len(opened.saves) for opened in plans)
+        saves = sum(len(opened.saves) for opened in plans) * layout.checkpoint_pages
+        saves += sum(len(tail.kv) + len(tail.rows) for opened in plans for tail in opened.tails)
         dead_units = 0 if layout.every_page or not index.unit_pages else index.dead_pages // index.unit_pages
         return CacheStats(
             pages_total=layout.n_pages,
             pages_free=self.pool.free,
             pages_kv=index.kv_pages,
             pages_checkpoint=index.checkpoints * layout.checkpoint_pages,
-            pages_private=sum(lease.n_private for lease in leases) + saves * layout.checkpoint_pages,
+            pages_tail=self.tails.pages,
+            pages_private=sum(lease.n_private for lease in leases) + saves,
             pages_slot=sum(len(lease.slot) for lease in leases) + sum(len(s.lent) for s in segments),
             pages_segment=segments.pages,
             dead_kv_tokens=dead_units * layout.unit_tokens,
@@ -116,6 +127,10 @@ class Parts:
             evicted_checkpoints=evictor.checkpoints,
             evicted_speculative=evictor.speculative,
             evicted_kv_pages=evictor.kv_pages,
+            tails=len(self.tails),
+            saved_tails=self.tails.saved,
+            evicted_tails=self.tails.evicted,
+            tail_uses=self.tails.uses,
             segments=len(segments),
             segment_uses=segments.uses,
             evicted_segments=segments.evicted,

@@ -10,6 +10,7 @@ from headwater.cache.index import Index
 from headwater.cache.lease import Lease
 from headwater.cache.node import Node
 from headwater.cache.placement.base import Edge, Path
+from headwater.cache.tails import MidPage, Tails, common_bytes
 from headwater.errors import StaleMatch
 from headwater.plan import CacheLayout, Draft, Match
 
@@ -23,6 +24,7 @@ class Found(Match):
     last: Node | None = field(default=None, compare=False)  # the node in which the walk ended
     end: int = field(default=0, compare=False)  # depth of its end, in units: one unit more than a match may have
     cap: int = field(default=0, compare=False)  # the greatest depth that a match may have, in units
+    mid_page: MidPage | None = field(default=None, compare=False, repr=False)  # that has its `tail_tokens`
 
 
 @dataclass(slots=True, eq=False)
@@ -35,15 +37,17 @@ class Survey:
     saves: tuple[int, ...]  # token positions of checkpoints that are not cached yet
     guesses: tuple[int, ...]  # likewise, speculative
     kv: int  # pages of KV to take
-    states: int  # pages of checkpoints and slot to take
+    states: int  # pages of checkpoints, tails and slot to take
+    mid_page: MidPage | None = None  # that has the tokens before a start in mid-page
+    tails: tuple[int, ...] = ()  # ends of tails to save
 
 
 class Surveyor:
     """Reads prompts and drafts against the index."""
 
-    def __init__(self, layout: CacheLayout, index: Index, history: History | None) -> None:
+    def __init__(self, layout: CacheLayout, index: Index, history: History | None, tails: Tails) -> None:
         self.layout = layout
-        self._index, self._history = index, history
+        self._index, self._history, self._tails = index, history, tails
         self._every_page = layout.every_page
 
     # ---- prompts
@@ -63,7 +67,48 @@ class Surveyor:
         reason = explain(index, namespace, key, last, (checkpoint, end, cap))
         branch = end if self._history is None else max(end, self._history.depth(namespace, key, cap))
         depths = end * unit, checkpoint * unit, branch * unit
-        return Found(*depths, reason, index.version, _is_first(last, resume, end), namespace, key, last, walked, cap)
+        place = reason, index.version, _is_first(last, resume, end)
+        if not self.layout.tail_pages or last is None:
+            return Found(*depths, *place, 0, 0, namespace, key, last, walked, cap)
+        page = self._shared_page(last, end, key, length)
+        base = last if self._every_page else resume or index.roots[namespace]
+        mid_page = self._mid_page(base, checkpoint, key, length)
+        if self._every_page and page is not None and (mid_page is None or page.tokens > mid_page.tokens):
+            mid_page = page
+        tokens = 0 if mid_page is None else mid_page.tokens
+        parted = 0 if page is None else page.tokens
+        return Found(*depths, *place, tokens, parted, namespace, key, last, walked, cap, mid_page)
+
+    def _mid_page(self, node: Node, depth: int, key: bytes, length: int) -> MidPage | None:
+        """Return what tails at `depth` on the path to a node have of a prompt; None if nothing."""
+        while node.end > depth and node.parent is not None:
+            node = node.parent
+        if node.end < depth or not node.tails:
+            return None
+        begin, end = depth * self.layout.unit_bytes, length * self._tails.token_bytes
+        ids = key[begin : begin + self.layout.unit_bytes]
+        return self._tails.longest(node, ids, is_whole=begin + len(ids) >= end)
+
+    def _shared_page(self, last: Node, depth: int, key: bytes, length: int) -> MidPage | None:
+        """Return the cached page after `depth` that has most tokens in common with a prompt; None if none has any.
+
+        last: the node in which the walk along `key` ended, at `depth` or one unit later.
+        """
+        width, begin = self.layout.unit_bytes, depth * self.layout.unit_bytes
+        while last.parent is not None and last.parent.end > depth:
+            last = last.parent
+        ids = key[begin : begin + width]
+        best, most = None, 0
+        for node in [last] if last.end > depth else last.neighbours(ids):
+            at = begin - (node.parent.end if node.parent is not None else 0) * width
+            common = common_bytes(node.edge[at : at + width], ids) // self._tails.token_bytes
+            if common > most:
+                best, most = node, common
+        tokens = min(most, length - 1 - depth * self.layout.unit_tokens, self.layout.unit_tokens - 1)
+        if best is None or best.parent is None or tokens <= 0:
+            return None
+        first = (depth - best.parent.end) * self._index.unit_pages
+        return MidPage(tokens, best, page=best.pages[first : first + self._index.unit_pages])
 
     def _reach(self, namespace: str, key: bytes, limit: int, near: tuple[Match, int] | None) -> tuple[Node | None, int]:
         """Return the last node that `key` enters and the depth that it reaches, from where it leaves a near key."""
@@ -110,6 +155,7 @@ class Surveyor:
         self._validate(draft, lease)
         unit = self.layout.unit_tokens
         path, end, resume = self._find(draft, lease, match)
+        mid_page = None if draft.kept is None else self._kept(draft, match)
         have = {node.end * unit for node in path if node.checkpoint is not None and node.end <= end}
         shares = draft.sharing.reuse if lease is None else lease.node is not None
         wanted = shares and not self._every_page
@@ -118,9 +164,25 @@ class Surveyor:
         named = 0 if lease is None else len(lease.table)
         kv = self.table_pages(draft.end) - max(end * self._index.unit_pages, named)
         states = len(saves) * self.layout.checkpoint_pages
+        tails = draft.saving.tails if shares and self.layout.tail_pages else ()
+        states += sum(self._tails.pages_of(self._tails.length(at)) for at in tails)
         if draft.slot and (lease is None or not lease.slot):
             states += self.layout.slot_pages
-        return Survey(path, end, resume, saves, guesses, kv, states)
+        return Survey(path, end, resume, saves, guesses, kv, states, mid_page, tails)
+
+    def _kept(self, draft: Draft, match: Match | None) -> MidPage:
+        """Return what has the tokens before a start in mid-page. ValueError if nothing has, or has no more."""
+        assert draft.kept is not None, "the leg starts in mid-page"
+        unit = self.layout.unit_tokens
+        length = len(draft.key) // self._tails.token_bytes
+        found = match if isinstance(match, Found) else self.match(draft.namespace, draft.key, length, None)
+        base, mid_page = draft.start - draft.kept, found.mid_page
+        if base % unit or mid_page is None or (found.checkpoint_tokens, mid_page.tokens) != (base, draft.kept):
+            have = found.checkpoint_tokens, found.tail_tokens
+            raise ValueError(f"leg starts {draft.kept} tokens after {base}, cached are {have[1]} after {have[0]}")
+        if draft.start == draft.end and not mid_page.has_hidden:
+            raise ValueError(f"leg computes nothing at {draft.start}, where no hidden row is cached")
+        return mid_page
 
     def _validate(self, draft: Draft, lease: Lease | None) -> None:
         unit = self.layout.unit_tokens
@@ -130,13 +192,16 @@ class Surveyor:
             raise ValueError(f"leg starts at {draft.start}, the one before ended at {lease.end}")
         if lease is None and draft.start and not draft.sharing.reuse:
             raise ValueError(f"leg starts at {draft.start} without reuse")
-        if not draft.start < draft.end:
+        if draft.start > draft.end or (draft.start == draft.end and draft.kept is None):
             raise ValueError(f"leg ends at {draft.end} and starts at {draft.start}")
         if draft.publish > draft.end or draft.publish // unit > len(draft.key) // self.layout.unit_bytes:
             raise ValueError(f"publish {draft.publish} exceeds end {draft.end} or key of {len(draft.key)} bytes")
         for at in (*draft.saving.checkpoints, *draft.saving.speculative):
             if not draft.start < at <= draft.publish or at % unit:
                 raise ValueError(f"checkpoint at {at} is not on the grid of {unit} in ({draft.start}, {draft.publish}]")
+        for at in draft.saving.tails:
+            if not draft.start <= at <= draft.end:
+                raise ValueError(f"a tail ends at {at}, the leg computes [{draft.start}, {draft.end})")
 
     def _find(self, draft: Draft, lease: Lease | None, match: Match | None) -> tuple[list[Node], int, Node | None]:
         """Return the path and depth that the leg may share, and the checkpoint from which a first leg resumes."""
@@ -159,7 +224,9 @@ class Surveyor:
     def _resume_node(self, draft: Draft, path: list[Node], end: int) -> Node | None:
         if not draft.start:
             return None
-        start, rest = divmod(draft.start, self.layout.unit_tokens)
+        start, rest = divmod(draft.start - (draft.kept or 0), self.layout.unit_tokens)
+        if not start and not rest:
+            return None
         if rest or start > end:
             raise ValueError(f"leg starts at {draft.start}, cached are {end * self.layout.unit_tokens} tokens")
         if self._every_page:

@@ -1,0 +1,167 @@
+"""Tails: requests that resume in mid-page."""
+
+from dataclasses import replace
+
+import pytest
+
+from headwater.plan import CacheLayout, Match
+from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, floor, key_of, words
+
+TAILS = replace(LAYOUT, tail_pages=(1, 1, 2, 2, 3))
+EVERY_PAGE = replace(TAILS, checkpoint_pages=0, slot_pages=0, resumable="every_page", tail_pages=(1,) * (PAGE + 1))
+
+
+def serve(toy: Toy, tokens: Tokens, inner: tuple[int, ...] = (), namespace: str = "", counts: bool = True) -> Match:
+    """One request that resumes as deep as it can, with a checkpoint at its last page boundary and a tail at its end."""
+    match = toy.match(tokens, namespace)
+    last = (len(tokens) - 1) // PAGE * PAGE
+    draft = toy.draft(
+        tokens,
+        match.resumed_tokens,
+        namespace=namespace,
+        kept=match.tail_tokens or None,
+        checkpoints=tuple(at for at in {last, *map(floor, inner)} if at > match.resumed_tokens),
+        tails=(*inner, len(tokens)),
+        ends=True,
+        counts=counts,
+    )
+    plan = toy.cache.reserve(draft, match)
+    toy.cache.check()
+    toy.commit(plan, draft)
+    toy.release(draft.request)
+    return match
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 11])
+@pytest.mark.parametrize("layout", [TAILS, EVERY_PAGE], ids=["checkpoints", "every page"])
+def test_identical_prompt_is_found_whole(layout: CacheLayout, length: int) -> None:
+    toy = Toy(layout)
+    assert serve(toy, words(1, length)).resumed_tokens == 0
+    assert serve(toy, words(1, length)).resumed_tokens == length
+
+
+@pytest.mark.parametrize("layout", [TAILS, EVERY_PAGE], ids=["checkpoints", "every page"])
+def test_longer_prompt_resumes_after_the_last_token_of_a_shorter_one(layout: CacheLayout) -> None:
+    toy = Toy(layout)
+    serve(toy, words(1, 10))
+    assert serve(toy, words(1, 10) + words(2, 9)).resumed_tokens == 10
+    assert serve(toy, words(1, 10) + words(2, 9) + words(3, 1)).resumed_tokens == 19
+
+
+@pytest.mark.parametrize("layout", [TAILS, EVERY_PAGE], ids=["checkpoints", "every page"])
+def test_prompt_that_parts_within_a_tail_resumes_where_it_parts(layout: CacheLayout) -> None:
+    toy = Toy(layout)
+    serve(toy, words(1, 11))
+    assert toy.match(words(1, 10) + words(2, 3)).resumed_tokens == 10
+    assert toy.match(words(1, 9)).resumed_tokens == 8, "its last token is computed: no hidden row is cached after it"
+    assert toy.match(words(1, 10)).resumed_tokens == 9
+
+
+@pytest.mark.parametrize("at", range(9, 12))
+def test_third_prompt_resumes_where_two_parted_in_mid_page(at: int) -> None:
+    toy = Toy(TAILS)
+    serve(toy, words(1, 20))
+    second = toy.match(words(1, at) + words(2, 9))
+    assert (second.kv_tokens, second.parted_tokens, second.resumed_tokens) == (8, at - 8, 0)
+    serve(toy, words(1, at) + words(2, 9), inner=(at,))
+    assert toy.match(words(1, at) + words(3, 9)).resumed_tokens == at
+
+
+def test_prompt_that_parts_within_a_cached_page_resumes_there_without_recurrent_layers() -> None:
+    toy = Toy(EVERY_PAGE)
+    serve(toy, words(1, 20))
+    serve(toy, words(1, 4) + words(2, 9))
+    assert serve(toy, words(1, 10) + words(3, 9)).resumed_tokens == 10
+    assert serve(toy, words(1, 4) + words(2, 2) + words(4, 9)).resumed_tokens == 6
+    assert toy.match(words(1, 20)).resumed_tokens == 20
+
+
+def test_cached_page_that_a_leg_reads_is_not_evicted() -> None:
+    toy = Toy(replace(EVERY_PAGE, n_pages=8))
+    serve(toy, words(1, 16))
+    draft = toy.draft(words(1, 2) + words(2, 8), 2, kept=2)
+    plan = toy.reserve(draft)
+    assert plan.kept is not None
+    toy.commit(plan, draft)
+
+
+def test_two_tails_that_share_their_beginning_are_both_found() -> None:
+    toy = Toy(TAILS)
+    serve(toy, words(1, 10) + (5,))
+    serve(toy, words(1, 10) + (6,))
+    assert toy.match(words(1, 10) + (5, 9)).resumed_tokens == 11
+    assert toy.match(words(1, 10) + (6, 9)).resumed_tokens == 11
+    assert toy.match(words(1, 10) + (7, 9)).resumed_tokens == 10
+
+
+def test_tails_of_one_namespace_are_not_found_in_another() -> None:
+    toy = Toy(TAILS)
+    serve(toy, words(1, 10), namespace="a")
+    assert toy.match(words(1, 10), "b").resumed_tokens == 0
+    assert toy.match(words(1, 3), "b").resumed_tokens == 0
+
+
+def test_tail_is_evicted_before_its_checkpoint() -> None:
+    toy = Toy(replace(TAILS, n_pages=12))
+    serve(toy, words(1, 11))  # two pages of KV, two of a checkpoint, three of a tail
+    draft = toy.draft(words(2, 16), 0, slot=True)
+    toy.commit(toy.reserve(draft), draft)
+    match = toy.match(words(1, 11) + (1,))
+    assert (match.checkpoint_tokens, match.tail_tokens) == (8, 0)
+    assert toy.cache.stats().evicted_tails == 1
+
+
+def test_evicted_checkpoint_takes_its_tails_along() -> None:
+    toy = Toy(replace(TAILS, n_pages=16))
+    serve(toy, words(1, 11))
+    draft = toy.draft(words(2, 48), 0, slot=True)
+    toy.commit(toy.reserve(draft), draft)
+    assert toy.match(words(1, 11)).resumed_tokens == 0
+    assert toy.cache.stats().tails == 0
+
+
+def test_tail_that_a_leg_reads_is_not_evicted() -> None:
+    toy = Toy(replace(TAILS, n_pages=16))
+    serve(toy, words(1, 11))
+    first = toy.draft(words(1, 12), 11, kept=3)
+    plan = toy.reserve(first)
+    second = toy.draft(words(2, 16), 0)
+    toy.commit(toy.reserve(second), second)
+    assert toy.cache.stats().tails == 1
+    toy.commit(plan, first)
+
+
+def test_ends_of_earlier_turns_are_evicted_before_any_other_tail() -> None:
+    toy = Toy(TAILS)
+    serve(toy, words(1, 10))
+    serve(toy, words(1, 10) + words(2, 9))  # its answer's prefill, or the next turn
+    serve(toy, words(7, 5))
+    assert [tail.ids for tail in toy.cache.tails][0] == key_of(words(1, 10)[8:])
+
+
+def test_abandoned_leg_leaves_no_tail_and_no_pin() -> None:
+    toy = Toy(TAILS)
+    serve(toy, words(1, 10))
+    draft = toy.draft(words(1, 11), 10, kept=2, tails=(11,), ends=True)
+    toy.cache.abandon(toy.reserve(draft))
+    toy.release(draft.request)
+    assert toy.match(words(1, 11)).resumed_tokens == 10
+
+
+def test_leg_that_names_a_tail_which_is_not_cached_is_refused() -> None:
+    toy = Toy(TAILS)
+    serve(toy, words(1, 10))
+    with pytest.raises(ValueError, match="starts 1 tokens after 8, cached are 2 after 8"):
+        toy.reserve(toy.draft(words(1, 12), 9, kept=1))
+    with pytest.raises(ValueError, match="where no hidden row is cached"):
+        toy.reserve(toy.draft(words(1, 10) + (1,), 10, kept=2, end=10, publish=8))
+
+
+def test_neighbours_among_ten_thousand_children_are_found() -> None:
+    toy = Toy(EVERY_PAGE)
+    toy = Toy(replace(EVERY_PAGE, n_pages=60_000))
+    serve(toy, words(1, 4))
+    for first in range(0, 20_000, 2):
+        toy.cache.index.add(toy.cache.index.roots[""], key_of((first, 1, 1, 1)), 1, toy.cache.pool.kv.take(1))
+    assert toy.match((4_000, 1, 1, 7, 7)).resumed_tokens == 3
+    assert toy.match((4_001, 1, 1, 7, 7)).resumed_tokens == 0
