@@ -148,6 +148,11 @@ class Draft:
     kept: int | None = None  # tokens before `start` that a tail has, on a first leg; None: it starts at a checkpoint
     spares: Place | None = None  # neither content beyond this place nor higher-ranked content is evicted for the leg
 
+    @property
+    def resumes_at(self) -> int:
+        """Position of the checkpoint from which a first leg continues."""
+        return self.start - (self.kept or 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Held:

@@ -223,13 +223,13 @@ class CacheMachine(RuleBasedStateMachine):
     def launch(self, tokens: Tokens, draft: Draft) -> None:
         plan = self.reserve(draft)
         if plan is not None:
-            published = self.running[draft.request].published if draft.request in self.running else draft.start
+            published = self.running[draft.request].published if draft.request in self.running else floor(draft.start)
             self.running[draft.request] = Running(tokens, draft, plan, published if draft.sharing.reuse else 0)
             assert len(plan.table) == -(-draft.end // PAGE) * self.toy.layout.kv_pages_per_unit
             assert {save.position for save in plan.saves} <= {*draft.saving.checkpoints, *draft.saving.speculative}
 
     def with_checkpoints(self, draft: Draft, data: st.DataObject) -> Draft:
-        grid = range(floor(draft.start) + PAGE, draft.publish + 1, PAGE)
+        grid = range(floor(draft.resumes_at) + PAGE, draft.publish + 1, PAGE)
         marks = {at: data.draw(st.sampled_from([None, "checkpoints", "speculative"])) for at in grid}
         placed = {kind: tuple(at for at in grid if marks[at] == kind) for kind in ("checkpoints", "speculative")}
         if not self.toy.layout.tail_pages or draft.publish < floor(draft.start):

@@ -87,11 +87,11 @@ def test_cached_page_that_a_leg_reads_is_not_evicted() -> None:
 
 def test_two_tails_that_share_their_beginning_are_both_found() -> None:
     toy = Toy(TAILS)
-    serve(toy, words(1, 10) + (5,))
-    serve(toy, words(1, 10) + (6,))
-    assert toy.match(words(1, 10) + (5, 9)).resumed_tokens == 11
-    assert toy.match(words(1, 10) + (6, 9)).resumed_tokens == 11
-    assert toy.match(words(1, 10) + (7, 9)).resumed_tokens == 10
+    serve(toy, (*words(1, 10), 5))
+    serve(toy, (*words(1, 10), 6))
+    assert toy.match((*words(1, 10), 5, 9)).resumed_tokens == 11
+    assert toy.match((*words(1, 10), 6, 9)).resumed_tokens == 11
+    assert toy.match((*words(1, 10), 7, 9)).resumed_tokens == 10
 
 
 def test_tails_of_one_namespace_are_not_found_in_another() -> None:
@@ -106,7 +106,7 @@ def test_tail_is_evicted_before_its_checkpoint() -> None:
     serve(toy, words(1, 11))  # two pages of KV, two of a checkpoint, three of a tail
     draft = toy.draft(words(2, 16), 0, slot=True)
     toy.commit(toy.reserve(draft), draft)
-    match = toy.match(words(1, 11) + (1,))
+    match = toy.match((*words(1, 11), 1))
     assert (match.checkpoint_tokens, match.tail_tokens) == (8, 0)
     assert toy.cache.stats().evicted_tails == 1
 
@@ -136,7 +136,7 @@ def test_ends_of_earlier_turns_are_evicted_before_any_other_tail() -> None:
     serve(toy, words(1, 10))
     serve(toy, words(1, 10) + words(2, 9))  # its answer's prefill, or the next turn
     serve(toy, words(7, 5))
-    assert [tail.ids for tail in toy.cache.tails][0] == key_of(words(1, 10)[8:])
+    assert next(iter(toy.cache.tails)).ids == key_of(words(1, 10)[8:])
 
 
 def test_abandoned_leg_leaves_no_tail_and_no_pin() -> None:
@@ -154,7 +154,7 @@ def test_leg_that_names_a_tail_which_is_not_cached_is_refused() -> None:
     with pytest.raises(ValueError, match="starts 1 tokens after 8, cached are 2 after 8"):
         toy.reserve(toy.draft(words(1, 12), 9, kept=1))
     with pytest.raises(ValueError, match="where no hidden row is cached"):
-        toy.reserve(toy.draft(words(1, 10) + (1,), 10, kept=2, end=10, publish=8))
+        toy.reserve(toy.draft((*words(1, 10), 1), 10, kept=2, end=10, publish=8))
 
 
 def test_neighbours_among_ten_thousand_children_are_found() -> None:

@@ -12,7 +12,7 @@ from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import NoCache, PrefixCache
 from headwater.draft.drafter import accepted
 from headwater.errors import OutOfPages
-from headwater.plan import CacheLayout
+from headwater.plan import CacheLayout, Tail
 from headwater.request import Generation, Healing, SamplingParams
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.limits import Limits
@@ -80,15 +80,45 @@ class Ledger:
             self.slots[seq.slot] = (self.label(seq, position + 1), DECODE)
 
     def _restore(self, leg: Leg) -> None:
-        plan = leg.plan
+        plan, kept = leg.plan, leg.plan.kept
         if plan.restore:
             held = [self.pages[p] for p in plan.restore]
             assert all(h == ("checkpoint", i, held[0][2]) for i, h in enumerate(held)), held
             self.slots[leg.seq.slot] = held[0][2]
-        elif plan.start == 0:
+        elif plan.start == 0 or (kept is not None and kept.start == 0):
             self.slots[leg.seq.slot] = (self.label(leg.seq, 0), PREFILL)
+        if kept is not None:
+            self._continue(leg, kept)
         who = PREFILL if self.exact else self.slots[leg.seq.slot][1]
         assert self.slots[leg.seq.slot] == (self.label(leg.seq, plan.start), who)
+
+    def _continue(self, leg: Leg, kept: Tail) -> None:
+        """Advance the slot over the tokens of a tail, and copy their KV to the leg's own page."""
+        plan, seq = leg.plan, leg.seq
+        assert self.slots[seq.slot] == (self.label(seq, kept.start), PREFILL)
+        assert kept.end == plan.start
+        labels = [(self.label(seq, at + 1), PREFILL) for at in range(kept.start, kept.end)]
+        for part, page in enumerate(kept.rows):
+            name, its_part, its_labels, hidden = self.pages[page]
+            assert (name, its_part, its_labels[: len(labels)]) == ("tail", part, labels)
+            assert not kept.has_hidden or hidden == labels[-1]
+        (page,) = kept.kv
+        assert self.pages[page][: len(labels)] == labels
+        own = kept.start // self.page_size
+        if own >= plan.write_from:
+            self.pages[plan.table[own]] = self.pages[page][: len(labels)] + [None] * (self.page_size - len(labels))
+        self.slots[seq.slot] = (self.label(seq, plan.start), PREFILL)
+
+    def _keep(self, leg: Leg, tail: Tail) -> None:
+        plan, seq = leg.plan, leg.seq
+        assert (plan.start if plan.kept is None else plan.kept.start) <= tail.start < tail.end <= plan.end
+        assert tail.end - tail.start <= self.page_size
+        labels = [(self.label(seq, at + 1), PREFILL) for at in range(tail.start, tail.end)]
+        assert tail.has_hidden == (tail.end == seq.n_prompt)
+        for part, page in enumerate(tail.rows):
+            self.pages[page] = ("tail", part, labels, labels[-1] if tail.has_hidden else None)
+        for page in tail.kv:
+            self.pages[page] = list(self.pages[plan.table[tail.start // self.page_size]])
 
     def _prefill(self, leg: Leg) -> None:
         plan, seq = leg.plan, leg.seq
@@ -101,8 +131,10 @@ class Ledger:
         self._check_kv(seq, plan.table, plan.end, only=PREFILL if self.exact else None)
         self.prefilled += plan.end - plan.start
         for save in plan.saves:
-            assert plan.start < save.position <= plan.end
+            assert (plan.start if plan.kept is None else plan.kept.start) < save.position <= plan.end
             self._save(save.pages, (self.label(seq, save.position), PREFILL))
+        for tail in plan.tails:
+            self._keep(leg, tail)
         self.slots[seq.slot] = (self.label(seq, plan.end), PREFILL)
 
     def _decode(self, seq: Request, token: int, position: int) -> None:
@@ -154,11 +186,12 @@ class Lab:
         elastic_pages: int = 0,
         max_model_len: int = 10_000,
         speculation: Speculation | None = None,
+        tails: bool = False,
     ) -> None:
         self.layout = CacheLayout(
             n_pages=n_pages, page_size=page_size, unit_tokens=page_size, unit_bytes=4 * page_size,
             checkpoint_pages=checkpoint_pages, slot_pages=checkpoint_pages, state_fraction=state_fraction,
-            elastic_pages=elastic_pages,
+            elastic_pages=elastic_pages, tail_pages=tuple(1 + n // 3 for n in range(page_size + 1)) if tails else (),
         )  # fmt: skip
         self.cache = PrefixCache(self.layout, eviction) if cache else NoCache(self.layout)
         limits = Limits(max_running, tokens_per_step, saves_per_step=16, max_model_len=max_model_len)

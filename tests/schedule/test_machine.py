@@ -26,7 +26,7 @@ BOTH = product(("canonical", "raw", "none"), ("lru", "seglen"))
 def test_random_traffic_reads_only_committed_tokens_and_loses_nothing(eviction, reuse, seed):
     rng = random.Random(seed)
     longest, sizes = drawn_sizes(rng)
-    it = Lab(**sizes, eviction=eviction, decode_reuse=reuse)
+    it = Lab(**sizes, eviction=eviction, decode_reuse=reuse, tails=rng.random() < 0.5)
 
     def ask(prompt, most, namespace):
         return it.submit(prompt, most, namespace=namespace, keep_output=rng.random() < 0.8)

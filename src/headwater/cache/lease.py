@@ -54,7 +54,7 @@ class Lease:
         if not draft.sharing.reuse:
             return cls(draft.namespace, None, 0)
         lease = cls(draft.namespace, index.root(draft.namespace), draft.start)
-        start = draft.start // unit
+        start = draft.resumes_at // unit
         if start:
             above = [node for node in path if node.parent is not None and node.parent.end < start]
             for node in above:

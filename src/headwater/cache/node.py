@@ -67,7 +67,7 @@ class Node:
             self.fast_child = next(iter(self.children.values()), None)
 
     def neighbours(self, ids: bytes) -> list[Node]:
-        """Return the children next to where one that begins with `ids` would stand: one shares its longest beginning."""
+        """Return the children next to where `ids` would stand among them: one shares the longest beginning of all."""
         if self.ordered is None:
             self.ordered = sorted(self.children)
         at = bisect_left(self.ordered, ids)

@@ -22,8 +22,8 @@ from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegme
 from headwater.cache.snapshot import Snapshot, Tree
 from headwater.cache.stats import CacheStats, Operations, Parts
 from headwater.cache.survey import Survey, Surveyor
-from headwater.cache.view import CacheView, look
 from headwater.cache.tails import MidPage, StoredTail, Tails
+from headwater.cache.view import CacheView, look
 from headwater.errors import OutOfPages, PlanClosed
 from headwater.plan import CacheLayout, Draft, Held, Match, Place, Plan, Save, Saving, Tail
 from headwater.request import SegmentEviction
@@ -229,10 +229,10 @@ class PrefixCache:
         if opened.has_new_slot:
             lease.slot = self.pool.states.take(self.layout.slot_pages)
         self._take_saves(opened, survey)
-        kept = None if opened.mid_page is None else opened.mid_page.as_plan(draft.start - opened.mid_page.tokens)
+        kept = None if opened.mid_page is None else opened.mid_page.as_plan(draft.resumes_at)
         restore = () if survey.resume is None else survey.resume.checkpoint
         assert restore is not None, f"{survey.resume} lost its checkpoint while it was held"
-        own_from = draft.start // self.layout.page_size * self.layout.kv_pages_per_unit
+        own_from = draft.resumes_at // self.layout.page_size * self.layout.kv_pages_per_unit
         write_from = max(own_from, lease.own_from if lease.deep is not None else 0)
         lease.plan = self._operations.reserves
         self._plans[lease.plan] = lease, opened
@@ -281,18 +281,18 @@ class PrefixCache:
             self.tails.unpin(mid_page.tail)
 
     def _take_saves(self, opened: OpenPlan, survey: Survey) -> None:
-        """Take pages for each new checkpoint, and for speculative ones, in order, as long as pages are free."""
+        """Take pages for each new checkpoint and tail, and for speculative checkpoints as long as pages are free."""
         size, states = self.layout.checkpoint_pages, self.pool.states
         saves = [Save(at, states.take(size)) for at in survey.saves]
+        for end in survey.tails:
+            tokens = self.tails.length(end)
+            is_end = opened.draft.saving.ends and end == survey.tails[-1]
+            opened.tails += (Tail(end - tokens, end, *self.tails.take(tokens), has_hidden=is_end),)
         for at in survey.guesses:
             if states.free < size:
                 break
             saves.append(Save(at, states.take(size)))
         opened.saves = tuple(sorted(saves, key=lambda save: save.position))
-        for end in survey.tails:
-            tokens = self.tails.length(end)
-            is_end = opened.draft.saving.ends and end == survey.tails[-1]
-            opened.tails += (Tail(end - tokens, end, *self.tails.take(tokens), has_hidden=is_end),)
 
     # ---- closing a plan
 
@@ -341,7 +341,7 @@ class PrefixCache:
                 self.tails.supersede(continues)
 
     def _node_at(self, last: Node | None, end: int) -> Node | None:
-        """Return the node at depth `end` on the path to `last`; where work can resume at every page, make one end there."""
+        """Return the node at depth `end` on the path to `last`. If work can resume at every page, one is made."""
         if last is None or last.end < end:
             return None
         if self.layout.every_page and end:

@@ -176,7 +176,7 @@ class Surveyor:
         unit = self.layout.unit_tokens
         length = len(draft.key) // self._tails.token_bytes
         found = match if isinstance(match, Found) else self.match(draft.namespace, draft.key, length, None)
-        base, mid_page = draft.start - draft.kept, found.mid_page
+        base, mid_page = draft.resumes_at, found.mid_page
         if base % unit or mid_page is None or (found.checkpoint_tokens, mid_page.tokens) != (base, draft.kept):
             have = found.checkpoint_tokens, found.tail_tokens
             raise ValueError(f"leg starts {draft.kept} tokens after {base}, cached are {have[1]} after {have[0]}")
@@ -197,8 +197,9 @@ class Surveyor:
         if draft.publish > draft.end or draft.publish // unit > len(draft.key) // self.layout.unit_bytes:
             raise ValueError(f"publish {draft.publish} exceeds end {draft.end} or key of {len(draft.key)} bytes")
         for at in (*draft.saving.checkpoints, *draft.saving.speculative):
-            if not draft.start < at <= draft.publish or at % unit:
-                raise ValueError(f"checkpoint at {at} is not on the grid of {unit} in ({draft.start}, {draft.publish}]")
+            if not draft.resumes_at < at <= draft.publish or at % unit:
+                within = f"({draft.resumes_at}, {draft.publish}]"
+                raise ValueError(f"checkpoint at {at} is not on the grid of {unit} in {within}")
         for at in draft.saving.tails:
             if not draft.start <= at <= draft.end:
                 raise ValueError(f"a tail ends at {at}, the leg computes [{draft.start}, {draft.end})")
@@ -224,7 +225,7 @@ class Surveyor:
     def _resume_node(self, draft: Draft, path: list[Node], end: int) -> Node | None:
         if not draft.start:
             return None
-        start, rest = divmod(draft.start - (draft.kept or 0), self.layout.unit_tokens)
+        start, rest = divmod(draft.resumes_at, self.layout.unit_tokens)
         if not start and not rest:
             return None
         if rest or start > end:

@@ -117,14 +117,16 @@ class Tails:
     def add(self, tail: StoredTail, now: int) -> bool:
         """Store a tail, and remove those of its node that it covers. False: another covers it, and its pages are free.
 
-        A tail covers one of which it has all tokens, unless that one has a hidden row that it lacks.
+        A tail covers one of which it has all tokens, unless that one has a hidden row that it lacks. One that an open
+        plan reads is not replaced.
         """
         tails = tail.node.tails
         at = bisect_right(tails, tail.ids, key=_ids_of)
         if at < len(tails) and tails[at].ids.startswith(tail.ids) and not tail.has_hidden:
             self.give(tail)
             return False
-        if at and tails[at - 1].ids == tail.ids and (tails[at - 1].has_hidden or not tail.has_hidden):
+        same = tails[at - 1] if at and tails[at - 1].ids == tail.ids else None
+        if same is not None and (same.has_hidden or same.pins or not tail.has_hidden):
             self.give(tail)
             return False
         for other in tails[:at]:

@@ -120,7 +120,7 @@ class Meter:
     def backlog(self, scheduler: Scheduler) -> Backlog:
         """Return what waits for the scheduler."""
         waiting, layout, figures = scheduler.waiting, scheduler.layout, scheduler.tiers.figures()
-        queued = sum(seq.n_prompt - (seq.match.checkpoint_tokens if seq.match else 0) for seq in waiting)
+        queued = sum(seq.n_prompt - (seq.match.resumed_tokens if seq.match else 0) for seq in waiting)
         prefills = (seq for seq in scheduler.running.values() if seq.phase is Phase.PREFILL)
         queued += sum(seq.n_prompt - seq.computed for seq in prefills)
         queued += sum(key.tokens for key in scheduler.wanted)

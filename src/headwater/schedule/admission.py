@@ -106,6 +106,7 @@ class Admission:
             workload.waiting.remove(seq)
             workload.begin(seq, plan)
             workload.tiers.forget(seq.id)
-            if plan.start:
-                workload.tiers.copies.resumed(seq.namespace, seq.key, plan.start)
+            resumed_at = plan.start if plan.kept is None else plan.kept.start
+            if resumed_at:
+                workload.tiers.copies.resumed(seq.namespace, seq.key, resumed_at)
             return True

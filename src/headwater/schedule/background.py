@@ -85,7 +85,10 @@ class Background:
                 return
 
     def _begin_answer(self, seq: FinishedAnswer) -> bool:
-        """Begin an answer's prefill; without memory for it, drop it. False: the budget is used up."""
+        """Begin an answer's prefill, or drop it if it is cached or memory is short. False: the budget is used up."""
+        if self._planner.match(seq).resumed_tokens == seq.n_prompt:
+            seq.phase = Phase.DONE
+            return True
         try:
             plan = self._planner.first_leg(seq, self._workload.budget(), ())
         except OutOfPages:

@@ -16,7 +16,7 @@ from headwater.cache.prefix_cache import PrefixCache
 from headwater.errors import OutOfPages, PlanClosed
 from headwater.plan import CacheLayout, Draft, Hints, Match, Plan, Saving, Sharing
 from headwater.schedule.limits import SCORED_LEG_TOKENS, Budget
-from headwater.schedule.sequence import Sequence
+from headwater.schedule.sequence import TOKEN_BYTES, Sequence
 
 DecodeReuse = Literal["canonical", "raw", "none"]
 
@@ -32,10 +32,21 @@ def common_tokens(a: bytes, b: bytes, layout: CacheLayout) -> int:
     return (first // width if differ[first] else units) * layout.unit_tokens
 
 
+def common_ids(a: bytes, b: bytes) -> int:
+    """Return the length in tokens of the longest common prefix of two keys of token ids."""
+    n = min(len(a), len(b)) // TOKEN_BYTES
+    if not n:
+        return 0
+    differ = np.frombuffer(a, np.uint32, n) != np.frombuffer(b, np.uint32, n)
+    first = int(differ.argmax())
+    return first if differ[first] else n
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """Pages that a leg asks for in addition to its own."""
 
+    tails: bool = True
     speculative: bool = True  # and optional checkpoints
     checkpoints: bool = True
     hold_checkpoint: bool = True
@@ -49,10 +60,11 @@ class Wish:
 # From the full wish to the bare minimum; the last one only helps a sequence that has not begun.
 LADDER = (
     Wish(),
-    Wish(speculative=False),
-    Wish(speculative=False, checkpoints=False),
-    Wish(speculative=False, checkpoints=False, hold_checkpoint=False),
-    Wish(speculative=False, checkpoints=False, hold_checkpoint=False, reuse=False),
+    Wish(tails=False),
+    Wish(tails=False, speculative=False),
+    Wish(tails=False, speculative=False, checkpoints=False),
+    Wish(tails=False, speculative=False, checkpoints=False, hold_checkpoint=False),
+    Wish(tails=False, speculative=False, checkpoints=False, hold_checkpoint=False, reuse=False),
 )
 
 
@@ -89,6 +101,7 @@ class Planner:
                 continue
             shared = min(common_tokens(seq.key, other.key, self.layout), self._last_page(seq))
             if shared > best_shared and self._will_stop_at(other, match.checkpoint_tokens, shared):
+                self._keep_tail(other, shared, seq)
                 best, best_shared = other, shared
         return best
 
@@ -101,6 +114,14 @@ class Planner:
             return True
         return False
 
+    def _keep_tail(self, leader: Sequence, shared: int, follower: Sequence) -> None:
+        """Let the leader keep a tail from `shared`, if a checkpoint is there, to where the follower parts from it."""
+        if not (self.layout.tail_pages and leader.may_start_in_mid_page) or self.layout.every_page:
+            return
+        parts_at = min(common_ids(leader.key, follower.key), follower.last_resumable)
+        if shared in leader.checkpoints and shared < parts_at < shared + self.unit and leader.planned <= shared:
+            leader.tails = tuple(sorted({*leader.tails, parts_at}))
+
     def first_leg(self, seq: Sequence, budget: Budget, others: Iterable[Sequence]) -> Plan | None:
         """Match, place and reserve. None: the budget is too small for a leg. Raises OutOfPages.
 
@@ -111,8 +132,9 @@ class Planner:
             return self._whole_leg(seq, budget, match)
         query = self._query(seq, match)
         self._place(seq, query, others)
+        begin = match.resumed_tokens if seq.may_start_in_mid_page else match.checkpoint_tokens
         for wish in LADDER:
-            start = match.checkpoint_tokens if wish.reuse else 0
+            start = begin if wish.reuse else 0
             try:
                 plan = self._reserve(seq, start, budget, wish, match)
             except OutOfPages as error:
@@ -122,7 +144,7 @@ class Planner:
                 if not wish.checkpoints:
                     seq.placed_until = start
                 seq.match = None
-                short_of = start < match.checkpoint_tokens
+                short_of = start < begin
                 seq.begun(replace(match, reason=Reason.NO_MEMORY) if short_of else match, start, self.placement, query)
             return plan
         raise short
@@ -162,6 +184,23 @@ class Planner:
         seq.optional = frozenset((*placed.learned, *placed.optional)) - ahead
         seq.placed_until = max(seq.checkpoints, default=match.checkpoint_tokens)
         seq.speculative = tuple(p for p in placed.speculative if p not in seq.checkpoints)
+        seq.tails = self._tails(seq, match, others) if self.layout.tail_pages and seq.may_start_in_mid_page else ()
+
+    def _tails(self, seq: Sequence, match: Match, others: Iterable[Sequence]) -> tuple[int, ...]:
+        """Return the ends of tails to keep: where later prompts are likely to part from this one, and its own end.
+
+        Each begins at a checkpoint that the prompt has or takes. Without recurrent layers any cached page serves.
+        """
+        ends = {seq.n_prompt}
+        if not self.layout.every_page:
+            parts = seq.generation.boundaries
+            known = (parts.system_end, parts.query_start, parts.query_end, *parts.extra)
+            ends.update(at for at in known if at is not None)
+            ends.add(match.kv_tokens + match.parted_tokens)
+            ends.update(common_ids(seq.key, other.key) for other in others if other.namespace == seq.namespace)
+            states = {match.checkpoint_tokens, *seq.checkpoints}
+            ends = {at for at in ends if at % self.unit and at // self.unit * self.unit in states} | {seq.n_prompt}
+        return tuple(sorted(at for at in ends if match.resumed_tokens < at <= seq.n_prompt))
 
     # -- later legs ----------------------------------------------------------
 
@@ -232,13 +271,16 @@ class Planner:
         self, seq: Sequence, start: int, budget: Budget, wish: Wish, match: Match | None = None
     ) -> Plan | None:
         end = self._leg_end(seq, start, budget)
-        if end <= start:
+        kept = start - match.checkpoint_tokens if match is not None and start else 0
+        if end <= start and not (kept and end == seq.n_prompt):
             return None
-        end = seq.leg_end(start, end, self.unit)
+        end, begin = seq.leg_end(start, end, self.unit), start - kept
         saving = Saving(
-            checkpoints=tuple(c for c in seq.checkpoints if start < c <= end and wish.takes(c in seq.optional)),
-            speculative=tuple(c for c in seq.speculative if start < c <= end and wish.speculative),
+            checkpoints=tuple(c for c in seq.checkpoints if begin < c <= end and wish.takes(c in seq.optional)),
+            speculative=tuple(c for c in seq.speculative if begin < c <= end and wish.speculative),
             learned=seq.learned,
+            tails=tuple(at for at in seq.tails if start < at <= end and wish.tails),
+            ends=end == seq.n_prompt,
         )
         draft = Draft(
             request=seq.id,
@@ -251,6 +293,7 @@ class Planner:
             slot=True,
             sharing=Sharing(wish.reuse, seq.counts_as_hit, wish.hold_checkpoint),
             hints=Hints(seq.generation.boundaries.retained, seq.generation.priority),
+            kept=kept or None,
         )
         plan = self.cache.reserve(draft, match)
         seq.planned = plan.end

@@ -103,7 +103,7 @@ class OneByOne:
         if not prefill(self._planner, self._cache, seq):
             return None
         keeps = self._planner.keeps_answers and seq.generation.keep_output
-        end = seq.answer_end(self._cache.layout.unit_tokens) if keeps else None
+        end = seq.answer_end(self._cache.layout) if keeps else None
         if end is not None:
             prefill(self._planner, self._cache, seq.answer(self._next_id(), end))
         if request.ended:

@@ -103,7 +103,7 @@ class Scheduler:
 
     def cached_of(self, seq: Request) -> int | None:
         """Return how many tokens of a waiting prompt's beginning are cached. None: it has segments, or is scored."""
-        return None if seq.generation.segments or seq.scores_prompt else self.planner.match(seq).checkpoint_tokens
+        return None if seq.generation.segments or seq.scores_prompt else self.planner.match(seq).resumed_tokens
 
     def check_fits(self, tokens: int) -> None:
         """Raise RequestTooLarge if a prompt and its output, `tokens` together, could never be served."""
@@ -116,7 +116,7 @@ class Scheduler:
         if seq.marked_from is not None:
             self.healer.remember(seq)
         keeps = self.decode_reuse == "canonical" and seq.generation.keep_output and not seq.scores_prompt
-        end = seq.answer_end(self.layout.unit_tokens) if keeps else None
+        end = seq.answer_end(self.layout) if keeps else None
         if end is not None:
             self.answers.add(seq.answer(self.new_id(), end), self.limits.max_running)
         if seq.generation.ended:

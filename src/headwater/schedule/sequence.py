@@ -73,6 +73,7 @@ class Sequence:
     table: Pages[int] = ()  # page ids of [0, computed), and of the reserved tokens beyond
     checkpoints: tuple[int, ...] = ()  # positions ahead at which the prefill saves its state
     speculative: tuple[int, ...] = ()
+    tails: tuple[int, ...] = ()  # ends of tails that the prefill keeps
     learned: tuple[int, ...] = ()  # of the checkpoints, those at learned positions
     optional: frozenset[int] = frozenset()  # these and others that are given up first where pages are short
     placed_until: int = 0  # the deepest checkpoint that the prompt has or takes
@@ -117,6 +118,11 @@ class Sequence:
     def marked_key(self, key: bytes, start: int) -> bytes:
         """Mark `key` as approximate from position `start` on, by this sequence's fidelity and segments."""
         return marked(key, start, self.generation.fidelity, self.whole or ())
+
+    @property
+    def may_start_in_mid_page(self) -> bool:
+        """True if the prefill may resume at any token that is cached. One around segments begins on the grid."""
+        return not self.generation.segments
 
     # -- placing checkpoints: overridden by kinds whose prefixes are placed by a policy
 

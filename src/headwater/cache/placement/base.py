@@ -73,8 +73,9 @@ class Placement(ABC):
         """Return the positions for this prompt, each once. Changes nothing."""
 
     def place_answer(self, query: PlacementQuery) -> Placed:
-        """Return the positions for the prefill of a finished answer: its last page, which ends at `length`."""
-        return Placed((query.length,))
+        """Return the positions for the prefill of a finished answer: its last page boundary."""
+        end = query.on_grid(query.length)
+        return Placed((end,) if end > query.match.checkpoint_tokens else ())
 
     def learn(self, query: PlacementQuery) -> None:
         """Note at which position a prompt leaves the tree, at the beginning of its prefill. Called once per request."""

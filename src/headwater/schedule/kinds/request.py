@@ -11,7 +11,7 @@ from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.compose import Widths, runs
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.draft.forced import Grammar
-from headwater.plan import Composed, Match, Plan
+from headwater.plan import CacheLayout, Composed, Match, Plan
 from headwater.request import Span
 from headwater.schedule.kinds.answer import FinishedAnswer
 from headwater.schedule.segment_loads import Awaited, SegmentLoad
@@ -110,11 +110,15 @@ class Request(Sequence):
         """True if stored segments may be part of the prompt."""
         return bool(self.generation.segments) and not (self.plain or self.scores_prompt)
 
-    def answer_end(self, unit: int) -> int | None:
+    def answer_end(self, layout: CacheLayout) -> int | None:
         """Position up to which the answer is to be prefilled, so that the next turn resumes there.
 
-        None if prompt and answer end on the same page, and the prompt's own last checkpoint does as well.
+        Without tails that is a page boundary: None if prompt and answer end on the same page, and the prompt's own last
+        checkpoint does as well.
         """
+        if layout.tail_pages and self.may_start_in_mid_page and self.known_tokens > self.n_prompt:
+            return self.known_tokens
+        unit = layout.unit_tokens
         end = self.known_tokens // unit * unit
         if end > self.n_prompt // unit * unit:
             return end
@@ -165,7 +169,7 @@ class Request(Sequence):
             prompt_tokens=self.n_prompt,
             cached_tokens=start + copied + interiors - cold,
             resumed_at=start + copied,
-            stranded_tokens=match.kv_tokens - start,
+            stranded_tokens=max(0, match.kv_tokens - start),
             reason=match.reason,
             diverged_in=self.generation.message_at(match.kv_tokens) if match.reason is Reason.DIVERGED else None,
             waited_for_leader=self.waited,
