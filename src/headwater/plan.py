@@ -157,7 +157,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The tokens after a checkpoint, less than a page, with all that continuing after them needs, as a leg uses them."""
+    """The tokens after a checkpoint, less than a page, with all that a leg needs to continue after them."""
 
     start: int  # position of the checkpoint, a page multiple
     end: int  # one past its last token that is used
