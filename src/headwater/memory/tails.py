@@ -50,7 +50,8 @@ class TailMemory:
 
     def view(self, layer: int) -> torch.Tensor:
         """Return the inputs that a layer keeps, [R, T, W], strided. Raises KeyError if it keeps none."""
-        return self._layers[layer]
+        kept_RTW: torch.Tensor = self._layers[layer]
+        return kept_RTW
 
     def provide(self, rows: int) -> None:
         """Have at least `rows` rows. If there were fewer, all content is lost."""

@@ -21,7 +21,7 @@ class Keep:
     start: int
     end: int
     row: int  # of the tail memory
-    has_hidden: bool = False  # the hidden row of the slice's last token is written, too; then it is at `end` − 1
+    has_hidden: bool = False  # the hidden row of the token before `end`, which the slice computes, is written, too
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,22 +23,25 @@ from headwater.mixers.slices import Keep, Slice
 Products = tuple[Tensor, ...]
 
 
-class Recurrence(Protocol):
-    """The part of a layer between its two projections."""
-
-    def without_gate(self, products: Products) -> Products:
-        """Return views of all columns of the products that the state depends on: a tail keeps these."""
-
-    def outputs(self, products: Products, batch: StepBatch, state: State) -> Tensor:
-        """Return the inputs of the last projection of all rows of a step; update states."""
-
-
 class State(Protocol):
     """State memory of a layer."""
 
     @property
     def tail(self) -> Tensor | None:
         """Rows of the tail memory, [R, T, X]."""
+
+
+Of = TypeVar("Of", bound=State, contravariant=True)
+
+
+class Recurrence(Protocol[Of]):
+    """The part of a layer between its two projections."""
+
+    def without_gate(self, products: Products) -> Products:
+        """Return views of all columns of the products that the state depends on: a tail keeps these."""
+
+    def outputs(self, products: Products, batch: StepBatch, state: Of) -> Tensor:
+        """Return the inputs of the last projection of all rows of a step; update states."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def rows_of(s: Slice, keep: Keep) -> slice:
     return slice(s.first + keep.start - s.start, s.first + keep.end - s.start)
 
 
-def outputs(layer: Recurrence, products: Products, batch: StepBatch, state: State) -> Tensor:
+def outputs(layer: Recurrence[Of], products: Products, batch: StepBatch, state: Of) -> Tensor:
     """Return the inputs of a layer's last projection of a step's rows, after the kept rows of tails; update states.
 
     Write the tails that the step keeps.
@@ -106,7 +109,7 @@ def outputs(layer: Recurrence, products: Products, batch: StepBatch, state: Stat
     return torch.cat([out_WX[rows] for rows, _ in whole.own])
 
 
-def _with_kept(layer: Recurrence, products: Products, whole: WithKept, tail_RTX: Tensor) -> Products:
+def _with_kept(layer: Recurrence[Any], products: Products, whole: WithKept, tail_RTX: Tensor) -> Products:
     """Return the products of all rows; those of the output's gate are zeros in kept rows, whose outputs are dropped."""
     n = whole.own[-1][0].stop
     found = tuple(product_NX.new_empty(n, *product_NX.shape[1:]) for product_NX in products)
@@ -123,7 +126,8 @@ def _with_kept(layer: Recurrence, products: Products, whole: WithKept, tail_RTX:
 
 
 def _split(kept_TX: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return kept_TX.split([part.shape[-1] for part in like], -1)
+    parts: tuple[Tensor, ...] = kept_TX.split([part.shape[-1] for part in like], -1)
+    return parts
 
 
 def _joined_into(out_TX: Tensor, parts: Sequence[Tensor]) -> None:

@@ -243,8 +243,10 @@ class HybridModel:
     def _keep_hidden(
         self, x_NC: torch.Tensor, output: Output | None, slices: Sequence[Slice], tails: TailMemory
     ) -> None:
-        """Write the last hidden rows of slices to the tails that keep them."""
-        at = [(s.first + s.length - 1, keep.row) for s in slices for keep in s.keeps if keep.has_hidden]
+        """Write the hidden rows of the last tokens of tails to the tails that keep them."""
+        kept = [(s, keep) for s in slices for keep in s.keeps if keep.has_hidden]
+        assert all(s.start < keep.end <= s.end for s, keep in kept), "the token of a hidden row is not in its slice"
+        at = [(s.first + keep.end - 1 - s.start, keep.row) for s, keep in kept]
         if at:
             row_K, to_K = torch.tensor(at, device=x_NC.device).unbind(1)
             tails.hidden_RC[to_K] = self._last(x_NC, output, row_K)
