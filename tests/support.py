@@ -66,12 +66,16 @@ class Bench:
 
     def sequence(self, max_tokens: int) -> Sequence:
         """A new sequence at position 0 with pages for `max_tokens`."""
-        n = -(-max_tokens // self.arena.page_size)
-        taken, self._free = self._free[:n], self._free[n:]
-        assert len(taken) == n, f"{n} pages wanted, {len(taken)} left"
+        taken = self.take_pages(-(-max_tokens // self.arena.page_size))
         sequence = Sequence(self._slots.pop(0), self._integers(taken))
         self.states.zero(sequence.slot)
         return sequence
+
+    def take_pages(self, n: int) -> list[int]:
+        """Take pages of the arena."""
+        taken, self._free = self._free[:n], self._free[n:]
+        assert len(taken) == n, f"{n} pages wanted, {len(taken)} left"
+        return taken
 
     def step(
         self,

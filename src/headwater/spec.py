@@ -12,7 +12,7 @@ from headwater.errors import CheckpointError, ConfigError
 from headwater.layers.feed_forward import Experts
 from headwater.layers.layer import GROUP, Layer
 from headwater.plan import CacheLayout, PrefillFlops
-from headwater.state_layout import BYTES_OF_DTYPE, StateLayout
+from headwater.state_layout import BYTES_OF_DTYPE, StateLayout, TailLayout
 
 PAGE_ALIGN_BYTES = 512
 PAGE_BYTES_WITHOUT_KV = 64 * 1024
@@ -20,12 +20,8 @@ KEY_BLOCK = 512  # tokens: an attention's bits depend on the length of its last 
 WEIGHTS = ("auto", "int8", "int4")  # how weights are held; auto: as stored
 # of a quantised weight's element: its code, and for each group a float16 scale and a zero of 8 bits
 QUANTISED_BYTES = {"int8": 1 + 3 / GROUP, "int4": 0.5 + 3 / GROUP}
-PREFIXES = (
-    "model.",
-    "model.language_model.",
-    "language_model.model.",
-    "",
-)  # of a text model, by itself or in a larger one
+# of a text model, by itself or in a larger one
+PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
 FLOAT8 = "float8"  # format of numbers with a sign, 4 bits of exponent and 3 of mantissa (e4m3)
 
 
@@ -217,6 +213,16 @@ class ModelCosts(ABC):
         each = ((i, layer.transition) for i, layer in enumerate(self._each))
         return StateLayout.of([(i, "transition", shape, "float32") for i, shape in each if shape is not None])
 
+    @cached_property
+    def tail(self) -> TailLayout:
+        """Layout of the rows of a tail."""
+        return TailLayout(self.hidden_size, tuple(layer.tail_elements for layer in self._each), self.element_bytes)
+
+    def tail_bytes(self, tokens: int, page_size: int) -> int:
+        """Bytes of a tail of `tokens` tokens, in whole pages, with the page of their KV."""
+        page_bytes = self.bytes_of_page(page_size)
+        return (self.tail.pages(tokens, page_bytes) + bool(self.kv_bytes_per_token and tokens)) * page_bytes
+
     @property
     def resumable(self) -> str:
         """Positions at which work can resume: every page of a model without recurrent layers, else checkpoints."""
@@ -274,6 +280,7 @@ class ModelCosts(ABC):
             transition_pages=-(-self.transition.bytes // page_bytes),
             resumable=self.resumable,
             flops=self.flops,
+            tail_pages=tuple(self.tail.pages(n, page_bytes) for n in range(page_size)),
         )
 
     @property

@@ -1,4 +1,4 @@
-"""Layout of a checkpoint: where the states of each layer lie in its bytes. No torch."""
+"""Layouts of a checkpoint and of a tail: where the parts of each layer lie in their bytes. No torch."""
 
 from __future__ import annotations
 
@@ -51,3 +51,28 @@ class StateLayout:
             if part.layer == layer and part.name == name:
                 return part
         raise KeyError((layer, name))
+
+
+@dataclass(frozen=True, slots=True)
+class TailLayout:
+    """Layout of a tail's rows: the last hidden row, then a row for each token, with the inputs of all layers.
+
+    So the rows of fewer tokens are the beginning of the rows of more. Numbers are elements of the model's dtype.
+    """
+
+    hidden: int  # width of the hidden row, whose place is reserved in every tail
+    widths: tuple[int, ...]  # elements of a token, of each layer; most layers keep none
+    element_bytes: int
+
+    @property
+    def width(self) -> int:
+        """Elements of a token's row."""
+        return sum(self.widths)
+
+    def bytes(self, tokens: int) -> int:
+        """Return the bytes of the rows of a tail of `tokens` tokens."""
+        return (self.hidden + tokens * self.width) * self.element_bytes
+
+    def pages(self, tokens: int, page_bytes: int) -> int:
+        """Return the pages that the rows of a tail of `tokens` tokens take."""
+        return -(-self.bytes(tokens) // page_bytes)

@@ -133,7 +133,7 @@ class StepLoop:
                 right = self._sample(step, sampled, wanting, logits_RV)
                 self._note_speculation(step, right, planned.seconds + time.perf_counter() - started)
         finally:  # threads may wait for them
-            self._runner.write_entries()
+            self._runner.end_step()
 
     def _plan(self) -> Planned | None:
         """Wait for work, and plan a step of it, which may be empty. None if the engine is to stop."""

@@ -180,7 +180,7 @@ class MtpRunner:
         if leg.plan.composed:
             self.clear(leg.plan.table[leg.plan.write_from :])
         for s in batch.slices:
-            if s.slot != leg.slot:
+            if s.slot != leg.slot or not s.length:
                 continue
             before_1C, rows = self._before(leg, s), hidden_NC[s.first : s.first + s.length]
             if before_1C is None:
@@ -297,11 +297,23 @@ class MtpRunner:
         """Go on after a leg that was copied from `page`, and has the entries there if it writes its last page."""
         table, end = leg.plan.table, leg.plan.end
         if leg.plan.write_from < len(table):
-            self.arena.pages[table[-1]], self.last_PC[table[-1]] = self.arena.pages[page], self.last_PC[page]
+            self.copy_entries(page, table[-1])
             is_before = len(table) == 1 or bool(self.complete_P[table[-2]])
             self.complete_P[table[-1]] = is_before and end % self.page_size == 0
         self._waiting[leg.slot] = Waiting(leg.seq.id, end, 1)
         self._hidden_WC[leg.slot * ROWS_PER_SLOT] = self.last_PC[page]
+
+    # -- tails of the cache
+
+    def copy_entries(self, page: int, to: int) -> None:
+        """Copy the entries of a part-filled page, those that are written, to another page."""
+        self.arena.pages[to], self.last_PC[to] = self.arena.pages[page], self.last_PC[page]
+        self.complete_P[to] = False
+
+    def continue_after(self, leg: Leg, hidden_C: Tensor) -> None:
+        """Continue a sequence at the start of a leg, from the hidden state of the token before it."""
+        self._waiting[leg.slot] = Waiting(leg.seq.id, leg.plan.start, 1)
+        self._hidden_WC[leg.slot * ROWS_PER_SLOT] = hidden_C
 
     # -- between steps -----------------------------------------------------------
 

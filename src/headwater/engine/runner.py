@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 
 from headwater.engine.mtp import MtpRunner
+from headwater.engine.tail_rows import TailRunner, has_rows
 from headwater.memory.arena import Arena
 from headwater.memory.slots import Segment, StateMemory
 from headwater.mixers.batch import STATE, StepBatch
@@ -90,6 +91,7 @@ class Runner:
         self._hidden_BC = None if mtp is None else mtp.hidden(most)
         self.graphs = DecodeGraphs.over(model, arena, states, self._hidden_BC)
         self.segments = SegmentRunner(model, arena, states, slots)
+        self.tails = TailRunner(model, arena, states, mtp)
         self._tables: dict[int, tuple[Sequence[int], torch.Tensor]] = {}  # by request: its page table twice
 
     @property
@@ -105,16 +107,20 @@ class Runner:
 
         Rows of legs whose prompts are scored follow, `n_scored` of each.
         """
+        self.tails.end()
         for leg in step.legs:
             self._restore(leg)
-        logits_RV = self._computed(replace(step, legs=tuple(leg for leg in step.legs if leg.plan.copied is None)))
+        self.tails.before(step.legs)
+        logits_RV = self._computed(replace(step, legs=tuple(filter(has_rows, step.legs))))
+        logits_RV = self.tails.logits(step.legs, logits_RV)
+        self.tails.after(step.legs)
         if not has_kernels(self.device):
             return logits_RV.cpu()
         self._wait()
         return logits_RV
 
     def _computed(self, step: Step) -> torch.Tensor:
-        """Return the logits of a step without legs that are copied."""
+        """Return the logits of a step all of whose legs compute tokens."""
         if not step:
             return torch.empty(0, 0, device=self.device)
         rows_of_saves, batch = self._batch(step) if step.legs else ([], self._decode_batch(step.decodes))
@@ -123,7 +129,8 @@ class Runner:
             segments = self.segments.before(step.legs)
             hidden_NC = None if self.mtp is None else self.mtp.hidden(len(batch.token_N))
             transitions = self.segments.transitions
-            logits_RV = self.model.forward(batch, self.arena, self.states, segments, transitions, hidden_NC)
+            of_step = segments, transitions, hidden_NC, self.tails.of_step
+            logits_RV = self.model.forward(batch, self.arena, self.states, *of_step)
             self.segments.after(step.legs)
         else:
             logits_RV = self.graphs.forward(batch)
@@ -146,6 +153,7 @@ class Runner:
     def keep_tail(self, seq: AnySequence, tail: Tail) -> None:
         """Copy the tail of a prompt that was just prefilled from the sequence's page and slot to the tail's pages."""
         assert seq.slot is not None, "a sequence that was prefilled has a slot"
+        self.tails.end()
         self.states.save(seq.slot, self.arena.pages, tail.pages.state)
         for page in tail.pages.kv:
             last = seq.table[tail.start // self.page_size]
@@ -153,6 +161,12 @@ class Runner:
             if self.mtp is not None:
                 self.mtp.keep_tail(seq, last, page)
         self._wait()
+
+    @torch.inference_mode()
+    def end_step(self) -> None:
+        """Do the work of a step that its tokens did not wait for; call it once they are sent."""
+        self.write_entries()
+        self.tails.end()
 
     def write_entries(self) -> None:
         """Write the entries of the MTP head that the step's tokens did not wait for; call it once they are sent."""
@@ -178,7 +192,7 @@ class Runner:
             self._copy(leg, copied)
         elif leg.plan.restore:
             self.states.restore(leg.slot, self.arena.pages, leg.plan.restore)
-        elif leg.plan.start == 0:
+        elif (leg.plan.kept or leg.plan).start == 0:
             self.states.zero(leg.slot)
 
     def _copy(self, leg: Leg, copied: Copied) -> None:
@@ -215,7 +229,7 @@ class Runner:
             for s in leg_slices:
                 tokens += leg.seq.tokens[s.start : s.end]
                 positions.append(torch.arange(s.start, s.end, device=self.device))
-            slices += leg_slices
+            slices += self.tails.applied_to(leg_slices, leg)
             if leg.wants_token:
                 wanted.append(len(tokens) - 1)
             scored += range(first, first + leg.n_scored)
@@ -257,6 +271,8 @@ class Runner:
         """Return a slice for each run of adjacent tokens that the leg computes, and one for a segment's head."""
         plan, slot = leg.plan, leg.slot
         runs = plan.runs or (Run(plan.start, plan.end, ()),)
+        if plan.kept is not None and runs[0].composed:  # the tail comes before the segments
+            runs = (Run(plan.start, plan.start, ()), *runs)
         if plan.build is not None and plan.start < plan.build.head:
             runs = (Run(0, plan.build.head, ()), Run(plan.build.head, plan.end, ()))[: 1 + (plan.end > plan.build.head)]
         table_P = self._tensor(plan.table)

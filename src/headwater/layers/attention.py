@@ -107,3 +107,7 @@ class WindowAttention(GroupedAttention):
     @property
     def draft_elements(self) -> int:
         return 2 * self.kv_heads * self.head_dim
+
+    @property
+    def tail_elements(self) -> int:
+        return 2 * self.kv_heads * self.head_dim

@@ -57,6 +57,10 @@ class DeltaNet(Layer):
         return self.channels + self.v_heads * (self.v_dim + 2)
 
     @property
+    def tail_elements(self) -> int:
+        return self.channels + 2 * self.v_heads
+
+    @property
     def transition(self) -> tuple[int, ...]:
         """Dense: a matrix over the keys' channels for each head."""
         return (self.v_heads, self.k_dim, self.k_dim)

@@ -59,6 +59,10 @@ class DeltaAttention(Layer):
         return 5 * self.width + self.heads
 
     @property
+    def tail_elements(self) -> int:
+        return 4 * self.width + self.heads
+
+    @property
     def transition(self) -> tuple[int, ...]:
         """Dense: a matrix over the keys' channels for each head."""
         return (self.heads, self.head_dim, self.head_dim)

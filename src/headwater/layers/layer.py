@@ -95,6 +95,11 @@ class Layer(ABC):
         return 0
 
     @property
+    def tail_elements(self) -> int:
+        """Elements, of the model's dtype, that a tail keeps of a token: the inputs from which the state is updated."""
+        return 0
+
+    @property
     def transition(self) -> tuple[int, ...] | None:
         """Shape of what a run of tokens does to the recurrent state before them, float32; None without such a state."""
         return None

@@ -63,6 +63,10 @@ class Lightning(Layer):
         return 4 * self.width
 
     @property
+    def tail_elements(self) -> int:
+        return 3 * self.width
+
+    @property
     def transition(self) -> tuple[int, ...]:
         """A factor for each head."""
         return (self.heads,)

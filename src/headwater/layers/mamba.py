@@ -58,6 +58,10 @@ class Mamba(Layer):
         return 2 * self.inner
 
     @property
+    def tail_elements(self) -> int:
+        return self.inner
+
+    @property
     def transition(self) -> tuple[int, ...]:
         """A sum of steps for each channel, by which each of its states decays at its own rate."""
         return (self.inner,)

@@ -76,6 +76,10 @@ class Mamba2(Layer):
         return self.inner + self.channels + self.heads
 
     @property
+    def tail_elements(self) -> int:
+        return self.channels + self.heads
+
+    @property
     def transition(self) -> tuple[int, ...]:
         """A factor for each head."""
         return (self.heads,)

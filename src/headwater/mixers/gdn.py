@@ -203,6 +203,10 @@ class GatedDeltaNet(DeltaRule[DeltaNet]):
     def products(self, x_ND: Tensor, batch: StepBatch) -> tuple[Tensor, ...]:
         return (self.in_proj(x_ND, batch.n_prefill),)
 
+    def without_gate(self, products: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (projected_NE,), s = products, self.shape
+        return projected_NE[:, : s.channels], projected_NE[:, s.channels + s.v_heads * s.v_dim :]
+
     def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
         """Compute gates [N, 2, H]: the log decay, −e^A softplus(a + dt), and the strength, sigmoid(b)."""
         s = self.shape

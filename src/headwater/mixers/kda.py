@@ -152,6 +152,10 @@ class KimiDeltaAttention(DeltaRule[DeltaAttention]):
             f_NX, z_NX = self.f_b_proj(f_NX, batch.n_prefill), self.g_b_proj(z_NX, batch.n_prefill)
         return mixed_NC, f_NX, z_NX, b_NH
 
+    def without_gate(self, products: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        mixed_NC, f_NX, _, b_NH = products
+        return mixed_NC, f_NX, b_NH
+
     def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
         """Compute gates [N, H · K + H]: the log decays, then the writing strength, sigmoid(b)."""
         s = self.shape

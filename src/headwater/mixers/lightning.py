@@ -142,6 +142,9 @@ class LightningAttention(RecurrentMixer[Lightning]):
         project = self.qkv_proj.swish if self.shape.activated else self.qkv_proj
         return project(x_ND, batch.n_prefill), self.g_proj.sigmoid(x_ND, batch.n_prefill)
 
+    def without_gate(self, products: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return products[:1]
+
     def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
         """Place queries and keys; gates are 1 for each token, so that a chunk's sum is its length."""
         mixed_NC, gate_NX = products

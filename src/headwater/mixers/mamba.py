@@ -152,6 +152,9 @@ class SelectiveStateSpace(RecurrentMixer[Mamba]):
     def products(self, x_ND: Tensor, batch: StepBatch) -> tuple[Tensor, ...]:
         return (self.in_proj(x_ND, batch.n_prefill),)
 
+    def without_gate(self, products: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (products[0][:, : self.shape.inner],)
+
     def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
         """Set gates to 1 for tokens; they are 0 for padding, whose step must be zero."""
         mixed_NC, z_NC = products[0].chunk(2, -1)

@@ -174,6 +174,9 @@ class StateSpaceDual(RecurrentMixer[Mamba2]):
     def products(self, x_ND: Tensor, batch: StepBatch) -> tuple[Tensor, ...]:
         return (self.in_proj(x_ND, batch.n_prefill),)
 
+    def without_gate(self, products: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (products[0][:, self.shape.inner :],)
+
     def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
         """Compute gates [N, H]: the steps dt."""
         s = self.shape

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from headwater.layers.layer import Layer
+from headwater.mixers import tails
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.convolution import ShortConvolution, windows
 from headwater.mixers.drafts import Kept, with_accepted
@@ -69,6 +70,7 @@ class LayerState:
     transition: Tensor | None = None  # [R, X] float32: the product of all transitions since it was the identity
     segments: tuple[SegmentState, ...] = ()  # segments of the step, which slices name by index
     kept: Kept = field(default_factory=Kept)  # inputs of drafts
+    tail: Tensor | None = None  # [rows of the tail memory, tokens, X]: inputs that tails keep
 
     @contextmanager
     def put_back(self, slot_B: Tensor) -> Iterator[None]:
@@ -106,6 +108,10 @@ class RecurrentMixer(ABC, Generic[Shape]):
     @abstractmethod
     def products(self, x_ND: Tensor, batch: StepBatch) -> tuple[Tensor, ...]:
         """Compute the products with weights that come before the recurrence, [N, …] each."""
+
+    @abstractmethod
+    def without_gate(self, products: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return views of the products without the output's gate: the columns that a tail keeps of a token."""
 
     @abstractmethod
     def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
@@ -146,12 +152,17 @@ class RecurrentMixer(ABC, Generic[Shape]):
 
     def forward(self, x_ND: Tensor, batch: StepBatch, state: LayerState) -> Tensor:
         """Compute the layer for all rows of a step; update the states in `state` and copy them to the rows of saves."""
-        rows = self.project(x_ND, batch)
+        out_NX = tails.outputs(self, self.products(x_ND, batch), batch, state)
+        return self.out_proj(out_NX, batch.n_prefill)
+
+    def outputs(self, products: tuple[Tensor, ...], batch: StepBatch, state: LayerState) -> Tensor:
+        """Return the inputs of the last projection from the products before the recurrence; update states."""
+        rows = self.rows(products, batch)
         for together in batch.rounds:
             self.prefill_into(rows, together, state)
         batch.check_slots()
         decoding(rows, batch, state, self._decode_into)
-        return self.out_proj(rows.out_NX.flatten(1), batch.n_prefill)
+        return rows.out_NX.flatten(1)
 
     def prefill_into(self, rows: Rows, together: Round, state: LayerState) -> None:
         """Compute one round of slices in chunks: write the outputs of its rows, update states and transitions."""

@@ -63,7 +63,8 @@ class RotaryTable:
         return table
 
     def _looked_up(self, position_N: Tensor) -> Tensor:
-        return self.until(int(position_N.max()) + 1)[position_N]
+        end = int(position_N.max()) + 1 if len(position_N) else 0
+        return self.until(end)[position_N]
 
     def _computed(self, position_N: Tensor) -> Tensor:
         angle_NF = position_N.float()[:, None] * self._frequency_F

@@ -14,6 +14,16 @@ from torch import Tensor
 CHUNK = 64  # tokens: recurrences are cut at absolute multiples of it
 
 
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A tail that a step writes: the tokens [start, end) of a slice, or of the tail that the slice continues."""
+
+    start: int
+    end: int
+    row: int  # of the tail memory
+    has_hidden: bool = False  # the hidden row of the token before `end`, which the slice computes, is written, too
+
+
 @dataclass(frozen=True)
 class Slice:
     """The next tokens of one sequence that is being prefilled.
@@ -25,6 +35,10 @@ class Slice:
 
     For each `(segment, at)` of `composes`, in order, the state in `slot` is first composed with that segment of the
     step; the segment begins at position `at` of the sequence.
+
+    With `kept` > 0 the slice continues a tail: `start` is any position, row `slot` holds the state `kept` tokens before
+    it, and row `tail` of the tail memory has the inputs of these tokens. Layers with a state compute them again, and
+    give no output for them. Each of `keeps` is a tail that is written to a row of the tail memory.
     """
 
     first: int  # index of its first row in the step
@@ -36,6 +50,9 @@ class Slice:
     saves: tuple[tuple[int, int], ...] = ()
     transition: int | None = None  # row of the transitions that the slice updates; None: its transition is not needed
     composes: tuple[tuple[int, int], ...] = ()
+    kept: int = 0  # tokens before `start`; start − kept is a multiple of 64
+    tail: int = 0  # row of the tail memory that has them
+    keeps: tuple[Keep, ...] = ()
 
     @property
     def end(self) -> int:

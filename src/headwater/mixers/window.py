@@ -188,7 +188,13 @@ class WindowAttentionMixer:
         self.window = window_of(shape.window, weights.dtype, str(weights.device))
 
     def forward(
-        self, x_NC: Tensor, batch: StepBatch, keys: Rings, values: Rings, segments: Sequence[SegmentWindow] = ()
+        self,
+        x_NC: Tensor,
+        batch: StepBatch,
+        keys: Rings,
+        values: Rings,
+        segments: Sequence[SegmentWindow] = (),
+        tail: Tensor | None = None,
     ) -> Tensor:
         """Attend from each row to its sequence's last tokens; advance the rings and copy them to the rows of saves.
 
@@ -197,7 +203,7 @@ class WindowAttentionMixer:
         """
         rings, projected = (keys, values), self.heads.project(x_NC, batch)
         out_NGQD = torch.empty_like(projected.q_NGQD, memory_format=torch.contiguous_format)
-        self._prefill_into(out_NGQD, projected, batch, rings, segments)
+        self._prefill_into(out_NGQD, projected, batch, rings, segments, tail)
         at = batch.decode_rows
         decoding = out_NGQD[at], (projected.q_NGQD[at], projected.k_NGD[at], projected.v_NGD[at])
         for row_B, step in in_rings(rings, batch) if batch.speculates else ():
@@ -215,24 +221,39 @@ class WindowAttentionMixer:
         batch: StepBatch,
         rings: tuple[Rings, Rings],
         segments: Sequence[SegmentWindow],
+        tail: Tensor | None,
     ) -> None:
-        """Attend from the rows of slices, after the segments that they compose with; advance and save the rings."""
+        """Attend from the rows of slices, after the segments that they compose with; advance and save the rings.
+
+        `tail`, [rows, T, 2 G D], has the keys and values of tails.
+        """
         for s in batch.slices:
             for index, position in s.composes:
                 compose_into(self.heads, rings, s.slot, segments[index], position)
-            if s.length:
-                self._prefill_slice_into(out_NGQD, projected, s, rings)
+            if s.length or s.kept:
+                self._prefill_slice_into(out_NGQD, projected, s, rings, tail)
 
-    def _prefill_slice_into(self, out_NGQD: Tensor, projected: Projected, s: Slice, rings: tuple[Rings, Rings]) -> None:
-        rows = slice(s.first, s.first + s.length)
+    def _prefill_slice_into(
+        self, out_NGQD: Tensor, projected: Projected, s: Slice, rings: tuple[Rings, Rings], tail: Tensor | None
+    ) -> None:
+        rows, start = slice(s.first, s.first + s.length), s.start - s.kept
         out_TGQD, q_TGQD = out_NGQD[rows], projected.q_NGQD[rows]
-        blocks = list(self.window.blocks(s.start, s.end))
+        blocks = list(self.window.blocks(start, s.end))
         first, last = blocks[0].start, blocks[-1].end
         new = (projected.k_NGD[rows], projected.v_NGD[rows])
+        if s.kept:
+            assert tail is not None, "the slice continues a tail, and there is no memory of tails"
+            kept = tail[s.tail, : s.kept].unflatten(-1, (2, *new[0].shape[1:])).unbind(1)
+            new = (torch.cat((kept[0], new[0])), torch.cat((kept[1], new[1])))
         of_each = zip(rings, new, strict=True)
-        keys, values = (ring.laid_out(s.slot, x_TGD, s.start, (first, last)) for ring, x_TGD in of_each)
+        keys, values = (ring.laid_out(s.slot, x_TGD, start, (first, last)) for ring, x_TGD in of_each)
         laid = (keys, values)
-        self._attend_slice_into(out_TGQD, q_TGQD, laid, s, first)
+        for keep in s.keeps:
+            assert tail is not None, "the slice writes a tail, and there is no memory of tails"
+            at = slice(keep.start - first, keep.end - first)
+            tail[keep.row, : keep.end - keep.start] = torch.cat([x[at].flatten(1) for x in laid], 1)
+        if s.length:
+            self._attend_slice_into(out_TGQD, q_TGQD, laid, s, first)
         for ring, laid_TGD in zip(rings, laid, strict=True):
             for position, row in (*s.saves, (s.end, s.slot)):
                 ring.store(row, laid_TGD, first, position)

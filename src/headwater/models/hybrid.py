@@ -13,6 +13,7 @@ import torch
 
 from headwater.memory.arena import Arena
 from headwater.memory.slots import Segment, StateMemory
+from headwater.memory.tails import TailMemory
 from headwater.mixers.activations import StreamNorm
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import StepBatch
@@ -21,6 +22,7 @@ from headwater.mixers.feed_forward import FeedForward
 from headwater.mixers.linear import Embedding, Linear
 from headwater.mixers.mla import LatentAttentionMixer
 from headwater.mixers.recurrent import LayerState, RecurrentMixer, SegmentState
+from headwater.mixers.slices import Slice
 from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer
 from headwater.spec import Block, ModelSpec
 
@@ -33,8 +35,9 @@ class Step:
     attention: AttentionStep | None  # None for a model without attention layers
     states: StateMemory
     dtype: torch.dtype  # dtype that layers compute in
-    segments: Sequence[Segment]  # segments that slices compose with
-    transitions: StateMemory | None  # rows that slices update, if any segment is being built
+    segments: Sequence[Segment] = ()  # segments that slices compose with
+    transitions: StateMemory | None = None  # rows that slices update, if any segment is being built
+    tails: TailMemory | None = None  # rows that slices continue or write
 
     def state(self, layer: int, convolved: bool) -> LayerState:
         """Return views of a recurrent layer's states, transitions and segments."""
@@ -49,7 +52,11 @@ class Step:
         )
         conv = self.states.view(layer, "conv") if convolved else None
         kept = Kept(self.states.kept[layer, "recurrent"])
-        return LayerState(self.states.view(layer, "recurrent"), conv, transition, segments, kept)
+        return LayerState(self.states.view(layer, "recurrent"), conv, transition, segments, kept, self.tail(layer))
+
+    def tail(self, layer: int) -> torch.Tensor | None:
+        """Return the inputs that tails keep of a layer."""
+        return None if self.tails is None else self.tails.view(layer)
 
     def rings(self, layer: int) -> tuple[Rings, Rings]:
         """Return the keys and the values of a layer with a window."""
@@ -99,7 +106,8 @@ class WindowFunction:
     layer: WindowAttentionMixer
 
     def __call__(self, x_NC: torch.Tensor, step: Step) -> torch.Tensor:
-        return self.layer.forward(x_NC, step.batch, *step.rings(self.index), step.windows(self.index))
+        windows = step.windows(self.index)
+        return self.layer.forward(x_NC, step.batch, *step.rings(self.index), windows, step.tail(self.index))
 
 
 @dataclass(frozen=True)
@@ -187,26 +195,61 @@ class HybridModel:
         segments: Sequence[Segment] = (),
         transitions: StateMemory | None = None,
         hidden_NC: torch.Tensor | None = None,
+        tails: TailMemory | None = None,
     ) -> torch.Tensor:
         """Compute one step: write KV to the arena, update states; return float32 logits [R, V] of `logits_row_R`.
 
         Slices name `segments` by index, and rows of `transitions`, a memory laid out as `spec.transition`. With
-        `hidden_NC` the hidden states of all rows, after the final norm, are written there.
+        `hidden_NC` the hidden states of all rows, after the final norm, are written there. Slices name rows of `tails`,
+        which they continue or write.
         """
         attention = self.attention_step.of(batch, arena, self.dtype) if self.spec.attention_layers else None
-        step = Step(batch, attention, states, self.dtype, segments, transitions)
+        step = Step(batch, attention, states, self.dtype, segments, transitions, tails)
         x_NC = _scaled(self.embed(batch.token_N), self.spec.embedding_scale)
         x_NC = x_NC.float() if self.spec.float32_residual else x_NC
         output: Output | None = None
         for block in self.blocks:
             x_NC, output = block.forward(x_NC, output, step)
+        if tails is not None:
+            self._keep_hidden(x_NC, output, batch.slices, tails)
         if hidden_NC is None:
             last_RC = self._last(x_NC, output, batch.logits_rows)
         else:
             last_NC = self._last(x_NC, output, slice(None))
             hidden_NC.copy_(last_NC)
             last_RC = last_NC[batch.logits_rows]
-        return _scaled(self.head(last_RC, 0).float(), self.spec.logits_scale)  # rows of logits are all decode's
+        return self.logits(last_RC)
+
+    @torch.inference_mode()
+    def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [R, V] of hidden rows after the final norm."""
+        return _scaled(self.head(hidden_RC, 0).float(), self.spec.logits_scale)  # rows of logits are all decode's
+
+    @torch.inference_mode()
+    def advance(self, slices: Sequence[Slice], states: StateMemory, tails: TailMemory) -> None:
+        """Advance states over the kept rows of slices without rows of their own. No product with weights is computed.
+
+        An exception are Mamba-1's steps, which follow from what its convolution gives.
+        """
+        none_B = torch.empty(0, dtype=torch.int64, device=states.bytes_RB.device)
+        batch = StepBatch(none_B, none_B, tuple(slices), none_B, (), none_B)
+        step = Step(batch, None, states, self.dtype, tails=tails)
+        x_0C = torch.empty(0, self.spec.hidden_size, dtype=self.dtype, device=none_B.device)
+        for block in self.blocks:
+            for function in block.functions:
+                if isinstance(function, (RecurrentFunction, WindowFunction)):
+                    function(x_0C, step)
+
+    def _keep_hidden(
+        self, x_NC: torch.Tensor, output: Output | None, slices: Sequence[Slice], tails: TailMemory
+    ) -> None:
+        """Write the hidden rows of the last tokens of tails to the tails that keep them."""
+        kept = [(s, keep) for s in slices for keep in s.keeps if keep.has_hidden]
+        assert all(s.start < keep.end <= s.end for s, keep in kept), "the token of a hidden row is not in its slice"
+        at = [(s.first + keep.end - 1 - s.start, keep.row) for s, keep in kept]
+        if at:
+            row_K, to_K = torch.tensor(at, device=x_NC.device).unbind(1)
+            tails.hidden_RC[to_K] = self._last(x_NC, output, row_K)
 
     def _last(self, x_NC: torch.Tensor, output: Output | None, row_R: torch.Tensor | slice) -> torch.Tensor:
         """Return the norm of some rows of the residual stream after the last block, whose output is added to them."""

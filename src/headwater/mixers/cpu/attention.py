@@ -244,7 +244,13 @@ class WindowAttentionOnCpu(WindowAttentionMixer):
         self.kernel = DecodeKernel(shape, self.heads)
 
     def forward(
-        self, x_NC: Tensor, batch: StepBatch, keys: Rings, values: Rings, segments: Sequence[SegmentWindow] = ()
+        self,
+        x_NC: Tensor,
+        batch: StepBatch,
+        keys: Rings,
+        values: Rings,
+        segments: Sequence[SegmentWindow] = (),
+        tail: Tensor | None = None,
     ) -> Tensor:
         """Compute the layer as `WindowAttentionMixer.forward` does; outputs of decoding rows are close to its own."""
         n_prefill, rings = batch.n_prefill, (keys, values)
@@ -253,7 +259,7 @@ class WindowAttentionOnCpu(WindowAttentionMixer):
         if batch.slices:
             projected = self.heads.split(qkv_NX[:n_prefill], batch)
             read_PGQD = read_NX[:n_prefill].view(projected.q_NGQD.shape)
-            self._prefill_into(read_PGQD, projected, batch, rings, segments)
+            self._prefill_into(read_PGQD, projected, batch, rings, segments, tail)
             self.heads.gated(read_PGQD.flatten(1, 2), projected.gate_NHD)
         pages = self.kernel.pages.of(tuple(ring.memory_RWGD for ring in rings), self.shape.window)
         if not batch.speculates:

@@ -14,6 +14,7 @@ from torch import Tensor
 from headwater.kernels import drafts
 from headwater.kernels.arrays import flat
 from headwater.kernels.recording import constant, empty
+from headwater.mixers import tails
 from headwater.mixers.batch import Rows, StepBatch
 from headwater.mixers.cpu.recurrent_kernels import (
     GatedDeltaNetKernel,
@@ -69,10 +70,18 @@ class RecurrentOnCpu:
 
     def forward(self, x_ND: Tensor, batch: StepBatch, state: LayerState) -> Tensor:
         """Compute the layer as `RecurrentMixer.forward` does; what kernels compute is close to its own."""
-        products, at = self.mixer.products(x_ND, batch), batch.decode_rows
-        out_NX = empty(len(x_ND), self.mixer.out_proj.n_in, dtype=products[-1].dtype)
+        out_NX = tails.outputs(self, self.mixer.products(x_ND, batch), batch, state)
+        return self.mixer.out_proj(out_NX, batch.n_prefill)
+
+    def without_gate(self, products: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return self.mixer.without_gate(products)
+
+    def outputs(self, products: tuple[Tensor, ...], batch: StepBatch, state: LayerState) -> Tensor:
+        """Return the inputs of the last projection from the products before the recurrence; update states."""
+        n_rows, at = len(products[0]), batch.decode_rows
+        out_NX = empty(n_rows, self.mixer.out_proj.n_in, dtype=products[-1].dtype)
         if batch.n_decode:
-            of_decode = products if at == slice(0, len(x_ND)) else tuple(product[at] for product in products)
+            of_decode = products if at == slice(0, n_rows) else tuple(product[at] for product in products)
             self.decode_into(out_NX[at], of_decode, batch, state)
         if batch.slices and self.prefill is not None:
             self._prefill_into(self.prefill, out_NX, products, batch, state)
@@ -83,7 +92,7 @@ class RecurrentOnCpu:
             whole_NX = rows.out_NX.flatten(1)
             whole_NX[at] = out_NX[at]
             out_NX = whole_NX
-        return self.mixer.out_proj(out_NX, batch.n_prefill)
+        return out_NX
 
     def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, state: LayerState) -> None:
         """Write the inputs of `out_proj` of decoding rows; update the states of their slots in place."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from headwater.mixers import tails
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.gpu.gdn import GatedDeltaNetKernels
@@ -53,14 +54,22 @@ class RecurrentOnGpu:
 
     def forward(self, x_ND: Tensor, batch: StepBatch, state: LayerState) -> Tensor:
         """Compute the layer as `RecurrentMixer.forward` does; in decode the host never waits for the device."""
-        rows = self.mixer.project(x_ND, batch)
+        out_NX = tails.outputs(self, self.mixer.products(x_ND, batch), batch, state)
+        return self.mixer.out_proj(out_NX, batch.n_prefill)
+
+    def without_gate(self, products: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return self.mixer.without_gate(products)
+
+    def outputs(self, products: tuple[Tensor, ...], batch: StepBatch, state: LayerState) -> Tensor:
+        """Return the inputs of the last projection from the products before the recurrence; update states."""
+        rows = self.mixer.rows(products, batch)
         for together in batch.rounds:
             if self.kernels is None:
                 self.mixer.prefill_into(rows, together, state)
             else:
                 self._prefill_into(rows, together, state)
         decoding(rows, batch, state, self._decode_into)
-        return self.mixer.out_proj(rows.out_NX.flatten(1), batch.n_prefill)
+        return rows.out_NX.flatten(1)
 
     def _decode_into(self, rows: Rows, at: slice, slot_B: Tensor, state: LayerState) -> None:
         read_BX = self.decode(rows.mixed_NC[at], rows.gates_NX[at], slot_B, state)

@@ -72,6 +72,10 @@ class Ssm(Layer):
         return ("recurrent", (self.hidden, self.state)), ("conv", (2 * self.hidden + 2 * self.state, 4))
 
     @property
+    def tail_elements(self) -> int:
+        return 2 * self.hidden + 2 * self.state
+
+    @property
     def composes(self) -> bool:
         """The paper's formulas name no transition."""
         return False
