@@ -280,7 +280,7 @@ class ModelCosts(ABC):
             transition_pages=-(-self.transition.bytes // page_bytes),
             resumable=self.resumable,
             flops=self.flops,
-            tail_pages=tuple(self.tail.pages(n, page_bytes) for n in range(page_size)),
+            tail_pages=tuple(self.tail.pages(n, page_bytes) for n in range(page_size + 1)),
         )
 
     @property

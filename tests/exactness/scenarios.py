@@ -21,7 +21,7 @@ def resend(make: Make) -> list[Answer]:
     with make(AMPLE) as rig:
         prompt = words(700, "resend")
         first, second = rig.ask(prompt, 70), rig.ask(prompt, 70)
-    assert second.account.cached_tokens == 640
+    assert second.account.cached_tokens == 700
     return [first, second]
 
 
@@ -34,7 +34,8 @@ def chat_turn(make: Make) -> list[Answer]:
             rig.settle()
             before = len(turn.everything)
             turn = rig.ask(turn.everything + words(own, "turn", i), tokens)
-            assert turn.account.cached_tokens == before // PAGE * PAGE
+            is_exact = make.settings.get("decode_reuse") != "raw"  # other engines do not prefill answers
+            assert turn.account.cached_tokens == (before if is_exact else before // PAGE * PAGE)
             answers.append(turn)
     return answers
 
@@ -44,7 +45,7 @@ def shared_system_prompt(make: Make) -> list[Answer]:
         system = words(900, "system")
         answers = [rig.ask(system + words(300 + i, "own", i), 10) for i in range(3)]
     assert answers[1].account.cached_tokens >= 900 - 1200 // 8 - PAGE
-    assert answers[2].account.cached_tokens == 896
+    assert answers[2].account.cached_tokens == 900
     return answers
 
 
@@ -54,7 +55,8 @@ def branch_in_mid_page(make: Make) -> list[Answer]:
         rig.ask(trunk, 4)
         answers = [rig.ask(trunk[: 1000 + 13 * i] + words(200, "branch", i), 10) for i in range(4)]
     assert all(a.account.cached_tokens > 0 for a in answers)
-    assert answers[3].account.cached_tokens == 1024  # left by the one before, which branched on the same page
+    # left by the one before, which branched on the same page; without recurrent layers, by the trunk
+    assert answers[3].account.cached_tokens == (1026 if make.loaded.spec.resumable == "checkpoints" else 1039)
     return answers
 
 
@@ -71,7 +73,7 @@ def after_eviction_and_refill(make: Make) -> list[Answer]:
     assert (stats.evicted_checkpoints > 0) == (spec.resumable == "checkpoints")
     assert (stats.evicted_kv_pages > 0) == bool(spec.attention_layers)
     assert lost.account.cached_tokens < 960
-    assert refilled.account.cached_tokens == 960
+    assert refilled.account.cached_tokens == 1000
     return [lost, refilled]
 
 
@@ -90,7 +92,20 @@ def rows_of_replays(rig: Rig) -> list[int]:
 
 
 def after_preemption(make: Make) -> list[Answer]:
-    with make(kv_pages(make, PREEMPTING_PAGES) + 6 * make.checkpoint_pages) as rig:
+    """With a few pages more or less, in one of these memories an answer is preempted, and replayed among others."""
+    grows = bool(make.loaded.spec.attention_layers)  # else a running request takes no page more, and none has to leave
+    for more in range(8 if grows else 1):
+        answers, replayed = preempted(make, kv_pages(make, PREEMPTING_PAGES + more) + 6 * make.checkpoint_pages)
+        if any(a.account.preemptions for a in answers) and max(replayed) > 1:
+            break
+    assert any(a.account.preemptions for a in answers) == grows
+    assert any(rows > 1 for rows in replayed) == grows
+    assert all(a.account.cached_tokens > 0 for a in answers)
+    return answers
+
+
+def preempted(make: Make, pages: int) -> tuple[list[Answer], list[int]]:
+    with make(pages) as rig:
         system = words(640, "system")
         rig.ask(system + words(20, "first"), 2)
         replayed = rows_of_replays(rig)
@@ -98,11 +113,7 @@ def after_preemption(make: Make) -> list[Answer]:
         answers = [rig.submit(system + words(60 + i, i), PREEMPTED_TOKENS + 6 * i) for i in range(5)]
         for answer in answers:
             rig.wait(answer)
-    grows = bool(make.loaded.spec.attention_layers)  # else a running request takes no page more, and none has to leave
-    assert any(a.account.preemptions for a in answers) == grows
-    assert any(rows > 1 for rows in replayed) == grows
-    assert all(a.account.cached_tokens > 0 for a in answers)
-    return answers
+    return answers, replayed
 
 
 def with_seven_other_requests_running(make: Make) -> list[Answer]:
@@ -112,7 +123,7 @@ def with_seven_other_requests_running(make: Make) -> list[Answer]:
         others = [rig.submit(words(300 + 40 * i, "other", i), COMPANY_TOKENS) for i in range(7)]
         target = rig.submit(prompt + words(5, "more"), COMPANY_TOKENS)
         answers = [rig.wait(answer) for answer in (*others, target)]
-    assert target.account.cached_tokens == 768
+    assert target.account.cached_tokens == 800
     assert target.most_running >= 8
     return answers
 

@@ -54,7 +54,8 @@ def turns_in_company(rig: Rig) -> list[Answer]:
     others = [rig.submit(words(30 + 40 * i, "other", i), 4) for i in range(2)]
     second = rig.submit(first.everything + words(20, "turn"), 4)
     answers = [first, *(rig.wait(answer) for answer in (*others, second))]
-    assert second.account.cached_tokens == (prompt + tokens) // 64 * 64
+    is_exact = rig.engine.scheduler.decode_reuse == "canonical"  # other engines do not prefill answers
+    assert second.account.cached_tokens == (prompt + tokens if is_exact else (prompt + tokens) // 64 * 64)
     assert second.most_running > 1
     return answers
 

@@ -172,10 +172,12 @@ def test_only_the_state_is_read_if_its_kv_is_in_memory(load, same_bits_as_withou
     with server(make, disk(tmp_path)) as rig:
         rig.ask(prompt)
         copied(rig)
+        rig.settle()
         cache, read = rig.engine.scheduler.cache, rig.engine.scheduler.tiers.tiers[0].counts
         with rig.engine.changed:
             for node in list(cache.index):
                 if node.checkpoint is not None:
+                    cache.tails.drop(node)
                     cache.pool.states.give(cache.index.drop(node))
         again = rig.ask(prompt)
         assert read["read"] == 1

@@ -200,6 +200,8 @@ class Surveyor:
             if not draft.resumes_at < at <= draft.publish or at % unit:
                 within = f"({draft.resumes_at}, {draft.publish}]"
                 raise ValueError(f"checkpoint at {at} is not on the grid of {unit} in {within}")
+        if draft.start == draft.end and (draft.saving.checkpoints or draft.saving.speculative):
+            raise ValueError(f"a leg without rows at {draft.start} saves checkpoints")
         for at in draft.saving.tails:
             if not draft.start <= at <= draft.end:
                 raise ValueError(f"a tail ends at {at}, the leg computes [{draft.start}, {draft.end})")

@@ -279,7 +279,8 @@ class Runner:
         slices = []
         for run in runs:
             in_head = plan.build is not None and run.end == plan.build.head
-            inner = tuple((at, row) for at, row in saves if row != slot and run.start < at <= run.end)
+            first_state = run.start if plan.kept is None or run.start > plan.start else plan.kept.start
+            inner = tuple((at, row) for at, row in saves if row != slot and first_state < at <= run.end)
             one = Slice(
                 first=first,
                 length=run.end - run.start,

@@ -61,7 +61,8 @@ class TailRunner:
 
     def _restore(self, leg: Leg, plan: Plan, kept: Tail) -> None:
         row, n = self._kept[leg.slot], plan.start - kept.start
-        self.memory.restore(row, self.arena.pages, kept.rows, n)
+        if kept.rows:
+            self.memory.restore(row, self.arena.pages, kept.rows, n)
         at = kept.start // self.arena.page_size
         if n and kept.kv and plan.write_from <= at:  # else the page is cached, and has these bits
             self.arena.pages[plan.table[at]] = self.arena.pages[kept.kv[0]]

@@ -22,7 +22,7 @@ class TailMemory:
 
     def __init__(self, spec: ModelSpec, rows: int = 0, device: torch.device | str = "cpu") -> None:
         self._spec, self._device = spec, torch.device(device)
-        self._tokens = spec.page_size - 1
+        self._tokens = spec.page_size
         row_bytes = spec.tail.pages(self._tokens, spec.page_bytes) * spec.page_bytes
         self._stride = -(-row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._allocate(rows)
