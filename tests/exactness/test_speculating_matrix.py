@@ -136,11 +136,12 @@ def test_drafts_change_no_bit_of_answers_and_cache(load, contents, monkeypatch, 
     assert check.deterministic, check.broken_by
     plain = Make(loaded, check)
     expected = SCENARIOS[scenario](plain)
+    without = contents[-1]
     drafting = Drafting.after(plain, expected)
     found = SCENARIOS[scenario](drafting)
     assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]
     assert all(one.same_bits(other) for one, other in zip(found, expected, strict=True))
-    without, with_drafts = contents
+    with_drafts = contents[-1]
     assert same(without, with_drafts)
     assert any(right for _, right in drafting.judged)
     assert drafting.all_came_up or sum(len(answer.tokens) for answer in found) < LONG
