@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from headwater.engine.mtp import MtpRunner
 from headwater.engine.runner import Runner
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
+from headwater.models.embedded import embedded
 from headwater.models.load import load_model
 from headwater.plan import Plan, Save, Tail
 from headwater.schedule.sequence import Phase
@@ -40,13 +42,15 @@ class Fake:
 class Bench:
     """A runner, and pages that are handed out in a shuffled order."""
 
-    def __init__(self, folder: Path) -> None:
-        self.model = load_model(folder, "float32").model
+    def __init__(self, folder: Path, mtp: bool = False) -> None:
+        loaded = load_model(folder, "float32", mtp=mtp)
+        self.model = loaded.model
         spec = self.model.spec
         self.arena = Arena(spec, N_PAGES)
         self.arena.pages.fill_(0xFF)
         rows = StateMemory(spec.state, 2 * SLOTS + 20, max(1, spec.checkpoint_pages) * spec.page_bytes)
-        self.runner = Runner(self.model, self.arena, rows, SLOTS)
+        self.mtp = None if loaded.mtp is None else MtpRunner(loaded.mtp, N_PAGES, SLOTS)
+        self.runner = Runner(self.model, self.arena, rows, SLOTS, self.mtp)
         self.free = random.Random(1).sample(range(N_PAGES), N_PAGES)
         self.n_seqs = 0
 
@@ -178,3 +182,22 @@ def test_rows_of_tail_memory_are_given_back(bench: Bench) -> None:
     assert len(memory) == 4
     assert memory.bytes_RB[:2].any()
     assert not memory.bytes_RB[2:].any()
+
+
+def test_drafts_after_tail_are_those_of_whole_prompt() -> None:
+    """The MTP head's entries of a tail's tokens are copied with it, and its hidden row is the one that waits."""
+    bench = Bench(embedded(), mtp=True)
+    assert bench.mtp is not None
+    like, save, tail, _ = bench.first(170, 170)
+    whole, repeated, continued = bench.seq(230), bench.seq(170, like, 128), bench.seq(230, like, 128)
+    bench.run(bench.plan(whole, 0, 230))
+    bench.run(bench.plan(repeated, 170, 170, restore=save.pages, kept=tail))
+    bench.run(bench.plan(continued, 170, 230, restore=save.pages, kept=tail))
+    wanted, got, *others = bench.mtp.guess([(seq, 3) for seq in (whole, continued, like, repeated)], 0.0)
+    assert wanted.tokens
+    assert got == wanted
+    assert others[0] == others[1]
+    for layer in bench.mtp.module.spec.attention_layers:
+        tables = [torch.tensor(seq.table) for seq in (whole, continued)]
+        entries = [bench.mtp.arena.read(layer, table, 128, 230) for table in tables]
+        assert all(map(torch.equal, *entries))
