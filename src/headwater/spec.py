@@ -189,13 +189,9 @@ class ModelCosts(ABC):
     @cached_property
     def state(self) -> StateLayout:
         """Layout of a checkpoint: the states of all layers, each at a multiple of 64 bytes."""
-        return StateLayout.of(
-            [
-                (i, name, shape, self.state_dtype if name == "recurrent" else self.dtype_name)
-                for i, layer in enumerate(self._each)
-                for name, shape in layer.states
-            ]
-        )
+        each = ((i, name, shape) for i, layer in enumerate(self._each) for name, shape in layer.states)
+        dtypes = {"recurrent": self.state_dtype}
+        return StateLayout.of([(i, name, shape, dtypes.get(name, self.dtype_name)) for i, name, shape in each])
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -216,12 +212,12 @@ class ModelCosts(ABC):
     @cached_property
     def tail(self) -> TailLayout:
         """Layout of the rows of a tail."""
-        return TailLayout(self.hidden_size, tuple(layer.tail_elements for layer in self._each), self.element_bytes)
+        return TailLayout(self.hidden_size, self.element_bytes, tuple((x.kind, x.tail_elements) for x in self._each))
 
     def tail_bytes(self, tokens: int, page_size: int) -> int:
         """Bytes of a tail of `tokens` tokens, in whole pages, with the page of their KV."""
-        page_bytes = self.bytes_of_page(page_size)
-        return (self.tail.pages(tokens, page_bytes) + bool(self.kv_bytes_per_token and tokens)) * page_bytes
+        page_bytes, has_kv = self.bytes_of_page(page_size), self.kv_bytes_per_token and tokens
+        return (self.tail.pages(tokens, page_bytes) + bool(has_kv)) * page_bytes
 
     @property
     def resumable(self) -> str:

@@ -61,17 +61,25 @@ class TailLayout:
     """
 
     hidden: int  # width of the hidden row, whose place is reserved in every tail
-    widths: tuple[int, ...]  # elements of a token, of each layer; most layers keep none
     element_bytes: int
+    widths: tuple[tuple[str, int], ...]  # of each layer its kind, and elements of a token; most layers keep none
 
     @property
     def width(self) -> int:
         """Elements of a token's row."""
-        return sum(self.widths)
+        return sum(width for _, width in self.widths)
 
     def bytes(self, tokens: int) -> int:
         """Return the bytes of the rows of a tail of `tokens` tokens."""
         return (self.hidden + tokens * self.width) * self.element_bytes
+
+    def bytes_by_kind(self, tokens: int) -> dict[str, int]:
+        """Return the bytes of these rows, by the kind of the layer that keeps them, and of the hidden row."""
+        found = {"hidden row": self.hidden * self.element_bytes}
+        for kind, width in self.widths:
+            if width:
+                found[kind] = found.get(kind, 0) + tokens * width * self.element_bytes
+        return found
 
     def pages(self, tokens: int, page_bytes: int) -> int:
         """Return the pages that the rows of a tail of `tokens` tokens take."""

@@ -49,6 +49,7 @@ class TailBench:
         self.arena, self.states = self.bench.arena, self.bench.states
         self.tails = TailMemory(model.spec, TAILS)
         self.tails.bytes_RB.fill_(0xFF)
+        self.last: Sequence | None = None  # that was resumed
 
     def sequence(self) -> Sequence:
         return self.bench.sequence(len(self.tokens) + 2 * PAGE)
@@ -124,11 +125,11 @@ class TailBench:
         self.arena.pages[seq.table[first]] = self.arena.pages[stored.page]
         self.states.bytes_RB[seq.slot, : self.spec.state.bytes] = stored.state_B
         self.tails.restore(row, self.arena.pages, stored.rows, kept)
-        seq.length = end
+        seq.length, self.last = end, seq
         return seq, kept
 
     def kv(self, seq: Sequence, start: int, end: int) -> list[torch.Tensor]:
-        """What the arena has of a sequence's tokens, of each layer."""
+        """The entries of a sequence's tokens in the arena, of each layer."""
         layers = self.spec.attention_layers
         return [x for layer in layers for x in self.arena.read(layer, seq.table, start, end)]
 

@@ -54,6 +54,23 @@ def test_qwen3_5_9b_gives_seglens_table() -> None:
     assert layout.n_pages - state_pages == pytest.approx(740_752, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("name", "megabytes"),
+    [("qwen3.5-9b", 27), ("granite-4.0-h-small", 40), ("nemotron-h-8b", 32), ("kimi-linear-48b-a3b", 42)],
+)
+def test_tail_of_63_tokens_has_bytes_of_its_parts(name: str, megabytes: int) -> None:
+    """In bfloat16, with the page of KV; whole pages are at most one page more, and the rows of fewer tokens fewer."""
+    profile = PROFILES[name]
+    page_bytes = profile.bytes_of_page(64)
+    assert round((profile.tail.bytes(63) + page_bytes) / 1e6) == megabytes
+    assert sum(profile.tail.bytes_by_kind(63).values()) == profile.tail.bytes(63)
+    assert 0 <= profile.tail_bytes(63, 64) - profile.tail.bytes(63) - page_bytes < page_bytes
+    layout = profile.unified_layout(10**9, 64)
+    assert (len(layout.tail_pages), layout.tail_pages[0]) == (64, 1)
+    assert list(layout.tail_pages) == sorted(layout.tail_pages)
+    assert (layout.tail_pages[63] + 1) * page_bytes == profile.tail_bytes(63, 64)
+
+
 def test_layout_of_tokens_has_a_page_a_unit() -> None:
     layout = QWEN_9B.layout(10**9, page_size=64)
     assert layout.n_pages == 10**9 // (64 * 32_768)

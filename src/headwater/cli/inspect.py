@@ -119,6 +119,13 @@ def cost_table(spec: ModelSpec) -> Table:
     in_tokens = f"{spec.checkpoint_bytes / spec.kv_bytes_per_token:,.0f} tokens of KV" if spec.attention_layers else ""
     pages = f"{spec.checkpoint_pages:,} pages"
     table.add_row("a checkpoint", f"{spec.checkpoint_bytes:,}", f"{in_tokens}; {pages}" if in_tokens else pages)
+    tail_bytes = spec.tail_bytes(spec.page_size - 1, spec.page_size)
+    share = f"{tail_bytes / spec.checkpoint_bytes:.0%} of a checkpoint; " if spec.checkpoint_bytes else ""
+    table.add_row(
+        f"a tail ({spec.page_size - 1} tokens)", f"{tail_bytes:,}", f"{share}{tail_bytes // spec.page_bytes:,} pages"
+    )
+    for kind, n_bytes in spec.tail.bytes_by_kind(spec.page_size - 1).items():
+        table.add_row(f"its {kind}", f"{n_bytes:,}", f"{n_bytes / tail_bytes:.0%} of it")
     if spec.draft_bytes:
         share = f"1/{spec.checkpoint_bytes / spec.draft_bytes:,.0f} of a checkpoint"
         table.add_row("kept of a draft", f"{spec.draft_bytes:,}", share)

@@ -37,12 +37,10 @@ class TailMemory:
         tokens = of_rows[:, layout.hidden : layout.hidden + n_tokens * layout.width].unflatten(
             1, (n_tokens, layout.width)
         )
-        ends = list(accumulate(layout.widths))
-        self._layers = {
-            i: tokens[..., end - width : end]
-            for i, (width, end) in enumerate(zip(layout.widths, ends, strict=True))
-            if width
-        }
+        widths = [width for _, width in layout.widths]
+        ends = accumulate(widths)
+        each = enumerate(zip(widths, ends, strict=True))
+        self._layers = {i: tokens[..., end - width : end] for i, (width, end) in each if width}
 
     def __len__(self) -> int:
         """Return the number of rows."""

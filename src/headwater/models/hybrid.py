@@ -85,6 +85,8 @@ class RecurrentLayer(Protocol):
 
     def forward(self, x_ND: torch.Tensor, batch: StepBatch, state: LayerState) -> torch.Tensor: ...
 
+    def outputs(self, products: tuple[torch.Tensor, ...], batch: StepBatch, state: LayerState) -> torch.Tensor: ...
+
 
 @dataclass(frozen=True)
 class RecurrentFunction:

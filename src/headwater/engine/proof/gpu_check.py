@@ -31,6 +31,8 @@ from headwater.mixers.slices import CHUNK, Slice
 # tokens of the sequence under test and of the one before it; products of batches change with the number of chunks
 LENGTH, COMPANY = 17 * CHUNK + 9, CHUNK + 5
 CUTS = (CHUNK, 2 * CHUNK)
+BEGINNINGS = (7, 63)  # rows of a chunk, without those after them
+MID_PAGE = CHUNK + 7  # where attention may begin, too
 SEQUENCES = (1, 2, 3, 7)
 LENGTHS = (1, 64, 65, 300, 1024, 1025, 130)  # tokens of sequences that decode together: of one split of keys, and two
 PAGE = 64
@@ -143,7 +145,7 @@ def broken_attention(shape: tuple[int, int, int], random: Random, device: str) -
     def decode(at: slice) -> Tensors:
         return (attention.decode(q_NHD[at], keys_values, _decoding(tables[at], position_B[at]), PAGE, width**-0.5),)
 
-    yield from _broken("attention", decode, prefill)
+    yield from _broken("attention", decode, prefill, (*CUTS, MID_PAGE))
 
 
 def broken_window(layer: WindowAttention, random: Random, device: str) -> Iterator[str]:
@@ -158,7 +160,7 @@ def broken_window(layer: WindowAttention, random: Random, device: str) -> Iterat
         return attention.prefill_alone(q_TGQD[first:last], (seen[0], seen[1]), first - at, scale, layer.window)
 
     whole_TGQD = part(0, LENGTH)
-    for cut in CUTS:
+    for cut in (*CUTS, MID_PAGE):
         if not torch.equal(torch.cat((part(0, cut), part(cut, LENGTH))), whole_TGQD):
             yield f"{layer.kind} cut at {cut} tokens"
 
@@ -206,12 +208,19 @@ def _state(rows: dict[str, Tensor]) -> LayerState:
 
 
 def _broken(
-    kind: str, decode: Callable[[slice], Tensors], prefill: Callable[..., Tensors] | None = None
+    kind: str,
+    decode: Callable[[slice], Tensors],
+    prefill: Callable[..., Tensors] | None = None,
+    cuts: tuple[int, ...] = CUTS,
 ) -> Iterator[str]:
-    """Name the cuts of a sequence and the counts of decoding sequences that change bits."""
+    """Name the cuts and beginnings of a sequence and the counts of decoding sequences that change bits."""
     if prefill is not None:
         whole = prefill((Piece(0, LENGTH, 0, 0),))
-        yield from (f"{kind} cut at {cut} tokens, in company" for cut in CUTS if not _same(prefill(*steps(cut)), whole))
+        yield from (f"{kind} cut at {cut} tokens, in company" for cut in cuts if not _same(prefill(*steps(cut)), whole))
+        for n in BEGINNINGS:
+            read, *_ = prefill((Piece(0, CHUNK, 0, 0),), (Piece(CHUNK, n, CHUNK, 0),))
+            if not torch.equal(read, whole[0][: CHUNK + n]):
+                yield f"{kind} at the first {n} rows"
     n = max(SEQUENCES)
     together = decode(slice(0, n))
     for count in SEQUENCES:

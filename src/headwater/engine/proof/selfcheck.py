@@ -19,6 +19,7 @@ import torch
 
 from headwater import kernels
 from headwater.engine.passes import broken_passes
+from headwater.engine.proof import beginnings
 from headwater.engine.proof.chain_check import broken_chains, kept_layers
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
@@ -291,10 +292,12 @@ def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
             yield partial(broken_prefill, *narrowed, random)
     for shape in sorted({shape for layer in layers for shape in attended(layer)}):
         yield partial(_broken_attention, *shape, random)
+        yield partial(beginnings.broken_attention, *shape, random)
     for latent in sorted(latents, key=repr):
         yield partial(_broken_absorption, latent, random)
     for layer in sorted({layer for layer in layers if type(layer) in RECURRENT}, key=repr):
         yield partial(_broken_recurrence, _narrowed(layer, random, device), random, device)
+        yield partial(beginnings.broken_recurrence, _narrowed(layer, random, device), random, device)
     yield partial(_broken_stream_norm, spec.hidden_size, random, device)
     yield partial(_broken_activations, random)
     yield partial(broken_passes, spec.vocab_size)
