@@ -177,7 +177,7 @@ def prefill_into(
 ):  # fmt: skip
     """Write what the rows of slices read, normed and gated; update the states of their slots and the rows of saves.
 
-    `ragged` describes the slices (`ragged_of` in `mixers/cpu/recurrent_kernels.py`). Widths are whole vectors.
+    `ragged` describes the slices (`ragged_of` in `mixers/cpu/recurrent.py`). Widths are whole vectors.
     `memory` has `of_thread` elements for each thread, see `delta_chunk.floats_of`.
     """
     key_heads, value_heads, k_width, v_width, before = sizes

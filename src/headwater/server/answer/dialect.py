@@ -148,9 +148,11 @@ class Dialect:
 
     def _with_limited_thought(self, params: SamplingParams, start: Start) -> SamplingParams:
         """Constrain the reasoning to its limit, and the answer after it to nothing; other constraints replace this."""
+        if start.thought_tokens is None or self._reasoning is None:
+            return params
         grammar = self._grammar(start)
-        before = self._before(start, grammar) if start.thought_tokens is not None else ""
-        if not before or self._reasoning is None:
+        before = self._before(start, grammar)
+        if not before:
             return params
         source = grammar.source(f"{before} {grammar.anything(self._reasoning.open)}")
         return replace(params, constraint=Constraint("lark", source, "thinking_token_budget"))

@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from headwater.server.http.errors import BadRequest, shown
 from headwater.server.requests.chat import ChatMessage
 from headwater.server.requests.client_tools import INPUT, flat_name, tools_of_search
-from headwater.server.requests.content import Message
+from headwater.server.requests.normal_form import Message
 
 Checked = TypeVar("Checked")
 Item = dict[str, Any]
