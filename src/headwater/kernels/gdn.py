@@ -15,9 +15,8 @@ from headwater.kernels import delta_chunk as chunk
 from headwater.kernels.compiling import kernel, lean_part
 from headwater.kernels.convolution import Convolution, convolve_chunk, convolve_into, keep_inputs
 from headwater.kernels.drafts import copied, copied_inputs
-from headwater.kernels.functions import exp, sigmoid, silu, softplus
+from headwater.kernels.functions import L2_EPS, exp, fill_into, inverse_rms, padded, sigmoid, silu, softplus, unit_into
 from headwater.kernels.one_token import delta_step
-from headwater.kernels.padded import L2_EPS, fill_into, inverse_rms, padded, unit_into
 from headwater.kernels.tile import PANEL
 from headwater.kernels.vectors import (
     LANES,

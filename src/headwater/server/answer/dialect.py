@@ -17,7 +17,7 @@ from headwater.server.answer import formats
 from headwater.server.answer.formats.grammar import Grammar, either, tag_tokens
 from headwater.server.answer.formats.parser import AnswerParser, ToolFormat
 from headwater.server.http.errors import BadRequest
-from headwater.server.requests.schemas import Outcome, compiled, with_known_patterns
+from headwater.server.requests.structured import Outcome, compiled, with_known_patterns
 from headwater.server.requests.tools import FunctionDefinition, ToolUse
 
 BAN_BIAS = -100.0  # added to a logit: OpenAI's way to ban a token

@@ -15,7 +15,7 @@ from headwater.server.answer.forms import Json, Parser, new_call_id
 from headwater.server.answer.reply import comment, one_line
 from headwater.server.http.errors import error_body
 from headwater.server.http.exchange import EVENTS_TYPE, Events, Prefilled
-from headwater.server.requests.client_tools import INPUT, Named
+from headwater.server.requests.items import INPUT, Named
 from headwater.server.requests.responses import ResponsesRequest
 
 ID_PREFIXES = {

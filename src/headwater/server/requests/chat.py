@@ -23,8 +23,7 @@ from headwater.server.requests.sampling import (
     Whole,
     limited,
 )
-from headwater.server.requests.schemas import LENIENT, as_far_as_possible
-from headwater.server.requests.structured import FLEXIBLE, only_one, schema_constraint
+from headwater.server.requests.structured import FLEXIBLE, LENIENT, as_far_as_possible, only_one, schema_constraint
 from headwater.server.requests.tools import (
     MAX_TOOLS,
     MAX_WARNING_CHARACTERS,
