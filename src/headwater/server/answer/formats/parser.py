@@ -182,9 +182,7 @@ class ReasoningSplitter(Splitter):
 
     def __init__(self, tags: ReasoningFormat, thinking: bool, calls: tuple[ToolFormat, Tools] | None) -> None:
         super().__init__(self._start)
-        self._tags = tags
-        self._thinking = thinking
-        self._calls = calls
+        self._tags, self._thinking, self._calls = tags, thinking, calls
         self._openings = calls[0].openings if calls else ()
         self._begun = False  # some reasoning was returned, so line ends belong to it
         self._call: CallParser | None = None
@@ -354,9 +352,7 @@ class CallSplitter(Splitter):
     def __init__(self, tags: ToolFormat, tools: Tools, forced: bool = False) -> None:
         """`forced`: text that is held back at the end belongs to a call that was cut off before its name."""
         super().__init__(self._content)
-        self._format = tags
-        self._tools = tools
-        self._forced = forced
+        self._format, self._tools, self._forced = tags, tools, forced
         self._call: CallParser | None = None
         self._after_call = False  # white space that follows is markup
 
