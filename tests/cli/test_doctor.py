@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headwater import kernels, machine
-from headwater.cli import doctor, run
-from headwater.cli.doctor import FAIL, OK, SLOW, WARN, Finding, Intended
+from headwater.cli import doctor, machine_findings, run
+from headwater.cli.machine_findings import FAIL, OK, SLOW, WARN, Finding, Intended
 from tests.processors import AVX2, pretend
 
 INTENDED = Intended(None, 10**9, None, "127.0.0.1", 0)
@@ -83,15 +83,15 @@ def test_limit_of_memory(cgroup, files, limit):
 
 @pytest.mark.parametrize(("wanted", "level"), [(1, OK), (9 * 10**9, WARN), (11 * 10**9, FAIL)])
 def test_doctor_compares_memory_with_the_available_bytes(monkeypatch, wanted, level):
-    monkeypatch.setattr(doctor, "meminfo", {"MemTotal": 32 * 10**9, "MemAvailable": 10 * 10**9}.get)
-    monkeypatch.setattr(doctor, "memory_limit", lambda: None)
-    assert doctor.of_memory(wanted).level == level
+    monkeypatch.setattr(machine_findings, "meminfo", {"MemTotal": 32 * 10**9, "MemAvailable": 10 * 10**9}.get)
+    monkeypatch.setattr(machine_findings, "memory_limit", lambda: None)
+    assert machine_findings.of_memory(wanted).level == level
 
 
 def test_memory_is_held_against_the_limit(monkeypatch):
-    monkeypatch.setattr(doctor, "meminfo", {"MemTotal": 32 * 10**9, "MemAvailable": 10 * 10**9}.get)
-    monkeypatch.setattr(doctor, "memory_limit", lambda: 2 * 10**9)
-    found = doctor.of_memory(4 * 10**9)
+    monkeypatch.setattr(machine_findings, "meminfo", {"MemTotal": 32 * 10**9, "MemAvailable": 10 * 10**9}.get)
+    monkeypatch.setattr(machine_findings, "memory_limit", lambda: 2 * 10**9)
+    found = machine_findings.of_memory(4 * 10**9)
     assert found.level == FAIL
     assert "limit 2.0 GB" in found.value
 
@@ -108,17 +108,17 @@ def test_memory_is_held_against_the_limit(monkeypatch):
     ],
 )
 def test_threads_are_held_against_cores(monkeypatch, threads, quota, level, advice):
-    monkeypatch.setattr(doctor, "usable_cores", lambda: 4)
-    monkeypatch.setattr(doctor, "cpu_quota", lambda: quota)
-    found = doctor.of_cores(threads)
+    monkeypatch.setattr(machine_findings, "usable_cores", lambda: 4)
+    monkeypatch.setattr(machine_findings, "cpu_quota", lambda: quota)
+    found = machine_findings.of_cores(threads)
     assert found.level == level
     assert advice in found.advice
 
 
 def test_doctor_warns_of_an_occupied_port():
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert doctor.of_port("127.0.0.1", taken.getsockname()[1]).level == WARN
-    assert doctor.of_port("127.0.0.1", 0).level == OK
+        assert machine_findings.of_port("127.0.0.1", taken.getsockname()[1]).level == WARN
+    assert machine_findings.of_port("127.0.0.1", 0).level == OK
 
 
 @pytest.mark.parametrize(("levels", "code"), [([OK, OK], 0), ([OK, WARN], 0), ([WARN, FAIL], 1)])
@@ -190,7 +190,7 @@ def test_machine_without_kernels_is_called_slow(monkeypatch, have, level, advice
     assert (found.name, found.level) == ("kernels", level)
     assert have or "7 times slower decoding at 16 bits" in found.value
     assert advice in found.advice
-    assert {"numba", "llvmlite"} <= set(doctor.PACKAGES)
+    assert {"numba", "llvmlite"} <= set(machine_findings.PACKAGES)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headwater.cli.doctor import OK, Finding
+from headwater.cli.machine_findings import OK, Finding
 from headwater.cli.model_findings import of_dtype
 from headwater.engine.answering import NoObserver
 from headwater.engine.engine import Engine

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from headwater.cli.doctor import FAIL, OK, SLOW, WARN, Finding, Intended
+from headwater.cli.machine_findings import FAIL, OK, SLOW, WARN, Finding, Intended
 from headwater.cli.models import config_folder
 from headwater.engine.proof.selfcheck import SelfCheck, weight_shapes
 from headwater.engine.proof.verdict import verdict
