@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer
 
 from headwater.engine.detokenizer import byte_table
-from headwater.events import PromptEvent, TokenEvent
+from headwater.events import FinishedEvent, PromptEvent, TokenEvent
 from headwater.server.answer.formats.parser import (
     CallArguments,
     CallBegin,
@@ -35,6 +35,13 @@ class Parser(Protocol):
     def finish(self) -> list[Delta]:
         """Release the text that was held back; nothing may be pushed afterwards."""
         ...
+
+
+def deltas_of(parser: Parser, event: object) -> list[Delta]:
+    """Return the deltas of an event's text; those of the last event include the text that was held back."""
+    if isinstance(event, FinishedEvent):
+        return parser.push(event.text) + parser.finish()
+    return parser.push(event.text) if isinstance(event, TokenEvent) else []
 
 
 class CompletionForm:

@@ -9,9 +9,9 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
-from headwater.events import FinishedEvent, TokenEvent
+from headwater.events import FinishedEvent
 from headwater.server.answer.formats.parser import CallBegin, Content, Delta, Reasoning, joined
-from headwater.server.answer.forms import Json, Parser, new_call_id
+from headwater.server.answer.forms import Json, Parser, deltas_of, new_call_id
 from headwater.server.answer.reply import comment, one_line
 from headwater.server.http.errors import error_body
 from headwater.server.http.exchange import EVENTS_TYPE, Events, Prefilled
@@ -63,7 +63,7 @@ class ResponsesReply:
         """Return the answer when the generation has ended; raises its error if it failed."""
         deltas: list[Delta] = []
         async for _, event in events:
-            deltas += self._parsed(event)
+            deltas += deltas_of(self._parser, event)
         assert isinstance(event, FinishedEvent)
         deltas.sort(key=lambda delta: ITEM_ORDER.index(type(delta)) if type(delta) in ITEM_ORDER else len(ITEM_ORDER))
         for _ in (*self._output.take(joined(deltas)), *self._output.end(status(event))):
@@ -76,7 +76,7 @@ class ResponsesReply:
             yield self._sse("response.created", response=self._unfinished())
             yield self._sse("response.in_progress", response=self._unfinished())
             async for _, event in events:
-                for item_event in self._output.take(joined(self._parsed(event))):
+                for item_event in self._output.take(joined(deltas_of(self._parser, event))):
                     yield self._sse(**item_event)
             assert isinstance(event, FinishedEvent)
             for item_event in self._output.end(status(event)):
@@ -90,12 +90,6 @@ class ResponsesReply:
     def keep_alive(self, progress: Prefilled) -> str:
         """Return a text for a waiting client."""
         return comment(progress)
-
-    def _parsed(self, event: object) -> list[Delta]:
-        """Return the deltas of an event's text."""
-        if isinstance(event, FinishedEvent):
-            return self._parser.push(event.text) + self._parser.finish()
-        return self._parser.push(event.text) if isinstance(event, TokenEvent) else []
 
     def _unfinished(self) -> Json:
         return {**self._head, "status": "in_progress", "output": [], "usage": None}
