@@ -34,7 +34,7 @@ from headwater.account import CacheAccount
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.events import Event, FinishedEvent, TokenEvent
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.request import Generation
 from tests import checkpoints
 

@@ -30,7 +30,7 @@ from headwater.engine import mtp
 from headwater.engine.engine import Engine
 from headwater.engine.mtp import MtpRunner
 from headwater.events import Event, TokenEvent
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.sequence import Sequence as AnySequence
 from headwater.schedule.speculation import Speculator

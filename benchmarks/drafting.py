@@ -29,7 +29,7 @@ from benchmarks.measure import Row
 from headwater.draft.drafter import Draft, Drafter, steps_of
 from headwater.draft.ngram import PromptLookup
 from headwater.draft.suffix import PastAnswers, SuffixDrafter
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 
 SHORTEST, LONGEST = 100, 4000  # tokens of an edit's answer
 SMALL_COUNT = 2

@@ -39,7 +39,7 @@ from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.lab.setup import Network
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.request import Generation, SamplingParams
 from headwater.table import Table
 from headwater.tiers.part import Buffer

@@ -22,10 +22,9 @@ from benchmarks.measure import Row
 from headwater.cache.changes import IGNORED, NONE, Change, ChangeLog, Changes, KvStored
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cluster.digests import Digests
-from headwater.cluster.ledger import Ledger, Tokens
+from headwater.cluster.ledger import EventStream, Ledger, Tokens
 from headwater.cluster.messages import Message
 from headwater.cluster.picture import Picture
-from headwater.cluster.stream import EventStream
 from headwater.plan import CacheLayout, Draft, Saving
 
 CHAIN = 500  # blocks

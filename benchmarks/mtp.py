@@ -30,7 +30,7 @@ from benchmarks.measure import Row, ratios
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.evaluate.items import DEFAULT_TASKS, read_items
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.models.load import LoadedModel
 from headwater.request import Drafting, Generation, SamplingParams
 from headwater.server.prompt.encoding import encode

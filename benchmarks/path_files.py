@@ -33,7 +33,7 @@ from headwater.cache.prefix_cache import PrefixCache
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.events import Event, TokenEvent
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.plan import CacheLayout, Draft, Saving
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.sequence import key_of

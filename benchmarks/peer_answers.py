@@ -21,7 +21,7 @@ from benchmarks.measure import Row
 from benchmarks.mtp import KINDS, LONGEST, questions
 from benchmarks.peers import compared
 from benchmarks.servers import complete, serve
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.models.load import load_model
 
 PAUSE_AFTER = 0.5  # seconds of no requests before a figure

@@ -48,7 +48,7 @@ from headwater.lab.replay import replay
 from headwater.lab.row import Result
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Cluster, Network, Setup
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.models.profiles import Profile, load_profile
 from headwater.table import Table
 from headwater.traces.arrivals import Arrivals

@@ -23,7 +23,7 @@ from headwater.lab.fidelity.measures import AttentionWatch, measured
 from headwater.lab.fidelity.prompts import Prompt, Prompts
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.models.load import load_model
 from headwater.request import Fidelity, Span
 

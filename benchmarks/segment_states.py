@@ -23,7 +23,7 @@ from headwater.lab.fidelity.measures import distance, studied
 from headwater.lab.fidelity.prompts import Wanted
 from headwater.layers.lightning import Lightning
 from headwater.mixers.numerics import prepare_process
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.request import Fidelity
 from papers import FIGURES
 from papers.figure import Found

@@ -31,7 +31,7 @@ from headwater.engine.engine import Engine
 from headwater.engine.sampler import Choice
 from headwater.engine.step_logits import StepLogits
 from headwater.engine.verification import Verified
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.schedule.speculation import speculation_of
 
 DRAFTERS = ("ngram", "suffix")

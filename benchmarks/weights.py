@@ -32,7 +32,7 @@ from headwater.cli import run
 from headwater.cli.common import prepare_outputs
 from headwater.evaluate.summary import Estimate, estimate
 from headwater.lab.fidelity.prompts import Prompts
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.models.hybrid import HybridModel
 from headwater.models.load import LoadedModel, load_model
 from headwater.models.quantiser import BITS

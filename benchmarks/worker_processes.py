@@ -18,7 +18,7 @@ from headwater.cluster.router import Router
 from headwater.cluster.sockets import Contact
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.schedule.step import Step
 
 PATIENCE = 300.0  # seconds

@@ -35,7 +35,7 @@ log_format = "json"
 ```
 """
 GUIDES = {  # page that explains a group
-    "Model": "[weights.md](weights.md), [deploy.md](deploy.md#models-by-name)",
+    "Model": "[weights.md](weights.md), [models.md](models.md)",
     "Memory and cache": "[sizing.md](sizing.md), [policy.md](policy.md), [segments.md](segments.md), "
     "[tiers.md](tiers.md)",
     "Scheduling": "[speculation.md](speculation.md), [trouble.md](trouble.md#overload)",

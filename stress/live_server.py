@@ -16,7 +16,7 @@ from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.engine.proof.verdict import verdict
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.server.app import create_app
 from headwater.server.http.process import protocol_settings

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from tests.forked import address, serving
 from tests.test_cluster_serve import PATIENCE, Running, until, up
 

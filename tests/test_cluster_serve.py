@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from tests.forked import address, headwater, serving
 
 PATIENCE = 120  # seconds

@@ -12,8 +12,8 @@ from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics
-from headwater.models.embedded import embedded
 from headwater.models.families import read_folder
+from headwater.models.files import embedded
 from headwater.server.app import create_app
 from tests.checkpoints import SMALLEST
 from tests.gguf.convert import convert

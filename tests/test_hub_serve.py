@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from headwater.hub_name import HubName, name_of
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from tests.forked import PATIENCE, Forked, address, serving
 from tests.hub_mirror import mirror
 

@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from headwater.cluster.digests import Digests
-from headwater.cluster.follower import Follower
 from headwater.cluster.messages import KV, SEGMENTS, STATES, BlockRemoved, BlockStored, decode
+from headwater.cluster.picture import Follower
 from headwater.cluster.sockets import opened
 from headwater.tiers.names import read_key
 from tests.forked import PATIENCE, address, headwater, serving

@@ -24,7 +24,7 @@ from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.evaluate.items import DEFAULT_TASKS
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.models.load import load_model
 from headwater.server.app import create_app
 from tests.server.routes.test_serving import Server

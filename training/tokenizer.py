@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from training.bpe import END_OF_TEXT, MARKUP, TURN_END, TURN_MARKS, TURN_START, byte_pairs
 from training.recipe import EXAMPLES, VOCABULARY
 from training.tasks import Example, draw

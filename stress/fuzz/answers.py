@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from headwater.engine.detokenizer import TextStream
 from headwater.load.answer import Answer, EventParser
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.request import SamplingParams
 from headwater.server.answer.formats import REASONING, TOOLS
 from headwater.server.answer.formats.parser import AnswerParser, Delta, joined

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from headwater.cli.settings import effective
 from headwater.config import SETTINGS
 from headwater.errors import CheckpointError, ConfigError
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.models.load import read_spec
 from headwater.models.tensors import CheckpointTensors
 from headwater.setting import parse_bytes

@@ -9,7 +9,7 @@ from functools import cache
 
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.errors import ConstraintError, TemplateError
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.request import Constraint
 from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.prompt.template import ChatTemplate

@@ -15,7 +15,7 @@ from benchmarks import weights as bench
 from benchmarks.draft_trees import best_tree, share, tokens_a_step
 from benchmarks.weights import CONTROL, Column, Measured, Models
 from headwater.evaluate.summary import Estimate
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.models.load import load_model, read_spec
 from tests import checkpoints
 from tests.gguf.convert import convert

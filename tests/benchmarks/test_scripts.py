@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import measure
 from benchmarks import run as make_bench
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from papers import results
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from tests.checkpoints import linear_attention, qwen, recipe, ring, state_spaces
 from tests.checkpoints.recipe import Recipe, write
 

@@ -16,7 +16,7 @@ from headwater.cli.cluster_upgrade import UPGRADABLE_NAMES, given_values, seen_o
 from headwater.cluster.cost import Role
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 
 WORKERS = {Role.BOTH: 2}
 ROLES = {Role.PREFILL: 1, Role.DECODE: 2}

@@ -17,7 +17,7 @@ from headwater.cli.inspect import read_spec
 from headwater.cli.serve import announce
 from headwater.config import SETTINGS, ServeConfig
 from headwater.models import load
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.setting import SettingError
 from tests.forked import headwater
 

@@ -21,13 +21,13 @@ from headwater.cli.settings import as_toml, effective
 from headwater.errors import CheckpointError, DownloadError
 from headwater.hub_name import HubName
 from headwater.models import download
-from headwater.models.embedded import FOLDER
+from headwater.models.files import EMBEDDED_FOLDER
 from headwater.models.hub import cached, explained, folder_of
 from tests.hub_mirror import mirror, sha256
 
 NAME = HubName("some-org/some-model")
 WEIGHTS = os.urandom(100_000)
-CONFIG = (FOLDER / "config.json").read_bytes()
+CONFIG = (EMBEDDED_FOLDER / "config.json").read_bytes()
 FILES = {
     "config.json": CONFIG,
     "generation_config.json": b"{}",
@@ -235,7 +235,7 @@ def test_token_is_not_sent_to_the_host_that_has_the_weights(hub, monkeypatch):
 
 
 def test_existing_folder_takes_precedence_over_a_hub_name(hub, tmp_path):
-    shutil.copytree(FOLDER, tmp_path / NAME.repository)
+    shutil.copytree(EMBEDDED_FOLDER, tmp_path / NAME.repository)
     assert named(Path(NAME.repository)) == Path(NAME.repository)
     assert run(["inspect", NAME.repository]) == 0
     assert effective({"model": NAME.repository}, {}, None).config.model == Path(NAME.repository)
@@ -243,8 +243,8 @@ def test_existing_folder_takes_precedence_over_a_hub_name(hub, tmp_path):
 
 
 def test_embedded_model_has_a_name(hub, capsys):
-    assert run(["inspect", FOLDER.name]) == 0
-    assert effective({"model": FOLDER.name}, {}, None).config.model == FOLDER
+    assert run(["inspect", EMBEDDED_FOLDER.name]) == 0
+    assert effective({"model": EMBEDDED_FOLDER.name}, {}, None).config.model == EMBEDDED_FOLDER
     assert hub.log == []
 
 
@@ -266,7 +266,7 @@ def test_setting_may_be_a_name_in_flags_environment_and_file(hub, tmp_path):
         settings = effective(*given)
         assert settings.config.model == wanted
         assert 'model = "some-org/some-model@v1"  # ' in as_toml(settings)
-    shutil.copytree(FOLDER, file.parent / "some-org" / "some-model@v1")
+    shutil.copytree(EMBEDDED_FOLDER, file.parent / "some-org" / "some-model@v1")
     assert effective({}, {}, file).config.model == file.parent / "some-org" / "some-model@v1"
     assert hub.log == []
 

@@ -9,7 +9,7 @@ import pytest
 import headwater.cli.replay as command
 from headwater.cli import run
 from headwater.lab.replay import run_grid
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 
 ROW = [
     "memory", "pool", "placement", "eviction", "requests", "prompt_tokens", "hit_tokens", "token_hit_rate",

@@ -31,8 +31,8 @@ from headwater.load import report as load_report
 from headwater.load.results import Result, Slo
 from headwater.load.results import Summary as LoadSummary
 from headwater.load.scenario import Phase
-from headwater.models.embedded import embedded
 from headwater.models.families import read_folder
+from headwater.models.files import embedded
 from headwater.models.profiles import PROFILES
 from headwater.table import Table
 from headwater.traces.request import Trace

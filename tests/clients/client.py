@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 
 HERE = Path(__file__).parent
 TASK = HERE / "task.json"

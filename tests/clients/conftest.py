@@ -13,7 +13,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.table import Table
 from tests.forked import Forked, address, listening
 from tests.server.templates import GUARDS

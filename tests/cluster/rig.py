@@ -6,10 +6,9 @@ from dataclasses import replace
 from headwater.cache.changes import ChangeLog
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cluster.digests import Digests
-from headwater.cluster.ledger import Ledger, PlainTokens, Tokens
+from headwater.cluster.ledger import EventStream, Ledger, PlainTokens, Tokens
 from headwater.cluster.messages import KV, SEGMENTS, STATES, Message
 from headwater.cluster.store_ledger import StoreLedger
-from headwater.cluster.stream import EventStream
 from headwater.plan import CacheLayout
 from tests.cache.toy import LAYOUT, Toy
 

@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
-from headwater.cluster.follower import Follower
 from headwater.cluster.links import Link
 from headwater.cluster.peer_channel import Channel, PeerFailed, Ready
+from headwater.cluster.picture import Follower
 from headwater.cluster.sockets import Connect, Contact
 from headwater.cluster.wire import Peer, Ping, Submit, encode
 from headwater.schedule.sequence import key_of

@@ -19,8 +19,8 @@ from zmq.utils.monitor import recv_monitor_message
 from headwater.cluster import encryption
 from headwater.cluster import publisher as publishers
 from headwater.cluster.encryption import ADDRESS, CurveClient, CurveServer, KeyPair, RouterKeys, authenticator
-from headwater.cluster.follower import Follower
 from headwater.cluster.messages import SNAPSHOT
+from headwater.cluster.picture import Follower
 from headwater.cluster.publisher import Publisher
 from headwater.cluster.router_processes import Given, RouterProcesses
 from headwater.cluster.sockets import PLAIN, Client, Contact, Server, Sockets, opened, queued

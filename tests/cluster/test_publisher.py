@@ -11,9 +11,8 @@ import pytest
 import zmq
 
 from headwater.cluster import publisher as publishers
-from headwater.cluster.follower import Follower
 from headwater.cluster.messages import END, KV, SNAPSHOT, decode
-from headwater.cluster.picture import Picture
+from headwater.cluster.picture import Follower, Picture
 from headwater.cluster.publisher import Publisher
 from headwater.cluster.sockets import Sockets, opened
 from tests.cache.toy import PAGE, Toy, words

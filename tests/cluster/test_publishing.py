@@ -12,7 +12,7 @@ import pytest
 
 from headwater.cli.serve import kv_events
 from headwater.cluster.digests import Digests
-from headwater.cluster.follower import Follower
+from headwater.cluster.picture import Follower
 from headwater.cluster.publisher import Publishing
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError

@@ -14,8 +14,8 @@ import torch
 
 from headwater.cluster import publisher
 from headwater.cluster.cost import Role, RoundRobin
-from headwater.cluster.follower import Follower
 from headwater.cluster.hosting import info_of, prepares
+from headwater.cluster.picture import Follower
 from headwater.cluster.publisher import Publishing
 from headwater.cluster.pulling import Pulling, own_security
 from headwater.cluster.router import RoutedModel, Router

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from headwater.cache.segments.compose import MAX_TOKEN_ID, marked
-from headwater.cluster import stream as streams
+from headwater.cluster import ledger as ledgers
 from headwater.cluster.ledger import MAX_EVENT_BLOCKS
 from headwater.cluster.messages import KV, BlockStored, Message, decode
 from headwater.cluster.picture import Picture
@@ -37,12 +37,12 @@ def test_numbers_are_dense_and_a_replay_begins_where_it_is_asked_to() -> None:
 
 
 def test_only_the_last_messages_are_kept_by_number_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MAX_REPLAY_MESSAGES", 3)
+    monkeypatch.setattr(ledgers, "MAX_REPLAY_MESSAGES", 3)
     stream = stream_of(logged())
     sent = [stream.heartbeat() for _ in range(5)]
     assert list(stream.replay(0)) == list(stream.replay(2)) == sent[2:]
     assert list(stream.replay(4)) == sent[4:]
-    monkeypatch.setattr(streams, "MAX_REPLAY_BYTES", 2 * len(sent[0].payload))
+    monkeypatch.setattr(ledgers, "MAX_REPLAY_BYTES", 2 * len(sent[0].payload))
     sent.append(stream.heartbeat())
     assert list(stream.replay(0)) == sent[-2:]
 
@@ -63,7 +63,7 @@ def test_a_snapshot_is_a_beginning_and_stores_with_parents_first() -> None:
 
 
 def test_a_large_snapshot_is_of_several_messages_that_give_the_same_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MAX_SNAPSHOT_BLOCKS", 5)
+    monkeypatch.setattr(ledgers, "MAX_SNAPSHOT_BLOCKS", 5)
     monkeypatch.setattr("headwater.cluster.ledger.MAX_EVENT_BLOCKS", 3)
     assert MAX_EVENT_BLOCKS > 3
     toy = logged()

@@ -23,7 +23,7 @@ from headwater.events import FinishedEvent
 from headwater.mixers import numerics
 from headwater.mixers.linear import guarded_modes
 from headwater.mixers.numerics import Numerics
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.models.load import LoadedModel, load_model
 from headwater.request import Drafting
 from headwater.schedule.limits import EXTRA_SLOTS

@@ -9,7 +9,7 @@ from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model
-from headwater.server.answer import recording
+from headwater.server.answer import forms
 from headwater.server.app import create_app
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make
@@ -47,7 +47,7 @@ def test_session_has_the_same_bits_with_and_without_the_cache(tmp_path, monkeypa
     numerics.use(Numerics())
     loaded = load_model(checkpoint(tmp_path, "qwen3_5"), "float32")
     make, number = Make(loaded, SelfCheck(True, None, "compiled")), 0
-    monkeypatch.setattr(recording, "new_call_id", lambda prefix: f"{prefix}{number}")
+    monkeypatch.setattr(forms, "new_call_id", lambda prefix: f"{prefix}{number}")
     with make(600) as warm, make(600, cache=False) as cold:
         warm.engine.chat_template = cold.engine.chat_template = templates.STRICT
         apps = [create_app(rig.engine, ServeConfig()) for rig in (warm, cold)]

@@ -9,8 +9,8 @@ from numba import njit
 from numba.core import event
 
 from headwater.kernels import functions, vectors
-from headwater.kernels.arrays import flat
 from headwater.kernels.compiling import OPTIONS, part
+from headwater.kernels.recording import flat
 
 LANES = vectors.LANES
 called = njit(**OPTIONS)  # as a part, but called from Python

@@ -14,7 +14,7 @@ from headwater.lab.fidelity import prompts
 from headwater.lab.fidelity.figures import Deviation, Distance, MeanFidelity, Measured, kept_table, means_table
 from headwater.lab.fidelity.measures import deviation, distance, divergence
 from headwater.lab.fidelity.prompts import Prompt, Prompts, Wanted
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.models.load import LoadedModel, load_model
 from headwater.request import Span
 from tests.evaluate.items import LOOK_UP, fields, item

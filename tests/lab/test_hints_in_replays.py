@@ -8,10 +8,9 @@ from headwater.cache.eviction.headwater import Headwater
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.errors import ConfigError
 from headwater.lab.cost import StepCost, load_device
-from headwater.lab.hints import Hints
 from headwater.lab.replay import hinted, replay, run_grid
 from headwater.lab.serving import Engine
-from headwater.lab.setup import Setup
+from headwater.lab.setup import Hints, Setup
 from headwater.models.profiles import PROFILES
 from headwater.plan import Retention
 from headwater.traces.arrivals import Arrivals, natural

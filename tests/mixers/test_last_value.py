@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from headwater.mixers.last_value import LastValue
+from headwater.mixers.batch import LastValue
 
 
 class Told:

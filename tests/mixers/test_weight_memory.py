@@ -16,7 +16,7 @@ import torch
 from headwater.engine.proof.fingerprint import probe
 from headwater.mixers import weight_memory
 from headwater.mixers.weight_memory import MIN_SHARED_BYTES, SharedWeights, kept, of_a_model, share
-from headwater.models.embedded import FOLDER
+from headwater.models.files import EMBEDDED_FOLDER
 from headwater.models.load import load_model
 from tests.mixers.test_linear import WEIGHTS
 
@@ -211,8 +211,8 @@ def test_small_weights_are_private() -> None:
 
 @pytest.mark.usefixtures("sharing")
 def test_a_model_with_shared_weights_computes_the_same_bits(tmp_path: Path) -> None:
-    first, second = load_model(FOLDER), load_model(FOLDER)
+    first, second = load_model(EMBEDDED_FOLDER), load_model(EMBEDDED_FOLDER)
     assert list(tmp_path.iterdir())
     weight_memory._shared = None
-    private = load_model(FOLDER)
+    private = load_model(EMBEDDED_FOLDER)
     assert probe(first).digest == probe(second).digest == probe(private).digest

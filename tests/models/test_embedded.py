@@ -18,8 +18,8 @@ from headwater.engine.engine import Engine
 from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.errors import CheckpointError
 from headwater.events import TokenEvent
-from headwater.models import embedded as module
-from headwater.models.embedded import embedded
+from headwater.models import files as module
+from headwater.models.files import embedded
 from headwater.models.load import LoadedModel, load_model
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.speculation import Speculator
@@ -72,13 +72,13 @@ def test_embedded_model_is_small_enough_for_the_package() -> None:
 
 
 def test_embedded_model_is_found_without_torch() -> None:
-    program = "import sys; from headwater.models.embedded import embedded; embedded(); print('torch' in sys.modules)"
+    program = "import sys; from headwater.models.files import embedded; embedded(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
 def test_package_without_the_embedded_model_raises_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module, "FOLDER", tmp_path / "headwater-tiny")
+    monkeypatch.setattr(module, "EMBEDDED_FOLDER", tmp_path / "headwater-tiny")
     with pytest.raises(CheckpointError, match=r"headwater-tiny/config\.json is missing.*not installed"):
         embedded()
 

@@ -12,9 +12,9 @@ import torch
 from headwater.errors import CheckpointError
 from headwater.mixers.quantised import Quantised
 from headwater.models.gguf import changes
-from headwater.models.gguf.blocks import TYPES, Plain
 from headwater.models.gguf.config import HELD
 from headwater.models.gguf.file import read_header
+from headwater.models.gguf.tensors import TYPES, Plain
 from headwater.models.gguf.tokenizer import special_tokens, tokenizer_of
 from headwater.models.load import load_model, read_spec
 from tests.gguf.blocks import FORMATS, decode, encode, random_blocks

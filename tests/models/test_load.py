@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from headwater.config import ServeConfig
 from headwater.errors import CheckpointError
 from headwater.models.dtype import choose_dtype
-from headwater.models.embedded import embedded
 from headwater.models.families import read_folder
+from headwater.models.files import embedded
 from headwater.models.gguf.tensors import GgufTensors
 from headwater.models.load import load_model, read_spec
 from headwater.models.tensors import CheckpointTensors, ModelTensors

@@ -21,7 +21,7 @@ from headwater.cache.index import Index
 from headwater.config import ServeConfig
 from headwater.engine.proof import verdict
 from headwater.mixers.numerics import prepare_process
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.server.http.connection import LINGER_SECONDS
 from stress import live_server
 from stress.census import INSTANCES, census, grown

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from headwater.memory.arena import Arena
 from headwater.mixers.batch import StepBatch
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.models.load import load_model
 from training.batches import draw
 from training.mtp import DEPTH, MODEL_FILE, TrainedMtp, frozen, loss_of, train, write

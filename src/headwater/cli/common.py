@@ -136,11 +136,7 @@ def prepare_outputs(*files: Path | None, folders: Iterable[Path | None] = ()) ->
 def write_json(path: Path | None, document: object) -> None:
     """Write a document as JSON, with paths as texts, if there is a file to write to."""
     if path is not None:
-        write_whole(path, [json_text(document)])
-
-
-def json_text(document: object) -> str:
-    return json.dumps(document, indent=1, default=str) + "\n"
+        write_whole(path, [json.dumps(document, indent=1, default=str) + "\n"])
 
 
 def provenance(options: Mapping[str, object]) -> dict[str, object]:

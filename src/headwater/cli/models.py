@@ -15,8 +15,8 @@ from headwater.config import WEIGHTS
 from headwater.errors import ConfigError
 from headwater.hub_name import HubName
 from headwater.models.download import Advance, Download
-from headwater.models.embedded import FOLDER, embedded
 from headwater.models.families import read_config
+from headwater.models.files import EMBEDDED_FOLDER, embedded
 from headwater.models.hub import Listing, cached, cached_config
 from headwater.models.profiles import PROFILES, Profile, load_profile, profile_named
 from headwater.traces.recordings import Served
@@ -26,7 +26,7 @@ LINE_SECONDS = 10  # between lines of progress without a terminal
 
 def by_name(model: Path) -> Path | HubName | None:
     """Return the embedded model's folder or a hub's model, if `model` is the name of one."""
-    return FOLDER if str(model) == FOLDER.name else HubName.parse(str(model))
+    return EMBEDDED_FOLDER if str(model) == EMBEDDED_FOLDER.name else HubName.parse(str(model))
 
 
 def named(model: Path | None) -> Path | HubName | None:

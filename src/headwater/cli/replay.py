@@ -22,14 +22,23 @@ from headwater.cli.replay_tables import cluster_tables, results_table
 from headwater.errors import ConfigError
 from headwater.journal import Journal
 from headwater.lab.cost import StepCost, load_device
-from headwater.lab.hints import SPELLING as HINTS_SPELLED
-from headwater.lab.hints import Hints
 from headwater.lab.replay import NewArrivals, Run, run_grid
 from headwater.lab.replay import replay as one_server
 from headwater.lab.report import write_report
 from headwater.lab.row import Result
 from headwater.lab.serving import Engine, check_clock
-from headwater.lab.setup import FAILURES_SPELLING, NETWORK_SPELLING, NO_CACHE, Cluster, Failures, Network, Setup, system
+from headwater.lab.setup import (
+    FAILURES_SPELLING,
+    HINTS_SPELLING,
+    NETWORK_SPELLING,
+    NO_CACHE,
+    Cluster,
+    Failures,
+    Hints,
+    Network,
+    Setup,
+    system,
+)
 from headwater.lab.speculation import Law
 from headwater.lab.tiers import SPELLING as TIER_SPELLED
 from headwater.lab.tiers import TierLaw
@@ -71,7 +80,7 @@ Speculations = Annotated[
     str, Option(help="With --serve: off, or DRAFTS@CHANCE, like 4@0.7, 4@0.7/slots or 4@0.7/mtp; with commas.")
 ]
 TierSizes = Annotated[str, Option(help=f"With --serve: off, or {TIER_SPELLED}; with commas.")]
-RequestHints = Annotated[str, Option(help=f"Hints that requests carry: off, {HINTS_SPELLED}; with commas.")]
+RequestHints = Annotated[str, Option(help=f"Hints that requests carry: off, {HINTS_SPELLING}; with commas.")]
 Workers = Annotated[
     int | None, Option(min=1, help="With --serve: simulated workers behind a router, each with --memory.")
 ]

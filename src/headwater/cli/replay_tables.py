@@ -58,8 +58,16 @@ class Column:
     shown: Callable[[Sequence[Row]], bool] = lambda rows: True
 
 
-def _timed(rows: Sequence[Row]) -> bool:
-    return any(row.ttft_ms is not None for row in rows)
+def _any(has: Callable[[Row], object]) -> Callable[[Sequence[Row]], bool]:
+    """Return a function that returns whether `has` is true of any row."""
+    return lambda rows: any(map(has, rows))
+
+
+_timed = _any(lambda row: row.ttft_ms)
+_of_segments = _any(lambda row: row.segments)
+_pulls = _any(lambda row: row.cluster and row.cluster.network != OFF)
+_prefill = _any(lambda row: row.cluster and row.cluster.prefill)
+_failures = _any(lambda row: row.cluster and row.cluster.failures != OFF)
 
 
 def _policy(row: Row) -> str:
@@ -75,10 +83,6 @@ def _ttft(name: str) -> Callable[[Row], str]:
     return lambda row: "" if row.ttft_ms is None else f"{getattr(row.ttft_ms, name):,.0f}"
 
 
-def _of_segments(rows: Sequence[Row]) -> bool:
-    return any(row.segments is not None for row in rows)
-
-
 def _share(name: str) -> Column:
     """Return a column with the share of that kind of tokens in all prompt tokens."""
 
@@ -89,30 +93,14 @@ def _share(name: str) -> Column:
     return Column(name, cell, _of_segments)
 
 
-def _pulls(rows: Sequence[Row]) -> bool:
-    return any(row.cluster is not None and row.cluster.network != OFF for row in rows)
-
-
-def _prefill(rows: Sequence[Row]) -> bool:
-    return any(row.cluster is not None and row.cluster.prefill for row in rows)
-
-
-def _failures(rows: Sequence[Row]) -> bool:
-    return any(row.cluster is not None and row.cluster.failures != OFF for row in rows)
-
-
-def _of_tokens(rows: Sequence[Row]) -> bool:
-    return _prefill(rows) or any(row.speculation != OFF for row in rows)
-
-
 LABELS = (
     Column("GB", lambda row: f"{row.memory / 1e9:,.4g}"),
-    Column("pool", lambda row: row.pool, lambda rows: any(row.pool != "unified" for row in rows)),
+    Column("pool", lambda row: row.pool, _any(lambda row: row.pool != "unified")),
     Column("policy", _policy),
     Column("reuse", lambda row: row.reuse, _of_segments),
-    Column("tier", lambda row: row.tier, lambda rows: any(row.tier != OFF for row in rows)),
-    Column("hints", lambda row: row.hints, lambda rows: any(row.hints != OFF for row in rows)),
-    Column("drafts", lambda row: row.speculation, lambda rows: any(row.speculation != OFF for row in rows)),
+    Column("tier", lambda row: row.tier, _any(lambda row: row.tier != OFF)),
+    Column("hints", lambda row: row.hints, _any(lambda row: row.hints != OFF)),
+    Column("drafts", lambda row: row.speculation, _any(lambda row: row.speculation != OFF)),
     Column("router", lambda row: row.cluster.router if row.cluster else "", lambda rows: rows[0].cluster is not None),
     Column("pulls", lambda row: row.cluster.network if row.cluster else "", _pulls),
     Column("prefill", lambda row: f"{_cluster(row).prefill}", _prefill),
@@ -123,18 +111,22 @@ FIGURES = (
     Column(
         "of high",
         lambda row: "" if row.high_hit_rate is None else f"{row.high_hit_rate:.1%}",
-        lambda rows: any(row.high_hit_rate is not None for row in rows),
+        _any(lambda row: row.high_hit_rate is not None),
     ),
     Column(
         "loaded",
         lambda row: f"{row.loaded_tokens / max(1, row.prompt_tokens):.1%}",
-        lambda rows: any(row.tier != OFF for row in rows) or _pulls(rows),
+        _any(lambda row: row.tier != OFF or (row.cluster and row.cluster.network != OFF)),
     ),
     Column("of ideal", _of_ideal, lambda rows: not _of_segments(rows)),
     *map(_share, ("prefix", "composed", "seam", "made")),
     Column("TTFT", _ttft("p50"), _timed),
     Column("p95", _ttft("p95"), _timed),
-    Column("a token", lambda row: "" if row.tpot_ms is None else f"{row.tpot_ms.p50:,.1f}", _of_tokens),
+    Column(
+        "a token",
+        lambda row: "" if row.tpot_ms is None else f"{row.tpot_ms.p50:,.1f}",
+        _any(lambda row: row.speculation != OFF or (row.cluster and row.cluster.prefill)),
+    ),
     Column("its p95", lambda row: "" if row.tpot_ms is None else f"{row.tpot_ms.p95:,.1f}", _prefill),
     Column("queue", lambda row: "" if row.queue_depth is None else f"{row.queue_depth:.2f}", _timed),
     Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}"),

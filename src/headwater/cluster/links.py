@@ -14,7 +14,7 @@ import zmq
 
 from headwater.cache.stats import CacheStats
 from headwater.cluster.cost import NOTHING, Candidate, Found, Known, OpenRequests, Prompt
-from headwater.cluster.follower import Follower
+from headwater.cluster.picture import Follower
 from headwater.cluster.routed import Routed
 from headwater.cluster.sockets import Client, Contact, Waker, has_message, opened, queued
 from headwater.cluster.wire import (

@@ -24,6 +24,7 @@ NUMBER_BYTES = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)  # number of the message that ends an answer
 SNAPSHOT = b"snapshot"  # a request to the replay socket, instead of a number
 HASH = (1 << 64) - 1
+MAX_REPLAY_MESSAGES, MAX_REPLAY_BYTES = 10_000, 64 * 2**20  # that a publisher keeps
 
 Hash = int | bytes
 

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 import zmq
@@ -119,18 +120,9 @@ Answer = Found | Progress | Sent | Missing
 FAILED = b"\xc0"  # nil
 
 encode: Callable[[Question | Answer], bytes] = msgspec.msgpack.Encoder().encode
-_question: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
-_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
-
-
-def question(payload: bytes) -> Question:
-    """Read a question. Raises WireError."""
-    return decoded(_question, payload)
-
-
-def answer(payload: bytes) -> Answer:
-    """Read the first frame of an answer. Raises WireError."""
-    return decoded(_answer, payload)
+# of the first frame; both raise WireError
+question: Callable[[bytes], Question] = partial(decoded, msgspec.msgpack.Decoder(Question))
+answer: Callable[[bytes], Answer] = partial(decoded, msgspec.msgpack.Decoder(Answer))
 
 
 class PeerFailed(Exception):

@@ -21,11 +21,10 @@ from headwater.cache.changes import Change, ChangeLog
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache_folder import own_folder
 from headwater.cluster.digests import Digests
-from headwater.cluster.ledger import Ledger, PlainTokens, Tokens
+from headwater.cluster.ledger import EventStream, Ledger, PlainTokens, Tokens
 from headwater.cluster.messages import END, NUMBER_BYTES, SNAPSHOT, Message
 from headwater.cluster.sockets import PLAIN, Server, Sockets, Waker
 from headwater.cluster.store_ledger import PublishedTier, StoreLedger, StoreWatch
-from headwater.cluster.stream import EventStream
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.setting import SettingError

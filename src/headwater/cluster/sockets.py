@@ -12,7 +12,7 @@ from typing import Protocol
 
 import zmq
 
-from headwater.cluster.stream import MAX_REPLAY_MESSAGES
+from headwater.cluster.messages import MAX_REPLAY_MESSAGES
 
 MAX_LIVE_MESSAGES = 10_000  # that wait for one subscriber; further ones are dropped for it
 MAX_ANSWER_MESSAGES = MAX_REPLAY_MESSAGES + 1_000  # that wait for one reader of a replay or a snapshot

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -214,8 +215,6 @@ class Batch(msgspec.Struct, array_like=True):
 
 
 encode: Callable[[ToWorker | Batch], bytes] = msgspec.msgpack.Encoder().encode
-_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-_from_worker = msgspec.msgpack.Decoder(Batch)
 
 
 class WireError(HeadwaterError):
@@ -230,14 +229,8 @@ def decoded(decoder: msgspec.msgpack.Decoder[Decoded], payload: bytes) -> Decode
         raise WireError(str(error)) from error
 
 
-def for_worker(payload: bytes) -> ToWorker:
-    """Read a router's message. Raises WireError."""
-    return decoded(_to_worker, payload)
-
-
-def from_worker(payload: bytes) -> Batch:
-    """Read a worker's messages. Raises WireError."""
-    return decoded(_from_worker, payload)
+for_worker: Callable[[bytes], ToWorker] = partial(decoded, msgspec.msgpack.Decoder(ToWorker))
+from_worker: Callable[[bytes], Batch] = partial(decoded, msgspec.msgpack.Decoder(Batch))
 
 
 def answer_of(request: int, attempt: int, event: Event) -> Answered:

@@ -9,8 +9,9 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -55,6 +56,15 @@ ENDS = (FinishedMessage, FailedMessage, PreparedMessage)
 COMPILER_THREADS = 2  # for requests with constraints, whose compilation may take long
 
 log = logging.getLogger("headwater.cluster")
+
+
+@contextmanager
+def logged(what: str) -> Iterator[None]:
+    """Log an error with what failed, so that it does not end the worker's thread."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("%s: %r", what, error)
 
 
 def ignore_pool(peers: set[Peer]) -> None:
@@ -219,30 +229,23 @@ class Worker:
 
     def _keep(self, message: KeepAnswer) -> None:
         """Let the engine prefill an answer; if that fails, its next turn computes more."""
-        try:
+        with logged("an answer is not prefilled"):
             self._engine.keep_answer(message.whole)
-        except Exception as error:
-            log.warning("an answer is not prefilled: %r", error)
 
     def _follow(self, router: bytes, message: FollowMessage) -> None:
         self._unfollow(router, message.request)
-        try:
+        with logged("a prefill is not followed"):
             number = self._engine.follow(message.peer, message.namespace, message.prompt)
-        except Exception as error:
-            log.warning("a prefill is not followed: %r", error)
-            return
-        self._follows[router, message.request] = number
+            self._follows[router, message.request] = number
 
     def _unfollow(self, router: bytes, request: int) -> None:
         self._give_up(self._follows.pop((router, request), None))
 
     def _give_up(self, follows: int | None) -> None:
         """Cancel a followed prefill; that fails only if the engine has failed."""
-        try:
+        with logged("a followed prefill is not cancelled"):
             if follows is not None:
                 self._engine.unfollow(follows)
-        except Exception as error:
-            log.warning("a followed prefill is not cancelled: %r", error)
 
     def _begin(self, task: Task, work: Submit) -> None:
         follows = self._follows.pop((task.router, task.request), None)
@@ -299,11 +302,9 @@ class Worker:
     def _cancel(self, task: Task) -> None:
         with self._lock:
             cancel = self._tasks.pop(task, None)
-        try:
+        with logged("a request is not cancelled"):
             if cancel is not None:
                 cancel()
-        except Exception as error:
-            log.warning("a request is not cancelled: %r", error)
 
     def _forget_silent(self, now: float) -> None:
         for router in [router for router, heard in self._heard.items() if now - heard > self._router_timeout]:

@@ -119,7 +119,7 @@ class KernelPasses(Passes):
 
 def _rows(x_RV: Tensor) -> tuple[np.ndarray[tuple[int], np.dtype[np.float32]], int, int, int]:
     """Return rows as kernels take them: flat, with the elements from one to the next, their number and their size."""
-    from headwater.kernels.arrays import flat
+    from headwater.kernels.recording import flat
 
     return flat(x_RV), x_RV.stride(0), *x_RV.shape
 

@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headwater.kernels.compiling import lean_part
-from headwater.kernels.functions import exp, sigmoid, softplus
-from headwater.kernels.padded import L2_EPS
+from headwater.kernels.functions import L2_EPS, exp, sigmoid, softplus
 from headwater.kernels.tile import PANEL, tile_of
 from headwater.kernels.vectors import LANES, fill, fma, load, spread, square_root, store, sum_lanes
 

@@ -15,9 +15,8 @@ from headwater.kernels import delta_chunk as chunk
 from headwater.kernels.compiling import kernel, lean_part
 from headwater.kernels.convolution import Convolution, convolve_chunk, convolve_into, keep_inputs
 from headwater.kernels.drafts import copied, copied_inputs
-from headwater.kernels.functions import exp, sigmoid, silu, softplus
+from headwater.kernels.functions import L2_EPS, exp, fill_into, inverse_rms, padded, sigmoid, silu, softplus, unit_into
 from headwater.kernels.one_token import delta_step
-from headwater.kernels.padded import L2_EPS, fill_into, inverse_rms, padded, unit_into
 from headwater.kernels.tile import PANEL
 from headwater.kernels.vectors import (
     LANES,
@@ -177,7 +176,7 @@ def prefill_into(
 ):  # fmt: skip
     """Write what the rows of slices read, normed and gated; update the states of their slots and the rows of saves.
 
-    `ragged` describes the slices (`ragged_of` in `mixers/cpu/recurrent_kernels.py`). Widths are whole vectors.
+    `ragged` describes the slices (`ragged_of` in `mixers/cpu/recurrent.py`). Widths are whole vectors.
     `memory` has `of_thread` elements for each thread, see `delta_chunk.floats_of`.
     """
     key_heads, value_heads, k_width, v_width, before = sizes

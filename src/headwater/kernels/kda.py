@@ -8,9 +8,8 @@ from numba import prange
 from headwater.kernels.compiling import kernel
 from headwater.kernels.convolution import Convolution, convolve_into
 from headwater.kernels.drafts import copied, copied_inputs
-from headwater.kernels.functions import exp, sigmoid, softplus
+from headwater.kernels.functions import L2_EPS, exp, inverse_rms, padded, sigmoid, softplus, unit_into
 from headwater.kernels.one_token import delta_step
-from headwater.kernels.padded import L2_EPS, inverse_rms, padded, unit_into
 from headwater.kernels.vectors import LANES, fill, load, load_some, spread, store, store_some
 
 

@@ -7,8 +7,8 @@ from numba import prange
 
 from headwater.kernels.compiling import kernel, part
 from headwater.kernels.drafts import copied
+from headwater.kernels.functions import copy_into, fill_into, inverse_rms, padded
 from headwater.kernels.one_token import rank_one_step
-from headwater.kernels.padded import copy_into, fill_into, inverse_rms, padded
 from headwater.kernels.vectors import LANES, fill, fma, load, load_some, spread, store, store_some
 
 

@@ -8,9 +8,8 @@ from numba import prange
 from headwater.kernels.compiling import kernel, part
 from headwater.kernels.convolution import Convolution, convolve_into
 from headwater.kernels.drafts import copied, copied_inputs
-from headwater.kernels.functions import exp, silu, softplus
+from headwater.kernels.functions import exp, fill_into, inverse_rms, padded, silu, softplus
 from headwater.kernels.one_token import rank_one_step
-from headwater.kernels.padded import fill_into, inverse_rms, padded
 from headwater.kernels.vectors import LANES, fill, fma, load, load_some, maximum, spread, store, store_some
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from headwater.kernels.compiling import part
-from headwater.kernels.padded import dot, padded, padded_rows, unpadded_into
+from headwater.kernels.functions import dot, padded, padded_rows, unpadded_into
 from headwater.kernels.vectors import LANES, fma, load, spread, store
 
 

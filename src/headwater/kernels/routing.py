@@ -10,8 +10,7 @@ import numpy as np
 from numba import prange
 
 from headwater.kernels.compiling import kernel, part
-from headwater.kernels.functions import exp, sigmoid
-from headwater.kernels.padded import copy_into, padded
+from headwater.kernels.functions import copy_into, exp, padded, sigmoid
 from headwater.kernels.vectors import LANES, fill, load, load_some, max_lanes, maximum, store, store_some, sum_lanes
 
 SOFTMAX, SIGMOID = range(2)  # scores of logits

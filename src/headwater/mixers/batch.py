@@ -7,11 +7,11 @@ B = rows of decoding sequences, S = decoding sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, zip_longest
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from torch import Tensor
 from headwater.draft.drafter import MOST_DRAFTS
 from headwater.kernels import recording
 from headwater.mixers.slices import Round, Slice
+
+Value = TypeVar("Value")
 
 STATE = -1  # instead of a parent: the row continues the state in its slot
 DROPPED = -1  # instead of a kept row's number
@@ -373,3 +375,22 @@ def padded_tables(tables: Sequence[Tensor], like: Tensor) -> Tensor:
     missing = ((table, width - len(table)) for table in tables)
     rows = [F.pad(table, (0, n)) if n else table for table, n in missing]
     return torch.stack(rows) if rows else like.new_empty(0, 0)
+
+
+class LastValue(Generic[Value]):
+    """The value for the last object: the same from layer to layer of a step, or from step to step.
+
+    Threads may share it, as engines in one process that share a model do: each gets the value for its own object.
+    """
+
+    def __init__(self, make: Callable[..., Value]) -> None:
+        """`make`: computes the value."""
+        self._make = make
+        self._last: tuple[object, Value] | None = None
+
+    def of(self, key: object, *given: object) -> Value:
+        """Return the value for the object `key`: that of the last call, or else what `make` returns for `given`."""
+        last = self._last  # another thread may replace it
+        if last is None or last[0] is not key:
+            last = self._last = key, self._make(*given)
+        return last[1]

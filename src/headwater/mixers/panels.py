@@ -23,7 +23,6 @@ from torch import Tensor
 
 from headwater import machine
 from headwater.kernels import amx
-from headwater.kernels.arrays import flat
 from headwater.kernels.compiling import threads_in_use
 from headwater.kernels.float8 import BIAS
 from headwater.kernels.integer_tile import NIBBLES
@@ -37,7 +36,7 @@ from headwater.kernels.product import (
     multiply_float8,
     widen_and_multiply,
 )
-from headwater.kernels.recording import empty
+from headwater.kernels.recording import empty, flat
 from headwater.kernels.residual import copy_panel_rows_into, widen_panel_rows_into
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 from headwater.kernels.vectors import LANES

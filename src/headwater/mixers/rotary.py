@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from headwater.layers.attention import Rotary
+from headwater.mixers.batch import LastValue
 from headwater.mixers.gpu import has_kernels
-from headwater.mixers.last_value import LastValue
 
 TABLE_BLOCK = 4096  # positions
 

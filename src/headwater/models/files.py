@@ -12,6 +12,7 @@ from headwater.models.gguf.config import gguf_config
 from headwater.unreadable import is_gguf
 
 CONFIG = "config.json"
+EMBEDDED_FOLDER = Path(__file__).parent.parent / "assets" / "headwater-tiny"
 TOKENIZER = "tokenizer.json"
 WITHOUT_TOKENIZER = "transformers writes it: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
 SINGLE = "model.safetensors"
@@ -60,3 +61,11 @@ def model_config(path: Path) -> dict[str, Any]:
 def config_file(path: Path) -> Path:
     """Return the file that a model's configuration is read from."""
     return path if is_gguf(path) else path / CONFIG
+
+
+def embedded() -> Path:
+    """Return the folder of the model that is served by default. Raises CheckpointError if it is missing."""
+    file = EMBEDDED_FOLDER / CONFIG
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing: the embedded model was not installed; name another")
+    return EMBEDDED_FOLDER

@@ -17,9 +17,8 @@ from typing import Any
 
 from headwater.errors import CheckpointError, DownloadError
 from headwater.hub_name import HubName
-from headwater.models.embedded import embedded
 from headwater.models.families import read_folder
-from headwater.models.files import CONFIG, INDEX, SINGLE, TOKENIZER, WITHOUT_TOKENIZER, is_whole
+from headwater.models.files import CONFIG, INDEX, SINGLE, TOKENIZER, WITHOUT_TOKENIZER, embedded, is_whole
 
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack")  # ends of names
 HASH = re.compile("[0-9a-f]{40,64}")

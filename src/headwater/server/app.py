@@ -6,13 +6,13 @@ from fastapi import FastAPI
 
 from headwater.config import ServeConfig
 from headwater.server.http import errors
-from headwater.server.http.access import install_access
 from headwater.server.http.exchange import ServedEngine
-from headwater.server.routes import generation, info, observe, ollama, reference, tokens
+from headwater.server.http.middleware import install_access
+from headwater.server.routes import generation, info, observe, ollama, tokens
 from headwater.server.routes.service import Service
 
 # shared by all apps of a process; paths of other servers' APIs come after those that are offered
-ROUTERS = (observe, info, generation, ollama, tokens, reference)
+ROUTERS = (observe, info, generation, ollama, tokens)
 ROUTES = [*(route for part in ROUTERS for route in part.router.routes), *info.absent_routes.routes]
 
 

@@ -6,10 +6,9 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from headwater.traces.chat import Chat
+from headwater.traces.chat import Chat, Piece, document_text
 from headwater.traces.reader import Reader, has
 from headwater.traces.request import Request
-from headwater.traces.segments import Piece, document_text
 from headwater.traces.source import Source
 from headwater.traces.tokens import Remembered, Tokens
 

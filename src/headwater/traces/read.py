@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from headwater.cache.spelling import build
 from headwater.errors import TraceError
-from headwater.traces.chains import Compacted, ForkedChains
 from headwater.traces.documents import Books, Passages, PromptVersions, Stories
+from headwater.traces.generated.conversation import Compacted, ForkedChains
 from headwater.traces.generated.traffic import Generated
 from headwater.traces.hashed_blocks import ClaudeCode, Mooncake
 from headwater.traces.rag import Rag

@@ -18,9 +18,9 @@ from itertools import count
 from typing import Any
 
 from headwater.request import Boundaries
+from headwater.traces.chat import fidelity_of, spans_of
 from headwater.traces.reader import Reader, finite, has, whole
 from headwater.traces.request import BLOCK_BYTES, Request
-from headwater.traces.segments import fidelity_of, spans_of
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
 

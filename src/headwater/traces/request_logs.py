@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headwater.request import Boundaries
-from headwater.traces.chat import Chat, text_of
+from headwater.traces.chat import Chat, documents_of, encoded, fidelity_of, pieces_of_prompt, spans_of, text_of
 from headwater.traces.reader import Reader, has, seconds
 from headwater.traces.request import TOKEN_BYTES, Request
-from headwater.traces.segments import documents_of, encoded, fidelity_of, pieces_of_prompt, spans_of
 from headwater.traces.source import Source
 from headwater.traces.tokens import Remembered, Tokens
 

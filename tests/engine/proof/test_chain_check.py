@@ -26,7 +26,7 @@ from headwater.layers.mla import LatentAttention
 from headwater.memory.arena import Arena
 from headwater.mixers import attention, numerics, softmax
 from headwater.mixers.batch import StepBatch, WithAccepted
-from headwater.mixers.cpu.recurrent_kernels import GatedDeltaNetKernel
+from headwater.mixers.cpu.recurrent import GatedDeltaNetKernel
 from headwater.mixers.linear import guarded_modes
 from tests.engine.proof.test_selfcheck import spec
 

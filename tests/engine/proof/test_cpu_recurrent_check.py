@@ -13,7 +13,7 @@ from headwater.engine.proof.cpu_checks import broken_decode, broken_prefill
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.gdn import DeltaNet
 from headwater.mixers.batch import StepBatch
-from headwater.mixers.cpu.recurrent_kernels import GatedDeltaNetKernel
+from headwater.mixers.cpu.recurrent import GatedDeltaNetKernel
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.slices import CHUNK
 from headwater.mixers.weights import Weights

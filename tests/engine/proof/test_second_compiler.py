@@ -14,7 +14,7 @@ import pytest
 from headwater import kernels
 from headwater.engine.proof import second_compiler, selfcheck
 from headwater.engine.proof.second_compiler import compiling_beside
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.models.load import read_spec
 
 PATIENCE = 120  # seconds after which something that must happen has not

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.server.answer.free_form import FreeFormText
+from headwater.server.answer.responses import FreeFormText
 from tests.server.answer.formats.cases import cut, cuts
 
 PATCH = '*** Begin Patch\n*** Add File: é😀.py\n+print("\\u0041")\n*** End Patch\n'

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import TemplateError
-from headwater.models.embedded import embedded
+from headwater.models.files import embedded
 from headwater.request import Boundaries
 from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.prompt.template import ChatTemplate, common_prefix

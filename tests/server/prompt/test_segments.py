@@ -14,8 +14,8 @@ from headwater.request import Fidelity
 from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.prompt.segments import SegmentEncoder
 from headwater.server.prompt.template import ChatTemplate
-from headwater.server.requests.lengths import MAX_SEGMENTS
 from headwater.server.requests.messages import conversation
+from headwater.server.requests.sampling import MAX_SEGMENTS
 from headwater.setting import SettingError
 from tests.server import templates
 from tests.server.client import error, send, send_all

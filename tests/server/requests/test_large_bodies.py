@@ -17,7 +17,7 @@ from headwater.server.http.errors import RefusedBody
 from headwater.server.prompt import encoding, segments
 from headwater.server.prompt.encoding import check_length, longest_token
 from headwater.server.requests import body as bodies
-from headwater.server.requests.scan import MAX_BYTES, MAX_DEPTH, MIN_CONTAINERS, MIN_VALUES, BodyLimits, BodyScan
+from headwater.server.requests.body import MAX_BYTES, MAX_DEPTH, MIN_CONTAINERS, MIN_VALUES, BodyLimits, BodyScan
 from tests.forked import address, listening
 from tests.server.client import error, send
 from tests.server.fake_engine import byte_tokenizer

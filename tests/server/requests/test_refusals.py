@@ -17,8 +17,7 @@ from headwater.errors import (
     QueueFull,
 )
 from headwater.server.app import create_app
-from headwater.server.requests import scan
-from headwater.server.requests.scan import MAX_BYTES, MAX_DEPTH
+from headwater.server.requests.body import MAX_BYTES, MAX_DEPTH
 from tests.server.client import error, send, send_all
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -191,7 +190,7 @@ def test_body_with_excessive_content_length_is_refused_unread(engine):
 
 
 def test_body_without_content_length_is_refused_while_it_is_read(engine, monkeypatch):
-    monkeypatch.setattr(scan, "MAX_BYTES", 1000)
+    monkeypatch.setattr("headwater.server.requests.body.MAX_BYTES", 1000)
     asked = []
 
     async def receive():

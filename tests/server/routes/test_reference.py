@@ -2,7 +2,7 @@
 
 import re
 
-from headwater.server.routes.reference import type_of
+from headwater.server.routes.info import type_of
 from tests.server.client import send_all
 
 

@@ -27,8 +27,7 @@ from headwater.mixers.attention import Heads
 from headwater.mixers.batch import STATE, StepBatch
 from headwater.mixers.cpu.attention import DecodeKernel, DecodeRows, Pages
 from headwater.mixers.cpu.experts import ExpertsOnCpu
-from headwater.mixers.cpu.recurrent import PrefillKernel, RecurrentOnCpu, on_cpu
-from headwater.mixers.cpu.recurrent_kernels import Memory
+from headwater.mixers.cpu.recurrent import Memory, PrefillKernel, RecurrentOnCpu, on_cpu
 from headwater.mixers.drafts import Kept
 from headwater.mixers.numerics import TINY, same_bits
 from headwater.mixers.products import Weight, rows

@@ -11,12 +11,11 @@ from headwater.cache.segments.compose import composed_key
 from headwater.cache.segments.store import SegmentKey
 from headwater.cluster.cost import Candidate, Known, OpenRequests, Outstanding, Prompt, Role
 from headwater.cluster.digests import Digests
-from headwater.cluster.ledger import Ledger, Tokens
+from headwater.cluster.ledger import EventStream, Ledger, Tokens
 from headwater.cluster.messages import Message
 from headwater.cluster.picture import Picture
 from headwater.cluster.routed import Routed
 from headwater.cluster.store_ledger import StoreLedger
-from headwater.cluster.stream import EventStream
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage
 from headwater.engine.meter import PROBED, Meter
 from headwater.errors import ConfigError

@@ -18,15 +18,13 @@ import torch
 from torch import Tensor
 
 from headwater.kernels import attention
-from headwater.kernels.arrays import flat
-from headwater.kernels.recording import constant, empty
+from headwater.kernels.recording import constant, empty, flat
 from headwater.kernels.vectors import LANES
 from headwater.layers.attention import GroupedAttention, WindowAttention
 from headwater.layers.mla import LatentAttention
 from headwater.mixers.activations import RMSNorm
 from headwater.mixers.attention import Attention, AttentionStep, Destinations, Heads
-from headwater.mixers.batch import StepBatch
-from headwater.mixers.last_value import LastValue
+from headwater.mixers.batch import LastValue, StepBatch
 from headwater.mixers.mla import LatentAttentionMixer
 from headwater.mixers.weights import Weights
 from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer, in_rings

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwater.kernels import routing
-from headwater.kernels.arrays import flat
 from headwater.kernels.experts import MAX_ROWS_PER_THREAD, multiply_integers_into, multiply_into
 from headwater.kernels.integers import multiply_integers
-from headwater.kernels.recording import empty
+from headwater.kernels.recording import empty, flat
 from headwater.kernels.tile import BLOCK, PANEL
 from headwater.layers.feed_forward import Experts
 from headwater.mixers import activations, numerics

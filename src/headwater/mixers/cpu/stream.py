@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from headwater.kernels import residual
-from headwater.kernels.arrays import flat
-from headwater.kernels.recording import empty
+from headwater.kernels.recording import empty, flat
 from headwater.kernels.vectors import LANES
 from headwater.mixers.activations import RMSNorm, StreamNorm
 from headwater.mixers.linear import Embedding

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from headwater.account import CacheAccount, Reason
-from headwater.events import FinishedEvent, TokenEvent
+from headwater.events import FinishedEvent
 from headwater.server.answer.formats.parser import CallBegin, Content, Delta, Reasoning, joined
-from headwater.server.answer.forms import Json, Parser
+from headwater.server.answer.forms import Json, Parser, deltas_of, new_call_id
 from headwater.server.answer.reply import comment, one_line
 from headwater.server.http.error_forms import anthropic_form
 from headwater.server.http.errors import error_body
@@ -71,10 +71,7 @@ class MessagesReply:
 
     def _shown(self, event: object) -> list[Delta]:
         """Return the deltas of an event's text; reasoning only if it was requested."""
-        if isinstance(event, FinishedEvent):
-            deltas = self._parser.push(event.text) + self._parser.finish()
-        else:
-            deltas = self._parser.push(event.text) if isinstance(event, TokenEvent) else []
+        deltas = deltas_of(self._parser, event)
         if self._body.max_tokens == 0:
             return []
         return deltas if self._body.thinks else [delta for delta in deltas if not isinstance(delta, Reasoning)]
@@ -131,7 +128,7 @@ class Blocks:
         for delta in deltas:
             if isinstance(delta, CallBegin):
                 self.calls += 1
-                yield from self._begin(CallBlock(delta.id or f"toolu_{uuid.uuid4().hex[:24]}", delta.name))
+                yield from self._begin(CallBlock(delta.id or new_call_id("toolu_"), delta.name))
                 continue
             kind = BLOCKS.get(type(delta))
             if kind is not None and type(self._open) is not kind:

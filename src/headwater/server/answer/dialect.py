@@ -17,7 +17,7 @@ from headwater.server.answer import formats
 from headwater.server.answer.formats.grammar import Grammar, either, tag_tokens
 from headwater.server.answer.formats.parser import AnswerParser, ToolFormat
 from headwater.server.http.errors import BadRequest
-from headwater.server.requests.schemas import Outcome, compiled, with_known_patterns
+from headwater.server.requests.structured import Outcome, compiled, with_known_patterns
 from headwater.server.requests.tools import FunctionDefinition, ToolUse
 
 BAN_BIAS = -100.0  # added to a logit: OpenAI's way to ban a token
@@ -148,9 +148,11 @@ class Dialect:
 
     def _with_limited_thought(self, params: SamplingParams, start: Start) -> SamplingParams:
         """Constrain the reasoning to its limit, and the answer after it to nothing; other constraints replace this."""
+        if start.thought_tokens is None or self._reasoning is None:
+            return params
         grammar = self._grammar(start)
-        before = self._before(start, grammar) if start.thought_tokens is not None else ""
-        if not before or self._reasoning is None:
+        before = self._before(start, grammar)
+        if not before:
             return params
         source = grammar.source(f"{before} {grammar.anything(self._reasoning.open)}")
         return replace(params, constraint=Constraint("lark", source, "thinking_token_budget"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from headwater.events import FinishedEvent, TokenEvent
 from headwater.server.answer.formats.parser import CallArguments, CallBegin, Content, Delta, Reasoning
-from headwater.server.answer.forms import Json, Parser, TokenNames, chat_logprobs, new_call_id
+from headwater.server.answer.forms import Json, Parser, TokenNames, chat_logprobs, deltas_of, new_call_id
 from headwater.server.answer.reply import one_line
 from headwater.server.http.error_forms import ollama_form
 from headwater.server.http.errors import error_body
@@ -158,11 +158,9 @@ class Pieces:
 
     def take(self, event: object) -> Piece:
         """Return the piece that an event completes; after the last event nothing is held back."""
-        if isinstance(event, FinishedEvent):
-            piece = self._piece(self._parser.push(event.text) + self._parser.finish())
-            piece.calls += self._closed()
-            return piece
-        return self._piece(self._parser.push(event.text) if isinstance(event, TokenEvent) else [])
+        piece = self._piece(deltas_of(self._parser, event))
+        piece.calls += self._closed() if isinstance(event, FinishedEvent) else []
+        return piece
 
     def _piece(self, deltas: Iterable[Delta]) -> Piece:
         piece = Piece()

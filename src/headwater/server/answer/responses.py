@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
-from headwater.events import FinishedEvent, TokenEvent
+from headwater.events import FinishedEvent
 from headwater.server.answer.formats.parser import CallBegin, Content, Delta, Reasoning, joined
-from headwater.server.answer.forms import Json, Parser, new_call_id
-from headwater.server.answer.free_form import FreeFormText
+from headwater.server.answer.forms import Json, Parser, deltas_of, new_call_id
 from headwater.server.answer.reply import comment, one_line
 from headwater.server.http.errors import error_body
 from headwater.server.http.exchange import EVENTS_TYPE, Events, Prefilled
-from headwater.server.requests.client_tools import Named
+from headwater.server.requests.items import INPUT, Named
 from headwater.server.requests.responses import ResponsesRequest
 
 ID_PREFIXES = {
@@ -25,6 +25,26 @@ ID_PREFIXES = {
 PART_TYPES = {"reasoning": "reasoning_text", "message": "output_text"}
 WARNING_KEY, MAX_WARNING_CHARACTERS = "headwater_warning", 512  # in a reply's metadata
 ITEM_ORDER = (Reasoning, Content)  # of a whole answer's items, before its calls
+
+# JSON of the function that stands for a free-form tool
+HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+HEX = "[0-9a-fA-F]"
+UNIT, HIGH, LOW = f"{HEX}{{4}}", f"[dD][89abAB]{HEX}{{2}}", f"[dD][c-fC-F]{HEX}{{2}}"  # UTF-16, and halves of a pair
+NO_UNIT = f"u{HEX}{{0,3}}(?!{HEX})."  # after a backslash that is a character
+# Characters and whole escapes of a JSON string, up to its end or to an escape that more text may complete.
+CHARACTERS = re.compile(
+    "|".join((
+        r'(?:[^"\\]',
+        r"\\[^u]",
+        rf"\\u{HIGH}\\u{LOW}",
+        rf"\\u{HIGH}(?=[^\\]|\\[^u]|\\u(?!{LOW}){UNIT}|\\{NO_UNIT})",
+        rf"\\u(?!{HIGH}){UNIT}",
+        rf"\\(?={NO_UNIT}))*",
+    )),
+    re.DOTALL,
+)  # fmt: skip
+ESCAPE = re.compile(rf"\\(?:u({UNIT})|(.))", re.DOTALL)
+ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "/": "/"}
 
 
 class ResponsesReply:
@@ -43,7 +63,7 @@ class ResponsesReply:
         """Return the answer when the generation has ended; raises its error if it failed."""
         deltas: list[Delta] = []
         async for _, event in events:
-            deltas += self._parsed(event)
+            deltas += deltas_of(self._parser, event)
         assert isinstance(event, FinishedEvent)
         deltas.sort(key=lambda delta: ITEM_ORDER.index(type(delta)) if type(delta) in ITEM_ORDER else len(ITEM_ORDER))
         for _ in (*self._output.take(joined(deltas)), *self._output.end(status(event))):
@@ -56,7 +76,7 @@ class ResponsesReply:
             yield self._sse("response.created", response=self._unfinished())
             yield self._sse("response.in_progress", response=self._unfinished())
             async for _, event in events:
-                for item_event in self._output.take(joined(self._parsed(event))):
+                for item_event in self._output.take(joined(deltas_of(self._parser, event))):
                     yield self._sse(**item_event)
             assert isinstance(event, FinishedEvent)
             for item_event in self._output.end(status(event)):
@@ -70,12 +90,6 @@ class ResponsesReply:
     def keep_alive(self, progress: Prefilled) -> str:
         """Return a text for a waiting client."""
         return comment(progress)
-
-    def _parsed(self, event: object) -> list[Delta]:
-        """Return the deltas of an event's text."""
-        if isinstance(event, FinishedEvent):
-            return self._parser.push(event.text) + self._parser.finish()
-        return self._parser.push(event.text) if isinstance(event, TokenEvent) else []
 
     def _unfinished(self) -> Json:
         return {**self._head, "status": "in_progress", "output": [], "usage": None}
@@ -291,3 +305,53 @@ def object_of(arguments: str) -> Any:
         return json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
+
+
+class FreeFormText:
+    """Decoder of a call's arguments, in pieces. The text does not depend on how they are cut.
+
+    Arguments of another form than the function's become text at their end: the one text among them, or their JSON.
+    """
+
+    def __init__(self) -> None:
+        self._unread = ""
+        self._begun = self._ended = False
+
+    def push(self, arguments: str) -> str:
+        """Return the text that the next piece adds."""
+        if self._ended:
+            return ""
+        self._unread += arguments
+        if not self._begun:
+            if (head := HEAD.match(self._unread)) is None:
+                return ""
+            self._begun, self._unread = True, self._unread[head.end() :]
+        found = CHARACTERS.match(self._unread)
+        assert found is not None  # of no characters, too
+        self._unread = self._unread[found.end() :]
+        self._ended = self._unread.startswith('"')
+        return unescaped(found[0])
+
+    def finish(self) -> str:
+        """Return the rest of the text, when the arguments have ended. An escape that was cut off is dropped."""
+        return "" if self._begun else other_text(self._unread)
+
+
+def unescaped(text: str) -> str:
+    """Decode the inside of a JSON string. An unknown escape stays, half of a surrogate pair becomes U+FFFD."""
+    decoded = ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else ESCAPED.get(found[2], found[0]), text)
+    return decoded.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def other_text(arguments: str) -> str:
+    """Return the text that arguments of another form hold."""
+    try:
+        value: Any = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    if not isinstance(value, dict):
+        return arguments
+    texts = [value[INPUT]] if INPUT in value else list(value.values())
+    if not texts:
+        return ""
+    return texts[0] if len(texts) == 1 and isinstance(texts[0], str) else arguments

@@ -24,8 +24,8 @@ from headwater.server.prompt.rules import call_form_of, rules_of
 from headwater.server.prompt.segments import Edge, SegmentEncoder, as_segment, marked, rendered_marks, shown
 from headwater.server.prompt.template import ChatTemplate, common_prefix
 from headwater.server.prompt.written import WrittenCalls, spliced, with_stand_ins
-from headwater.server.requests.content import Message, is_tool_response
 from headwater.server.requests.messages import Breakpoint, Conversation
+from headwater.server.requests.normal_form import Message, is_tool_response
 
 REASONING, ANSWER, QUESTION = "Hm, thus.", "Quite so.", "Quick, why?"  # texts that probes put into a conversation
 PROBE_TEXTS = ("Quick, why?", "zigzag?")  # for a message: one of them begins with another character

@@ -9,8 +9,7 @@ from typing import Any
 from headwater.errors import TemplateError
 from headwater.server.prompt.template import ChatTemplate, common_prefix
 from headwater.server.prompt.written import CallForm
-from headwater.server.requests.content import Message
-from headwater.server.requests.normal_form import EFFORTS, MessageRules
+from headwater.server.requests.normal_form import EFFORTS, Message, MessageRules
 
 NOW = datetime(2000, 1, 1)
 # texts that no template writes by itself

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 from headwater.config import DEFAULT_SEPARATOR
 from headwater.request import Span
 from headwater.server.prompt.encoding import Encoded, PromptEncoder, check_length, encode, longest_token
-from headwater.server.requests.content import Message
 from headwater.server.requests.messages import Breakpoint, Conversation
+from headwater.server.requests.normal_form import Message
 
 QUOTING = ("assistant", "tool")  # roles whose texts come from models and tools: separators in them are quotes
 NONCE = f"x{secrets.token_hex(16)}"  # only letters and digits: no filter of a template changes it

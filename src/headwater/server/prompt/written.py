@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headwater.server.prompt.segments import NONCE
-from headwater.server.requests.content import Message
 from headwater.server.requests.messages import Conversation
-from headwater.server.requests.normal_form import mapping
+from headwater.server.requests.normal_form import Message, mapping
 
 MAX_ANSWERS = 4_096  # whose calls are kept
 MAX_CHARACTERS = 16_000_000  # of them together

@@ -29,9 +29,8 @@ from headwater.server.requests.anthropic_blocks import (
     parts,
 )
 from headwater.server.requests.chat import CONTINUED, ChatMessage, ConversationRequest, Effort, thinking_variables
-from headwater.server.requests.content import Message
-from headwater.server.requests.lengths import MAX_TOKENS
-from headwater.server.requests.sampling import NEUTRAL, Stops, Whole
+from headwater.server.requests.normal_form import Message
+from headwater.server.requests.sampling import MAX_TOKENS, NEUTRAL, Stops, Whole
 from headwater.server.requests.tools import MAX_TOOLS, FunctionName, ToolDefinition, ToolUse, dropped_tools, tool_use
 
 # fields that this server cannot honour, in addition to those of all requests

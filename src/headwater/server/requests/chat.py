@@ -11,12 +11,19 @@ from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_valid
 
 from headwater.request import Constraint
 from headwater.server.http.errors import of_field
-from headwater.server.requests.lengths import MAX_SEGMENTS, MAX_TOKENS
 from headwater.server.requests.messages import PLAIN, Conversation, conversation
 from headwater.server.requests.normal_form import MessageRules
-from headwater.server.requests.sampling import SCORED, SamplingRequest, TokenId, TokenLimit, Whole, limited
-from headwater.server.requests.schemas import LENIENT, as_far_as_possible
-from headwater.server.requests.structured import FLEXIBLE, only_one, schema_constraint
+from headwater.server.requests.sampling import (
+    MAX_SEGMENTS,
+    MAX_TOKENS,
+    SCORED,
+    SamplingRequest,
+    TokenId,
+    TokenLimit,
+    Whole,
+    limited,
+)
+from headwater.server.requests.structured import FLEXIBLE, LENIENT, as_far_as_possible, only_one, schema_constraint
 from headwater.server.requests.tools import (
     MAX_TOOLS,
     MAX_WARNING_CHARACTERS,

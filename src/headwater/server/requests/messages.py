@@ -9,8 +9,7 @@ from functools import reduce
 from typing import Any
 
 from headwater.request import TIMES_TO_LIVE
-from headwater.server.requests.content import Message
-from headwater.server.requests.normal_form import MessageRules, NormalMessage, normal_form
+from headwater.server.requests.normal_form import Message, MessageRules, NormalMessage, normal_form
 
 MAX_BREAKPOINTS = 4  # of cache_control in a request, as at Anthropic
 PLAIN = MessageRules()  # of a template that shows each message as it is

@@ -17,8 +17,8 @@ from headwater.server.requests.chat import (
     ToolDefinitions,
     thinking_variables,
 )
-from headwater.server.requests.lengths import MAX_TOKENS
 from headwater.server.requests.sampling import (
+    MAX_TOKENS,
     NEUTRAL,
     MinP,
     Penalty,

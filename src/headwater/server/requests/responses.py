@@ -9,16 +9,18 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from headwater.server.http.errors import BadRequest, shown
 from headwater.server.requests.chat import ChatMessage, ConversationRequest, Effort, Messages, thinking_variables
-from headwater.server.requests.client_tools import (
+from headwater.server.requests.items import (
     CALL_ITEMS,
     ClientTool,
     Named,
+    checked,
     flat_name,
     flat_tools,
     is_list_of_objects,
+    messages_of,
     tools_of_search,
+    translated,
 )
-from headwater.server.requests.items import checked, messages_of, translated
 from headwater.server.requests.messages import PLAIN, Conversation
 from headwater.server.requests.normal_form import MessageRules, RefusedPart
 from headwater.server.requests.sampling import NEUTRAL, TokenLimit, limited

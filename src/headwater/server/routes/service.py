@@ -14,8 +14,7 @@ from headwater.config import ServeConfig
 from headwater.errors import TemplateError
 from headwater.request import Drafting, Fidelity, Generation, SamplingParams
 from headwater.server.answer.dialect import Dialect, Start
-from headwater.server.answer.forms import Parser, TokenNames
-from headwater.server.answer.recording import RecordingParser
+from headwater.server.answer.forms import Parser, RecordingParser, TokenNames
 from headwater.server.answer.reply import Echo, echo_of, without_echo
 from headwater.server.http.errors import BadRequest, shown
 from headwater.server.http.exchange import Exchange, ServedEngine
@@ -24,13 +23,11 @@ from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.prompt.encoding import Encoded, encode, longest_token
 from headwater.server.prompt.segments import SegmentEncoder
 from headwater.server.prompt.template import ChatTemplate
-from headwater.server.requests.body import JsonRoute
+from headwater.server.requests.body import BodyLimits, JsonRoute
 from headwater.server.requests.chat import CompletionRequest, ConversationRequest
-from headwater.server.requests.lengths import Lengths
 from headwater.server.requests.messages import PLAIN, Conversation
 from headwater.server.requests.normal_form import MessageRules
-from headwater.server.requests.sampling import SamplingRequest, SpeculationOptions
-from headwater.server.requests.scan import BodyLimits
+from headwater.server.requests.sampling import Lengths, SamplingRequest, SpeculationOptions
 
 PREDICTED_CHARACTERS = 16  # of a token, at most
 MAX_OTHER_NAMES = 100  # of models that are logged

@@ -19,8 +19,7 @@ from headwater.request import Span
 from headwater.server.http.errors import ANTHROPIC_BODY_REFUSALS, BODY_REFUSALS, BadRequest, of_field, refusals
 from headwater.server.requests.anthropic import CountTokensRequest
 from headwater.server.requests.chat import Documents, Messages, ToolDefinitions, conversation_of
-from headwater.server.requests.lengths import MAX_SEGMENTS
-from headwater.server.requests.sampling import MAX_SALT_CHARACTERS, TokenId
+from headwater.server.requests.sampling import MAX_SALT_CHARACTERS, MAX_SEGMENTS, TokenId
 from headwater.server.routes.service import Service, json_routes, service_of
 
 ADDED_TOKEN = ("special", "lstrip", "rstrip", "single_word", "normalized")  # properties of an added token

@@ -15,7 +15,7 @@ from headwater.request import SamplingParams
 from headwater.server.answer.dialect import Dialect, Start
 from headwater.server.answer.formats import REASONING, TOOLS
 from headwater.server.answer.formats.parser import AnswerParser, CallArguments, CallBegin, Reasoning, joined
-from headwater.server.answer.formats.xml_values import unreadable
+from headwater.server.answer.formats.xml_calls import unreadable
 from headwater.server.requests.tools import FunctionDefinition, ToolUse
 from tests.server import templates
 from tests.server.answer.formats.cases import WRITTEN, cut, cuts

@@ -7,8 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from headwater.server.answer.formats import json_calls, xml_calls
-from headwater.server.answer.formats.parser import ToolFormat
-from headwater.server.answer.formats.reasoning import ReasoningFormat
+from headwater.server.answer.formats.parser import ReasoningFormat, ToolFormat
 
 Format = TypeVar("Format", ReasoningFormat, ToolFormat)
 

@@ -14,8 +14,7 @@ from llguidance import regex_to_lark
 from tokenizers import Tokenizer
 
 from headwater.request import Constraint
-from headwater.server.requests.schemas import LENIENT, without_annotations
-from headwater.server.requests.structured import quoted
+from headwater.server.requests.structured import LENIENT, quoted, without_annotations
 
 Schema = Mapping[str, Any]
 

@@ -5,10 +5,31 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from headwater.server.answer.formats.grammar import Grammar, either, literal
-from headwater.server.answer.formats.reasoning import ReasoningFormat
 from headwater.server.requests.tools import FunctionDefinition, Tools
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """Tags that enclose a family's reasoning. Line ends next to them are markup, as in chat templates."""
+
+    open: str
+    close: str
+    models: tuple[str, ...] = ()  # models that write it although their chat templates do not; named in those templates
+
+    def used_by(self, template: str) -> bool:
+        """Return whether a chat template writes this format, or names a model that does."""
+        return any(mark in template for mark in (self.close, *self.models))
+
+    def left_open_by(self, prompt: str) -> bool:
+        """Return whether the prompt ends within reasoning, so that the model continues it."""
+        return prompt.rstrip().endswith(self.open)
+
+    def closed_by(self, prompt: str) -> bool:
+        """Return whether the prompt ends just after reasoning, so that the model adds none."""
+        return prompt.rstrip().endswith(self.close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +70,9 @@ def joined(deltas: list[Delta]) -> list[Delta]:
     out: list[Delta] = []
     for delta in deltas:
         last = out[-1] if out else None
-        if isinstance(delta, CallBegin):
-            out.append(delta)
-        elif delta.text and last is not None and not isinstance(last, CallBegin) and type(last) is type(delta):
+        if not isinstance(delta, CallBegin) and not isinstance(last, CallBegin | None) and type(last) is type(delta):
             out[-1] = type(delta)(last.text + delta.text)
-        elif delta.text:
+        elif isinstance(delta, CallBegin) or delta.text:
             out.append(delta)
     return out
 
@@ -71,10 +90,8 @@ def first_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
 def possible_start(text: str, *tags: str) -> int:
     """Return the first position from which `text` ends in a proper prefix of a tag, or its length if there is none."""
     longest = max(map(len, tags))
-    for start in range(max(0, len(text) - longest + 1), len(text)):
-        if may_become(text[start:], *tags):
-            return start
-    return len(text)
+    starts = range(max(0, len(text) - longest + 1), len(text))
+    return next((start for start in starts if may_become(text[start:], *tags)), len(text))
 
 
 class AnswerParser:
@@ -113,12 +130,11 @@ class AnswerParser:
         return self._limited(deltas + self._calls.finish() if self._calls else deltas)
 
     def _split(self, deltas: list[Delta]) -> list[Delta]:
-        if self._calls is None:
+        calls = self._calls
+        if calls is None:
             return deltas
-        out: list[Delta] = []
-        for delta in deltas:
-            out += self._calls.push(delta.text) if isinstance(delta, Content) else [delta]
-        return out
+        split = (calls.push(delta.text) if isinstance(delta, Content) else [delta] for delta in deltas)
+        return list(chain.from_iterable(split))
 
     def _limited(self, deltas: list[Delta]) -> list[Delta]:
         """Drop a call that is one too many, and all after it."""
@@ -166,9 +182,7 @@ class ReasoningSplitter(Splitter):
 
     def __init__(self, tags: ReasoningFormat, thinking: bool, calls: tuple[ToolFormat, Tools] | None) -> None:
         super().__init__(self._start)
-        self._tags = tags
-        self._thinking = thinking
-        self._calls = calls
+        self._tags, self._thinking, self._calls = tags, thinking, calls
         self._openings = calls[0].openings if calls else ()
         self._begun = False  # some reasoning was returned, so line ends belong to it
         self._call: CallParser | None = None
@@ -338,9 +352,7 @@ class CallSplitter(Splitter):
     def __init__(self, tags: ToolFormat, tools: Tools, forced: bool = False) -> None:
         """`forced`: text that is held back at the end belongs to a call that was cut off before its name."""
         super().__init__(self._content)
-        self._format = tags
-        self._tools = tools
-        self._forced = forced
+        self._format, self._tools, self._forced = tags, tools, forced
         self._call: CallParser | None = None
         self._after_call = False  # white space that follows is markup
 
