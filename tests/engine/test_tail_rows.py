@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from headwater.models.embedded import embedded
 
 from headwater.engine.mtp import MtpRunner
 from headwater.engine.runner import Runner
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
+from headwater.models.files import embedded
 from headwater.models.load import load_model
 from headwater.plan import Plan, Save, Tail
 from headwater.schedule.sequence import Phase
