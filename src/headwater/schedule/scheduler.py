@@ -204,6 +204,8 @@ class Scheduler:
         plan, copies = self.workload.legs[seq.id].plan, self.tiers.copies
         self.cache.commit(plan)
         del self.workload.legs[seq.id]
+        if plan.tails:  # they can be evicted now
+            self.workload.gate.may_have_changed()
         if plan.build is None:
             copies.saved(seq.namespace, seq.key, self._resumable(seq, plan))
         segments = seq.segments_of(plan)

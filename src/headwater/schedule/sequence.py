@@ -121,8 +121,8 @@ class Sequence:
 
     @property
     def may_start_in_mid_page(self) -> bool:
-        """True if the prefill may resume at any token that is cached. One around segments begins on the grid."""
-        return not self.generation.segments
+        """True if the prefill may resume at any token that is cached. One around segments resumes on the grid."""
+        return not self.generation.segments and self.marked_from is None
 
     # -- placing checkpoints: overridden by kinds whose prefixes are placed by a policy
 
