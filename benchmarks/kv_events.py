@@ -21,9 +21,8 @@ from benchmarks import measure
 from benchmarks.measure import Row
 from headwater.cache.changes import IGNORED, NONE, Change, ChangeLog, Changes, KvStored
 from headwater.cache.prefix_cache import PrefixCache
-from headwater.cluster.digests import Digests
 from headwater.cluster.ledger import EventStream, Ledger, Tokens
-from headwater.cluster.messages import Message
+from headwater.cluster.messages import Digests, Message
 from headwater.cluster.picture import Picture
 from headwater.plan import CacheLayout, Draft, Saving
 

@@ -30,10 +30,9 @@ from benchmarks import measure
 from benchmarks.measure import Row
 from headwater.account import CacheAccount, Reason
 from headwater.cache.stats import CacheStats
-from headwater.cluster.digests import Digests
 from headwater.cluster.encryption import CurveClient, CurveServer, KeyPair
 from headwater.cluster.links import Link, zero
-from headwater.cluster.messages import KV, KV_KINDS
+from headwater.cluster.messages import KV, KV_KINDS, Digests
 from headwater.cluster.picture import Picture
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.sockets import PLAIN, Client, Contact

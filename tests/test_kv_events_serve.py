@@ -9,8 +9,7 @@ import httpx
 import pytest
 import zmq
 
-from headwater.cluster.digests import Digests
-from headwater.cluster.messages import KV, SEGMENTS, STATES, BlockRemoved, BlockStored, decode
+from headwater.cluster.messages import KV, SEGMENTS, STATES, BlockRemoved, BlockStored, Digests, decode
 from headwater.cluster.picture import Follower
 from headwater.cluster.sockets import opened
 from headwater.tiers.names import read_key

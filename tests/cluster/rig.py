@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from headwater.cache.changes import ChangeLog
 from headwater.cache.prefix_cache import PrefixCache
-from headwater.cluster.digests import Digests
 from headwater.cluster.ledger import EventStream, Ledger, PlainTokens, Tokens
-from headwater.cluster.messages import KV, SEGMENTS, STATES, Message
+from headwater.cluster.messages import KV, SEGMENTS, STATES, Digests, Message
 from headwater.cluster.store_ledger import StoreLedger
 from headwater.plan import CacheLayout
 from tests.cache.toy import LAYOUT, Toy

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headwater.cli.serve import kv_events
-from headwater.cluster.digests import Digests
+from headwater.cluster.messages import Digests
 from headwater.cluster.picture import Follower
 from headwater.cluster.publisher import Publishing
 from headwater.config import ServeConfig

@@ -10,8 +10,7 @@ import pytest
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey
 from headwater.cluster.cost import Found, Stored
-from headwater.cluster.digests import Digests
-from headwater.cluster.messages import KV, SEGMENTS, STATES, BlockRemoved, BlockStored
+from headwater.cluster.messages import KV, SEGMENTS, STATES, BlockRemoved, BlockStored, Digests
 from headwater.cluster.picture import Picture
 from headwater.cluster.store_ledger import StoreLedger, StoreWatch
 from headwater.plan import CacheLayout

@@ -11,7 +11,7 @@ import torch
 
 from headwater.errors import CheckpointError
 from headwater.mixers.quantised import Quantised
-from headwater.models.gguf import changes
+from headwater.models.gguf import names as changes
 from headwater.models.gguf.config import HELD
 from headwater.models.gguf.file import read_header
 from headwater.models.gguf.tensors import TYPES, Plain

@@ -17,9 +17,9 @@ from headwater.cluster.cost import (
     note_widespread,
     price_reads,
 )
-from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import decoder_after, decoders, keeper, may_be_apart, note_prefilled, prefiller
 from headwater.cluster.links import Link, Links
+from headwater.cluster.messages import Digests
 from headwater.cluster.preparing import Preparing, may_be_prepared, needed_by
 from headwater.cluster.routed import Convolving, Holder, Routed
 from headwater.cluster.wire import Cancel, FollowMessage

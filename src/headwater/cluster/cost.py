@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,16 +57,10 @@ class Prompt:
 
         `blocks`: digests of whole prompts, so that with a block it has the ones before it.
         """
-        low, high = 0, min(len(self.blocks), max(0, self.tokens - 1) // self.block_tokens)
-        if not high or self.blocks[0] not in blocks:
+        most = min(len(self.blocks), max(0, self.tokens - 1) // self.block_tokens)
+        if not most or self.blocks[0] not in blocks:
             return 0
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.blocks[middle - 1] in blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low * self.block_tokens
+        return self.block_tokens * bisect_left(self.blocks, True, hi=most, key=lambda block: block not in blocks)
 
 
 class Stored(NamedTuple):

@@ -16,7 +16,6 @@ import numpy as np
 
 from headwater.cache.changes import NONE, Change, CheckpointStored, KvStored, Removed, SegmentStored
 from headwater.cache.segments.compose import is_marked
-from headwater.cluster.digests import TOKEN_BYTES, Digests
 from headwater.cluster.messages import (
     KINDS,
     KV,
@@ -25,9 +24,11 @@ from headwater.cluster.messages import (
     MEDIUM,
     SEGMENTS,
     STATES,
+    TOKEN_BYTES,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    Digests,
     Event,
     Message,
     encode,

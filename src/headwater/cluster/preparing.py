@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from headwater.cache.segments.compose import METHODS, usable, whole_segments
 from headwater.cache.segments.store import SegmentKey
 from headwater.cluster.cost import Candidate, Outstanding, Prompt
-from headwater.cluster.digests import TOKEN_BYTES, Digests
+from headwater.cluster.messages import TOKEN_BYTES, Digests
 from headwater.cluster.routed import Holder, Routed
 from headwater.cluster.segment_dispatch import Dispatch, Segment, dispatch
 from headwater.cluster.wire import Cancel, Prepare, PreparedMessage

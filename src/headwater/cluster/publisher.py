@@ -20,9 +20,8 @@ import zmq
 from headwater.cache.changes import Change, ChangeLog
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache_folder import own_folder
-from headwater.cluster.digests import Digests
 from headwater.cluster.ledger import EventStream, Ledger, PlainTokens, Tokens
-from headwater.cluster.messages import END, NUMBER_BYTES, SNAPSHOT, Message
+from headwater.cluster.messages import END, NUMBER_BYTES, SNAPSHOT, Digests, Message
 from headwater.cluster.sockets import PLAIN, Server, Sockets, Waker
 from headwater.cluster.store_ledger import PublishedTier, StoreLedger, StoreWatch
 from headwater.config import ServeConfig

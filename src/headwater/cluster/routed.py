@@ -11,8 +11,8 @@ from typing import Protocol
 from headwater.account import CacheAccount
 from headwater.cache.segments.compose import composed_key
 from headwater.cluster.cost import OpenRequests, Outstanding, Prompt
-from headwater.cluster.digests import TOKEN_BYTES, Digests
 from headwater.cluster.disaggregation import Prefilled, decode_of, kept, prefill_of
+from headwater.cluster.messages import TOKEN_BYTES, Digests
 from headwater.cluster.wire import Cancel, KeepAnswer, Prepare, Submit
 from headwater.errors import HeadwaterError
 from headwater.events import Event, FinishedEvent, TokenEvent

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headwater.cache.segments.store import SegmentKey
-from headwater.cluster.digests import Digests
-from headwater.cluster.messages import KINDS, KV, SEGMENTS, STATES, BlockRemoved, BlockStored
+from headwater.cluster.messages import KINDS, KV, SEGMENTS, STATES, BlockRemoved, BlockStored, Digests
 from headwater.plan import CacheLayout
 from headwater.tiers.catalog import digest_of
 from headwater.tiers.changes import (

@@ -176,7 +176,8 @@ class Run:
             for answer in answers:
                 self.on_answer(answer)
         else:
-            answers = [self._answer(mode, number, item, time) for number, item in group for time in _rounds(mode)]
+            times = range(len(MODES[mode].columns))
+            answers = [self._answer(mode, number, item, time) for number, item in group for time in times]
             if not any(answer.outcome == "error" for answer in answers):
                 self.journal.add(name, [asdict(answer) for answer in answers])
         items = dict(group)
@@ -187,10 +188,6 @@ class Run:
         answer = self.server.answer(number, MODES[mode].columns[time], {**self.fields(item), **added})
         self.on_answer(answer)
         return answer
-
-
-def _rounds(mode: str) -> range:
-    return range(len(MODES[mode].columns))
 
 
 def _kept(told: Json) -> Answer:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from headwater.lab.setup import Cluster
 from headwater.lab.tally import Held, Outcome
@@ -98,23 +99,17 @@ class Routing:
     @classmethod
     def of(cls, cluster: Cluster, counts: Mapping[str, int], workers: Sequence[Share], **pulls: int) -> Routing:
         """Return the outcome from counts by name. `pulls`: counts of prefixes that workers read from each other."""
-        return cls(
-            router=cluster.router,
-            event_delay=cluster.event_delay,
-            network=OFF if cluster.network is None else str(cluster.network),
-            prefill=cluster.prefill,
-            failures=OFF if cluster.failures is None else str(cluster.failures),
-            replaced=len(workers) - cluster.workers,
-            workers=tuple(workers),
-            **{name: counts[name] for name in COUNTED},
-            **pulls,
-        )
-
-
-COUNTED = (
-    *("as_predicted", "more", "less", "lost_waiting", "gained_waiting", "expected_loads", "loaded", "missed_loads"),
-    *("handed_over", "answers_apart", "combined", "segments_apart", "failed", "given_up", "resumed", "moved"),
-)
+        given: dict[str, Any] = pulls | {
+            "router": cluster.router,
+            "event_delay": cluster.event_delay,
+            "network": OFF if cluster.network is None else str(cluster.network),
+            "prefill": cluster.prefill,
+            "failures": OFF if cluster.failures is None else str(cluster.failures),
+            "replaced": len(workers) - cluster.workers,
+            "workers": tuple(workers),
+        }
+        given |= {one.name: counts[one.name] for one in fields(cls) if one.name not in given}
+        return cls(**given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 
 from headwater.cache import PrefixCache
@@ -312,14 +313,7 @@ class Serving:
         """Return at most `steps`: the steps up to and including the one in which the next request arrives."""
         if due is None or self.now + self.engine.cost.seconds(load, steps) <= due:
             return steps
-        low, high = 1, steps
-        while low < high:
-            middle = (low + high) // 2
-            if self.now + self.engine.cost.seconds(load, middle) >= due:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        return 1 + bisect_left(range(1, steps), due, key=lambda n: self.now + self.engine.cost.seconds(load, n))
 
 
 def check_clock(setup: Setup, policy: Eviction) -> None:

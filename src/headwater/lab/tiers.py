@@ -173,11 +173,7 @@ class LabStore(Copies):
 
     def _make_room(self, size: int, keep: frozenset[str]) -> bool:
         if self.catalog.bytes + size > self.law.size:
-            for names in self.catalog.victims(self._now(), keep):
-                if self.catalog.bytes + size <= self.law.size:
-                    break
-                for name in names:
-                    self.catalog.remove(name)
+            for names in self.catalog.evict(self.law.size - size, self._now(), keep):
                 self.changes.put(PartsRemoved(names))
         return self.catalog.bytes + size <= self.law.size
 

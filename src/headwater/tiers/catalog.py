@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from headwater.tiers.names import ENTRIES, FINGERPRINT, RUN, STATE, WHOLE, entries_name, tag_of
@@ -57,6 +57,18 @@ class Catalog:
     def stranded(self) -> list[str]:
         """Return runs of KV that no state needs, entries without a run, and fingerprints without parts."""
         return list(_Tree(dict(self.entries), frozenset()).stranded())
+
+    def evict(
+        self, most: int, now: float, keep: Set[str], delete: Callable[[str], object] = lambda name: None
+    ) -> Iterator[list[str]]:
+        """Delete groups of parts in order of eviction until at most `most` bytes are left, and yield each group."""
+        for names in self.victims(now, keep):
+            if self.bytes <= most:
+                return
+            for name in names:
+                delete(name)
+                self.remove(name)
+            yield names
 
     def victims(self, now: float, keep: Set[str] = frozenset()) -> Iterator[list[str]]:
         """Yield groups of names in order of eviction, without `keep`: a segment; a state, and runs that only it needed.

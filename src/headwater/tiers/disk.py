@@ -115,8 +115,7 @@ class DiskStore:
         self._wait_for_scan()
         with self._errors("cannot be written"), self._changing:
             for name in names:
-                with suppress(FileNotFoundError):
-                    os.unlink(self._file(name))
+                self._unlink(name)
                 self._catalog.remove(name)
             self.changes.put(PartsRemoved(names))
 
@@ -179,17 +178,15 @@ class DiskStore:
                 return
             wanted = int(self.limit * (1 - FREED_SHARE)) - size
             self._read_headers()
-            for names in self._catalog.victims(self._clock(), keep):
-                if self._catalog.bytes <= max(0, wanted):
-                    break
-                for name in names:
-                    with suppress(FileNotFoundError):
-                        os.unlink(self._file(name))
-                    self._catalog.remove(name)
+            for names in self._catalog.evict(max(0, wanted), self._clock(), keep, self._unlink):
                 self._evicted += len(names)
                 self.changes.put(PartsRemoved(names))
             if self._catalog.bytes + size > self.limit:
                 raise StoreFull(f"{self.shown}: {size:,} bytes do not fit in addition to {self._catalog.bytes:,}")
+
+    def _unlink(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._file(name))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -90,12 +90,7 @@ class MemoryStore:
             return
         if size > self.limit:
             raise StoreFull(f"{self.shown}: a part of {size:,} bytes, and the limit is {self.limit:,}")
-        for names in self._catalog.victims(self._clock(), keep):
-            if self._catalog.bytes + size <= self.limit:
-                return
-            for name in names:
-                del self._content[name]
-                self._catalog.remove(name)
+        for names in self._catalog.evict(self.limit - size, self._clock(), keep, self._content.pop):
             self._evicted += len(names)
             self.changes.put(PartsRemoved(names))
         if self._catalog.bytes + size > self.limit:

@@ -249,12 +249,7 @@ class RedisStore:
         try:
             catalog = self._catalog()
             wanted = max(0, int(self.limit * (1 - FREED_SHARE)) - size)
-            for names in catalog.victims(self._clock(), keep):
-                if catalog.bytes <= wanted:
-                    break
-                for name in names:
-                    self._delete(name)
-                    catalog.remove(name)
+            for names in catalog.evict(wanted, self._clock(), keep, self._delete):
                 self._evicted += len(names)
             self._recount(catalog)
             if catalog.bytes + size > self.limit:

@@ -20,8 +20,8 @@ from itertools import count
 from headwater.account import CacheAccount, Reason
 from headwater.cluster.assigning import MAX_ATTEMPTS, Selection
 from headwater.cluster.cost import Role
-from headwater.cluster.digests import Digests
 from headwater.cluster.disaggregation import Prefilled, kept
+from headwater.cluster.messages import Digests
 from headwater.cluster.preparing import Preparing
 from headwater.cluster.routed import in_memory
 from headwater.cluster.router import HEARTBEAT_TIMEOUT_SECONDS

@@ -10,9 +10,8 @@ from headwater.cache.changes import ChangeLog
 from headwater.cache.segments.compose import composed_key
 from headwater.cache.segments.store import SegmentKey
 from headwater.cluster.cost import Candidate, Known, OpenRequests, Outstanding, Prompt, Role
-from headwater.cluster.digests import Digests
 from headwater.cluster.ledger import EventStream, Ledger, Tokens
-from headwater.cluster.messages import Message
+from headwater.cluster.messages import Digests, Message
 from headwater.cluster.picture import Picture
 from headwater.cluster.routed import Routed
 from headwater.cluster.store_ledger import StoreLedger

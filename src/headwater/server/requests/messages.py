@@ -112,7 +112,7 @@ def _breakpoints(number: int, message: Message) -> list[Breakpoint]:
 
 def _breakpoints_of_tool(number: int, tool: dict[str, Any]) -> list[ToolBreakpoint]:
     """Return the breakpoint after a tool, if it has one."""
-    times = [_ttl(control) for part in _tool_parts(tool) if (control := _cache_control(part)) is not None]
+    times = [_ttl(control) for part in (tool, tool.get("function")) if (control := _cache_control(part)) is not None]
     return [ToolBreakpoint(number, reduce(_longer, times))] if times else []
 
 
@@ -154,10 +154,6 @@ def _declared_parts(number: int, one: NormalMessage) -> list[DeclaredPart]:
             raise ValueError(f"a segment of message {one.origin} has 0 characters, at least 1 is needed")
         found.append(DeclaredPart(number, start, characters, declared))
     return found
-
-
-def _tool_parts(tool: dict[str, Any]) -> tuple[Any, Any]:
-    return tool, tool.get("function")
 
 
 def _plain_tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def _shaped(message: Message, rules: MessageRules) -> Message:
         parts = [part for part in map(_without_billing, parts) if part["text"] or len(parts) == 1]
     shaped |= {"role": role, "content": _separated(parts, rules.separators.get(str(role), ""))}
     if (control := message.get("cache_control")) is not None:
-        _mark_end(shaped["content"], control)
+        shaped["content"].append({"type": "text", "text": "", "cache_control": control})
     calls = shaped.pop("tool_calls", None)
     if not calls and isinstance(called := message.get("function_call"), dict):
         calls = [{"type": "function", "function": called}]
@@ -233,11 +233,6 @@ def _separated(parts: Iterable[Part], separator: str) -> list[Part]:
             separated.append({"type": "text", "text": separator})
         separated.append(part)
     return separated
-
-
-def _mark_end(content: list[Part], control: Any) -> None:
-    """Put a breakpoint after a content."""
-    content.append({"type": "text", "text": "", "cache_control": control})
 
 
 def _with_one_system(shaped: list[NormalMessage], rules: MessageRules, thinks: bool | None) -> list[NormalMessage]:
