@@ -64,6 +64,10 @@ class GatedLinearAttention(Layer):
         }
 
     @property
+    def tail_elements(self) -> int:
+        return self.heads * (3 * self.k_dim + self.v_dim)
+
+    @property
     def token_flops(self) -> int:
         return 5 * self.heads * self.k_dim * self.v_dim
 
@@ -141,6 +145,9 @@ class GatedLinearAttentionMixer(RecurrentMixer[GatedLinearAttention]):
         projected_NE = self.in_proj(x_ND, batch.n_prefill)
         mixed_NC, z_NX, low_NR = projected_NE.split((2 * keys + values, values, s.gate_rank), -1)
         return mixed_NC, z_NX, self.gate_proj(low_NR, batch.n_prefill)
+
+    def without_gate(self, products: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return products[::2]
 
     def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
         """Compute gates [N, H, K]: the log decays, log sigmoid(gk) / normaliser."""

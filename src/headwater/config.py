@@ -116,6 +116,7 @@ class ServeConfig:
     decode_reuse: str = setting(
         "canonical", TEXT, MEMORY, "Cached form of answers: recomputed, as decoded, none.", choices=DECODE_REUSE
     )
+    tails: bool = setting(True, SWITCH, MEMORY, "Resume prompts at any token, on a CPU; off: at pages.")
     segment_separator: str = setting(
         DEFAULT_SEPARATOR, TEXT, MEMORY, "Separator of segments in prompts and messages (PIC_SEPARATOR)."
     )
@@ -329,6 +330,11 @@ class ServeConfig:
             raise SettingError("tier", shown, "but the cache is off: there is nothing to keep")
         if self.decode_reuse == "raw":
             raise SettingError("tier", shown, "but decode_reuse is 'raw': what it caches is not exact")
+
+    @property
+    def resume_grid(self) -> int:
+        """Tokens whose multiples are the positions at which prompts can resume."""
+        return 1 if self.tails and self.device == "cpu" else self.page_size
 
     def _check_events(self) -> None:
         for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):

@@ -206,7 +206,7 @@ def test_lost_hidden_state_and_unmasked_position_are_detected(make, with_head, m
             rig.settle()
             passes.clear()
             second = rig.ask([*first.prompt, *words(3, "next")], 6, drafting=Drafting(tokens=1))
-            assert second.account.cached_tokens == 64
+            assert second.account.cached_tokens == 66
             return furthest(passes, oracle, second.everything)
 
     assert after_a_hit() < CLOSE
@@ -341,7 +341,7 @@ def test_entries_that_cannot_be_written_cost_no_answer(make, monkeypatch) -> Non
         assert not mtp.complete_P.any()
         assert (mtp.arena.pages == 0).all(1).sum() == 3, "another sequence's entries are not read"
         again = rig.ask(prompt, 1, keep_output=False)
-        assert again.account.cached_tokens == 128
+        assert again.account.cached_tokens == 130
         assert again.same_bits(first)
 
 

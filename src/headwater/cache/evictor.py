@@ -184,8 +184,7 @@ class Evictor:
         if kind is Kind.TAIL and not self._layout.every_page:
             return False  # KV that no checkpoint can use saves nothing
         start = tail.node.end * self._layout.unit_tokens
-        tokens = len(tail.ids) // self._tails.token_bytes
-        saved = self._layout.flops.between(start, start + tokens + tail.has_hidden) / tail.pages
+        saved = self._layout.flops.between(start, start + tail.tokens + tail.has_hidden) / tail.pages
         age = now - max(node.checkpoint_time, 0 if node.checkpoint is not None else node.kv_time)
         return saved / (1 + now - tail.used) < self._worth.of(node) / (1 + age)
 

@@ -271,7 +271,7 @@ class PrefixCache:
             self.index.pin(mid_page.node)
             return
         self.tails.pin(mid_page.tail, self.now)
-        if mid_page.tokens * self.tails.token_bytes == len(mid_page.tail.ids):
+        if mid_page.tokens == mid_page.tail.tokens:
             lease.continued = mid_page.tail
 
     def _unpin(self, mid_page: MidPage) -> None:
@@ -334,7 +334,8 @@ class PrefixCache:
                 continue
             ids = draft.key[tail.start * self.tails.token_bytes : tail.end * self.tails.token_bytes]
             continues = lease.continued if tail.has_hidden else None
-            stored = StoredTail(node, ids, tail.kv, tail.rows, tail.has_hidden, continues)
+            tokens = tail.end - tail.start
+            stored = StoredTail(node, ids, tokens, tail.kv, tail.rows, tail.has_hidden, continues)
             if not self.tails.add(stored, self.now):
                 self.index.tidy(node)
             elif draft.sharing.counts:

@@ -180,7 +180,7 @@ class Surveyor:
         if base % unit or mid_page is None or (found.checkpoint_tokens, mid_page.tokens) != (base, draft.kept):
             have = found.checkpoint_tokens, found.tail_tokens
             raise ValueError(f"leg starts {draft.kept} tokens after {base}, cached are {have[1]} after {have[0]}")
-        if draft.start == draft.end and not mid_page.has_hidden:
+        if draft.start == draft.end and not mid_page.is_whole:
             raise ValueError(f"leg computes nothing at {draft.start}, where no hidden row is cached")
         return mid_page
 

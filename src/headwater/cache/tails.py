@@ -8,7 +8,7 @@ Tails of a node are in the order of their token ids: the longest common beginnin
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ class StoredTail:
 
     node: Node
     ids: bytes = field(repr=False)  # its token ids
+    tokens: int
     kv: Sequence[int]  # the page with their KV; none for models without attention
     rows: Sequence[int]  # pages with its hidden row, then the inputs of recurrences and windows
     has_hidden: bool  # it is the end of a prompt or an answer
@@ -45,12 +46,14 @@ class MidPage:
     node: Node  # of the tail, or the one whose edge has the page
     tail: StoredTail | None = None
     page: Sequence[int] = ()  # the cached page
-    has_hidden: bool = False  # the request needs no row: all its tokens are there, and the hidden row after the last
+    is_whole: bool = False  # the request needs no row: all its tokens are there, and the hidden row after the last
 
     def as_plan(self, start: int) -> Tail:
         """Return it as a plan names it, after a checkpoint at position `start`."""
-        kv, rows = (self.page, ()) if self.tail is None else (self.tail.kv, self.tail.rows)
-        return Tail(start, start + self.tokens, kv, rows, self.has_hidden)
+        if self.tail is None:
+            return Tail(start, start + self.tokens, self.page, ())
+        is_all = self.tail.tokens == self.tokens
+        return Tail(start, start + self.tokens, self.tail.kv, self.tail.rows, self.tail.has_hidden and is_all)
 
 
 class Tails:
@@ -102,11 +105,15 @@ class Tails:
         for tail in node.tails[max(0, at - 1) : at + 1]:
             common = common_bytes(tail.ids, ids) // self.token_bytes
             if is_whole and tail.has_hidden and tail.ids == ids:
-                return MidPage(common, node, tail, has_hidden=True)
+                return MidPage(common, node, tail, is_whole=True)
             common = min(common, len(ids) // self.token_bytes - is_whole)
             if common > tokens:
                 best, tokens = tail, common
-        return None if best is None else MidPage(tokens, node, best)
+        if best is None:
+            return None
+        exact = ids[: tokens * self.token_bytes]
+        at = bisect_left(node.tails, exact, key=_ids_of)  # the one that ends there, if any, may have the hidden row
+        return MidPage(tokens, node, node.tails[at] if node.tails[at].ids == exact else best)
 
     def first(self) -> StoredTail | None:
         """Return the least recently used tail that no open plan reads; None if there is none."""

@@ -115,6 +115,8 @@ def assembled(
         must = f"drafts take {bytes_of_drafts:,} bytes and one page {page_bytes:,}: give more, or --speculation off"
         raise SettingError("memory", repr(show_bytes(config.memory)), must)
     layout = spec.layout((config.memory - bytes_of_drafts) * spec.page_bytes // page_bytes)
+    if config.resume_grid > 1:  # on a card a prefill of one row takes about as long as one of a page
+        layout = replace(layout, tail_pages=())
     row_bytes = layout.checkpoint_pages * spec.page_bytes
     rows, min_rows = (size // max(1, row_bytes) for size in (STAGED_BYTES, MIN_SAVES_BYTES))
     n_saves = max(1, min(MAX_SAVES, rows), min(MIN_SAVES, min_rows))

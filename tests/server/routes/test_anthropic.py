@@ -57,7 +57,7 @@ def test_answer_is_a_message(engine):
     assert body["content"] == [{"type": "text", "text": engine.script}]
     assert (body["stop_reason"], body["stop_sequence"]) == ("end_turn", None)
     assert body["usage"]["output_tokens"] == len(engine.script.encode())
-    assert body["usage"]["input_tokens"] == len(engine.seen[0].prompt)
+    assert body["usage"]["cache_creation_input_tokens"] == len(engine.seen[0].prompt)
     assert (body["headwater"]["reason"], body["headwater"]["warnings"]) == ("too_short", [])
 
 
@@ -184,7 +184,7 @@ def test_answer_beyond_the_models_length_ends_there(engine):
     engine.script, engine.max_model_len = "x" * 200, 150
     body = ask(engine, max_tokens=32_000).json()
     assert body["stop_reason"] == "model_context_window_exceeded"
-    assert body["usage"]["input_tokens"] + body["usage"]["output_tokens"] == 150
+    assert body["usage"]["cache_creation_input_tokens"] + body["usage"]["output_tokens"] == 150
 
 
 def test_call_of_one_tool_only_ends_with_tool_use(engine):
@@ -206,14 +206,20 @@ def test_usage_has_three_parts_that_add_up(engine):
     long = {"messages": [{"role": "user", "content": "word " * 60}], "max_tokens": 5}
     first, second = send_all(engine, [("POST", MESSAGES, {"json": long})] * 2)
     n = len(engine.seen[0].prompt)
-    kept = (n - 1) // 64 * 64
+    kept = (n - 1) // 64 * 64  # the engine of these tests resumes at pages
     parts = ("cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens")
-    assert [first.json()["usage"][part] for part in parts] == [0, kept, n - kept]
-    assert [second.json()["usage"][part] for part in parts] == [kept, 0, n - kept]
+    assert [first.json()["usage"][part] for part in parts] == [0, n, 0]
+    assert [second.json()["usage"][part] for part in parts] == [kept, n - kept, 0]
 
 
-def test_without_a_cache_nothing_is_read_or_created():
-    usage = input_usage(CacheAccount(200, 0, 0, 0, Reason.CACHE_OFF), 64)
+def test_prompts_that_resume_at_pages_leave_the_last_page_to_compute():
+    usage = input_usage(CacheAccount(200, 64, 64, 0, Reason.DIVERGED), 64)
+    assert usage == {"input_tokens": 8, "cache_creation_input_tokens": 128, "cache_read_input_tokens": 64}
+
+
+@pytest.mark.parametrize("grid", [1, 64])
+def test_without_a_cache_nothing_is_read_or_created(grid):
+    usage = input_usage(CacheAccount(200, 0, 0, 0, Reason.CACHE_OFF), grid)
     assert usage == {"input_tokens": 200, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
 

@@ -26,9 +26,9 @@ class MessagesReply:
 
     media_type = EVENTS_TYPE
 
-    def __init__(self, body: MessagesRequest, model: str, parser: Parser, prompt: int, page: int) -> None:
-        """`prompt`: tokens of the prompt; `page`: tokens of a page of the cache."""
-        self._body, self._parser, self._page = body, parser, page
+    def __init__(self, body: MessagesRequest, model: str, parser: Parser, prompt: int, grid: int) -> None:
+        """`prompt`: tokens of the prompt; `grid`: tokens whose multiples are the positions at which it can resume."""
+        self._body, self._parser, self._grid = body, parser, grid
         self._blocks = Blocks()
         start = {"input_tokens": prompt, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
         self._message: Json = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model}
@@ -87,19 +87,21 @@ class MessagesReply:
 
     def _usage(self, end: FinishedEvent) -> Json:
         output = min(end.output_tokens, self._body.max_tokens)
-        return {**input_usage(end.account, self._page), "output_tokens": output}
+        return {**input_usage(end.account, self._grid), "output_tokens": output}
 
     def _account(self, end: FinishedEvent) -> Json:
         return {**end.account.as_dict(), "warnings": self._body.warnings}
 
 
-def input_usage(account: CacheAccount, page: int) -> Json:
+def input_usage(account: CacheAccount, grid: int) -> Json:
     """Return a prompt's tokens in three parts, as Anthropic counts them.
 
     They are tokens that were read from the cache, tokens that were computed and that the same prompt would read next
-    time, in whole pages, and the rest, which is always computed.
+    time, and the rest, which is always computed: none if prompts resume at any token, else those after the last page.
     """
-    kept = 0 if account.reason is Reason.CACHE_OFF else (account.prompt_tokens - 1) // page * page
+    at_any_token = grid == 1
+    kept = account.prompt_tokens if at_any_token else (account.prompt_tokens - 1) // grid * grid
+    kept = 0 if account.reason is Reason.CACHE_OFF else kept
     read, created = account.cached_tokens, max(0, kept - account.cached_tokens)
     return {
         "input_tokens": account.prompt_tokens - read - created,

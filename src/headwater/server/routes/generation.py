@@ -79,8 +79,8 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
 async def messages(body: MessagesRequest, request: Request) -> Response:
     service = service_of(request)
     generations, parser = await run_in_threadpool(service.chat, body)
-    n_prompt, page_size = len(generations[0].prompt), service.config.page_size
-    reply = MessagesReply(body, service.engine.model_name, parser(), n_prompt, page_size)
+    n_prompt, grid = len(generations[0].prompt), service.config.resume_grid
+    reply = MessagesReply(body, service.engine.model_name, parser(), n_prompt, grid)
     return await Answering(service, "messages", body, request).answer(generations, reply)
 
 

@@ -13,6 +13,7 @@ const REQUESTS = 100;
 const USES = [
   { name: "kv", label: "KV" },
   { name: "checkpoint", label: "Checkpoints" },
+  { name: "tail", label: "Tails" },
   { name: "private", label: "Private KV" },
   { name: "slot", label: "Running states" },
   { name: "segment", label: "Segments" },
