@@ -17,11 +17,11 @@ from headwater.cache.eviction.base.worth import Worth
 from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease
-from headwater.cache.node import Node
+from headwater.cache.node import Node, StoredTail
 from headwater.cache.pool import Pool
 from headwater.cache.segments.store import SegmentStore
 from headwater.cache.survey import Survey
-from headwater.cache.tails import StoredTail, Tails
+from headwater.cache.tails import Tails
 from headwater.errors import OutOfPages
 
 Nodes = AbstractSet[Node]

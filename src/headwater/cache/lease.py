@@ -9,9 +9,8 @@ from array import array
 from dataclasses import dataclass, field
 
 from headwater.cache.index import Index
-from headwater.cache.node import Node
+from headwater.cache.node import MidPage, Node, StoredTail
 from headwater.cache.pool import Pool
-from headwater.cache.tails import MidPage, StoredTail
 from headwater.plan import Draft, Save, Tail
 
 
@@ -26,6 +25,7 @@ class OpenPlan:
     has_new_slot: bool
     saves: tuple[Save, ...] = ()
     mid_page: MidPage | None = None  # pinned while it is read
+    kept: Tail | None = None  # the same for the executor
     tails: tuple[Tail, ...] = ()  # that the leg writes
 
 

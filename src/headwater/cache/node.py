@@ -1,4 +1,4 @@
-"""A node of the radix tree. Lengths and positions are in units."""
+"""Nodes of the radix tree, and the tails after their ends. Lengths and positions of nodes are in units."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from headwater.cache.tails import StoredTail
+from headwater.plan import Tail
 
 MAX_LOGGED_EDGES = 4096  # evicted edges that are remembered
 
@@ -76,6 +74,43 @@ class Node:
     def __repr__(self) -> str:
         marks = ("*" if self.checkpoint is not None else "") + f" pins={self.pins}" * bool(self.pins)
         return f"<Node #{self.serial} end={self.end}{marks} children={len(self.children)}>"
+
+
+@dataclass(slots=True, eq=False)
+class StoredTail:
+    """One tail, of a node whose end has a checkpoint, or of any node if work can resume at every page."""
+
+    node: Node
+    ids: bytes = field(repr=False)  # its token ids
+    tokens: int
+    kv: Sequence[int]  # the page with their KV; none for models without attention
+    rows: Sequence[int]  # pages with its hidden row, then the inputs of recurrences and windows
+    has_hidden: bool  # it is the end of a prompt or an answer
+    before: StoredTail | None = None  # the end of the turn after which this one's session continued
+    used: int = 0  # tick of its last use
+    pins: int = 0  # open plans that read it
+
+    @property
+    def pages(self) -> int:
+        return len(self.kv) + len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MidPage:
+    """Tokens after a node's end that a request need not compute: those of a tail, or the first of a cached page."""
+
+    tokens: int
+    node: Node  # of the tail, or the one whose edge has the page
+    tail: StoredTail | None = None
+    page: Sequence[int] = ()  # the cached page
+    is_whole: bool = False  # the request needs no row: all its tokens are there, and the hidden row after the last
+
+    def as_plan(self, start: int) -> Tail:
+        """Return it as a plan names it, after a checkpoint at position `start`."""
+        if self.tail is None:
+            return Tail(start, start + self.tokens, self.page, ())
+        is_all = self.tail.tokens == self.tokens
+        return Tail(start, start + self.tokens, self.tail.kv, self.tail.rows, self.tail.has_hidden and is_all)
 
 
 class Root(Node):

@@ -22,10 +22,10 @@ from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegme
 from headwater.cache.snapshot import Snapshot, Tree
 from headwater.cache.stats import CacheStats, Operations, Parts
 from headwater.cache.survey import Survey, Surveyor
-from headwater.cache.tails import MidPage, StoredTail, Tails
+from headwater.cache.tails import Tails
 from headwater.cache.view import CacheView, look
 from headwater.errors import OutOfPages, PlanClosed
-from headwater.plan import CacheLayout, Draft, Held, Match, Place, Plan, Save, Saving, Tail
+from headwater.plan import CacheLayout, Draft, Held, Match, Place, Plan, Save, Saving
 from headwater.request import SegmentEviction
 
 
@@ -58,9 +58,8 @@ class PrefixCache:
         self._surveyor = Surveyor(layout, self.index, self._history, self.tails)
         self.leases: dict[int, Lease] = {}
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
-        self.evictor = Evictor(
-            self.index, self.pool, self.policy, self.segments, self.tails, self.leases, self._history
-        )
+        stored = self.segments, self.tails
+        self.evictor = Evictor(self.index, self.pool, self.policy, *stored, self.leases, self._history)
         self.now = 0  # logical ticks: one a reserve, one a commit
         self._has_priorities = False  # whether any request had a priority other than 0
         self.branches = Branches(layout, self.index, self.pool, self.evictor, lambda: self.now)
@@ -156,10 +155,7 @@ class PrefixCache:
         return Held(lease.table, node.checkpoint or (), after)
 
     def checkpoints(self) -> list[tuple[str, bytes, int]]:
-        """Return namespace, key and position of each cached checkpoint, the last used first.
-
-        Where work can resume at every page, these are the ends of cached prompts.
-        """
+        """Return namespace, key and position of each checkpoint, or else of each prompt's end, the last used first."""
         ends = (node for node in self.index if (not node.children if self.layout.every_page else node.checkpoint))
         latest = sorted(ends, key=lambda node: node.checkpoint_time or node.kv_time, reverse=True)
         unit = self.layout.unit_tokens
@@ -178,10 +174,9 @@ class PrefixCache:
         return self.segments.begin(request, key)
 
     def reserve_loaded_segment(self, request: int, key: SegmentKey) -> Plan:
-        """Take the pages of a segment that is read under the id `request`; its commit publishes the segment.
+        """Take the pages of a segment that is read under the id `request`; its commit publishes it, if it is the first.
 
-        The same segment may be built meanwhile; the first one to be published is kept. Raises OutOfPages, as
-        `reserve_segment`.
+        Raises OutOfPages, as `reserve_segment`.
         """
         self._make_way_for(key, 0)
         self.segments.begin_load(request, key)
@@ -222,14 +217,12 @@ class PrefixCache:
     def _open(self, draft: Draft, lease: Lease, survey: Survey) -> Plan:
         opened = OpenPlan(draft, len(lease.table), lease.own_from, lease.deep, draft.slot and not lease.slot)
         self._protect(draft, lease, survey)
-        if survey.mid_page is not None:
-            self._pin(opened, lease, survey.mid_page)
+        self.tails.pin(survey.mid_page, opened, lease, self.now)
         self.evictor.make_rooms(survey.kv, survey.states, self.now)
         lease.table.extend(self.pool.kv.take(survey.kv))
         if opened.has_new_slot:
             lease.slot = self.pool.states.take(self.layout.slot_pages)
         self._take_saves(opened, survey)
-        kept = None if opened.mid_page is None else opened.mid_page.as_plan(draft.resumes_at)
         restore = () if survey.resume is None else survey.resume.checkpoint
         assert restore is not None, f"{survey.resume} lost its checkpoint while it was held"
         own_from = draft.resumes_at // self.layout.page_size * self.layout.kv_pages_per_unit
@@ -246,7 +239,7 @@ class PrefixCache:
             write_from=write_from,
             saves=opened.saves,
             lent=lease.slot if opened.has_new_slot else (),
-            kept=kept,
+            kept=opened.kept,
             tails=opened.tails,
         )
 
@@ -264,30 +257,11 @@ class PrefixCache:
         if lease.node is not None:
             self.index.touch(lease.deep or lease.node, None, self.now)
 
-    def _pin(self, opened: OpenPlan, lease: Lease, mid_page: MidPage) -> None:
-        """Protect what has the tokens before a start in mid-page, until the plan is closed."""
-        opened.mid_page = mid_page
-        if mid_page.tail is None:
-            self.index.pin(mid_page.node)
-            return
-        self.tails.pin(mid_page.tail, self.now)
-        if mid_page.tokens == mid_page.tail.tokens:
-            lease.continued = mid_page.tail
-
-    def _unpin(self, mid_page: MidPage) -> None:
-        if mid_page.tail is None:
-            self.index.unpin(mid_page.node)
-        else:
-            self.tails.unpin(mid_page.tail)
-
     def _take_saves(self, opened: OpenPlan, survey: Survey) -> None:
         """Take pages for each new checkpoint and tail, and for speculative checkpoints as long as pages are free."""
         size, states = self.layout.checkpoint_pages, self.pool.states
         saves = [Save(at, states.take(size)) for at in survey.saves]
-        for end in survey.tails:
-            tokens = self.tails.length(end)
-            is_end = opened.draft.saving.ends and end == survey.tails[-1]
-            opened.tails += (Tail(end - tokens, end, *self.tails.take(tokens), has_hidden=is_end),)
+        opened.tails = self.tails.take(survey.tails, opened.draft.saving.ends)
         for at in survey.guesses:
             if states.free < size:
                 break
@@ -312,7 +286,7 @@ class PrefixCache:
         self._operations.commits += 1
         lease.commit(opened, self.layout.unit_tokens, self.index, self.pool, self.now)
         draft = opened.draft
-        self._keep_tails(lease, opened)
+        self.tails.keep(opened, lease, self.now)
         if lease.node is None:
             return
         if draft.hints.retained:
@@ -320,34 +294,6 @@ class PrefixCache:
         if draft.hints.priority or self._has_priorities:
             self._prefer(draft.hints.priority, lease.node)
         self.evictor.give_up_surplus(lease.node, self.now)
-
-    def _keep_tails(self, lease: Lease, opened: OpenPlan) -> None:
-        """Store the tails that a leg wrote, except those without a checkpoint before them.
-
-        If a session continues with them, the ends of its earlier turns are the next to be evicted.
-        """
-        draft, unit = opened.draft, self.layout.unit_tokens
-        for tail in opened.tails:
-            node = self._node_at(lease.node, tail.start // unit)
-            if node is None or not self.tails.may_begin_at(node):
-                self.tails.give(tail)
-                continue
-            ids = draft.key[tail.start * self.tails.token_bytes : tail.end * self.tails.token_bytes]
-            continues = lease.continued if tail.has_hidden else None
-            tokens = tail.end - tail.start
-            stored = StoredTail(node, ids, tokens, tail.kv, tail.rows, tail.has_hidden, continues)
-            if not self.tails.add(stored, self.now):
-                self.index.tidy(node)
-            elif draft.sharing.counts:
-                self.tails.supersede(continues)
-
-    def _node_at(self, last: Node | None, end: int) -> Node | None:
-        """Return the node at depth `end` on the path to `last`. If work can resume at every page, one is made."""
-        if last is None or last.end < end:
-            return None
-        if self.layout.every_page and end:
-            return self.index.boundary(last, end)
-        return next((node for node in last.climb() if node.end == end), None)
 
     def _retain(self, draft: Draft, end: Node) -> None:
         """Report the retentions of checkpoints on the path to `end` to the policy."""
@@ -385,8 +331,7 @@ class PrefixCache:
             return
         lease, opened = self._close(plan)
         self._operations.abandons += 1
-        for tail in opened.tails:
-            self.tails.give(tail)
+        self.tails.abandon(opened)
         lease.abandon(opened, self.index, self.pool)
 
     def _close(self, plan: Plan) -> tuple[Lease, OpenPlan]:
@@ -394,8 +339,7 @@ class PrefixCache:
             raise PlanClosed(f"plan {plan.id} of request {plan.request} is not open")
         lease, opened = self._plans.pop(plan.id)
         lease.plan = None
-        if opened.mid_page is not None:
-            self._unpin(opened.mid_page)
+        self.tails.unpin(opened)
         return lease, opened
 
     def release(self, request: int) -> None:

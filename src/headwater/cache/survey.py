@@ -8,9 +8,9 @@ from headwater.account import Reason
 from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease
-from headwater.cache.node import Node
+from headwater.cache.node import MidPage, Node
 from headwater.cache.placement.base import Edge, Path
-from headwater.cache.tails import MidPage, Tails, common_bytes
+from headwater.cache.tails import Tails, common_bytes
 from headwater.errors import StaleMatch
 from headwater.plan import CacheLayout, Draft, Match
 

@@ -7,53 +7,15 @@ Tails of a node are in the order of their token ids: the longest common beginnin
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from headwater.cache.index import Index
-from headwater.cache.node import Node
+from headwater.cache.lease import Lease, OpenPlan
+from headwater.cache.node import MidPage, Node, StoredTail
 from headwater.cache.pool import Pool
 from headwater.plan import CacheLayout, Tail
-
-
-@dataclass(slots=True, eq=False)
-class StoredTail:
-    """One tail, of a node whose end has a checkpoint, or of any node if work can resume at every page."""
-
-    node: Node
-    ids: bytes = field(repr=False)  # its token ids
-    tokens: int
-    kv: Sequence[int]  # the page with their KV; none for models without attention
-    rows: Sequence[int]  # pages with its hidden row, then the inputs of recurrences and windows
-    has_hidden: bool  # it is the end of a prompt or an answer
-    before: StoredTail | None = None  # the end of the turn after which this one's session continued
-    used: int = 0  # tick of its last use
-    pins: int = 0  # open plans that read it
-
-    @property
-    def pages(self) -> int:
-        return len(self.kv) + len(self.rows)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MidPage:
-    """Tokens after a node's end that a request need not compute: those of a tail, or the first of a cached page."""
-
-    tokens: int
-    node: Node  # of the tail, or the one whose edge has the page
-    tail: StoredTail | None = None
-    page: Sequence[int] = ()  # the cached page
-    is_whole: bool = False  # the request needs no row: all its tokens are there, and the hidden row after the last
-
-    def as_plan(self, start: int) -> Tail:
-        """Return it as a plan names it, after a checkpoint at position `start`."""
-        if self.tail is None:
-            return Tail(start, start + self.tokens, self.page, ())
-        is_all = self.tail.tokens == self.tokens
-        return Tail(start, start + self.tokens, self.tail.kv, self.tail.rows, self.tail.has_hidden and is_all)
 
 
 class Tails:
@@ -87,12 +49,6 @@ class Tails:
         """Return the pages of a tail: of KV and of rows."""
         return self._layout.kv_pages_per_unit + self._layout.tail_pages[tokens]
 
-    def take(self, tokens: int) -> tuple[array[int], array[int]]:
-        """Take the pages of a tail from the pool, of KV and of rows."""
-        pages = self._pool.states.take(self.pages_of(tokens))
-        n_kv = self._layout.kv_pages_per_unit
-        return pages[:n_kv], pages[n_kv:]
-
     # ---- reading
 
     def longest(self, node: Node, ids: bytes, is_whole: bool) -> MidPage | None:
@@ -118,6 +74,79 @@ class Tails:
     def first(self) -> StoredTail | None:
         """Return the least recently used tail that no open plan reads; None if there is none."""
         return next((tail for tail in self._order if not tail.pins), None)
+
+    # ---- legs
+
+    def take(self, ends: Sequence[int], has_hidden: bool) -> tuple[Tail, ...]:
+        """Take the pages of tails that a leg writes. has_hidden: the last of them with the hidden row after it."""
+        return tuple(self._taken(end, has_hidden and end == ends[-1]) for end in ends)
+
+    def _taken(self, end: int, has_hidden: bool) -> Tail:
+        tokens, n_kv = self.length(end), self._layout.kv_pages_per_unit
+        pages = self._pool.states.take(self.pages_of(tokens))
+        return Tail(end - tokens, end, pages[:n_kv], pages[n_kv:], has_hidden)
+
+    def pin(self, mid_page: MidPage | None, opened: OpenPlan, lease: Lease, now: int) -> None:
+        """Protect what has the tokens before a start in mid-page, if it is one, until the plan is closed."""
+        if mid_page is None:
+            return
+        opened.mid_page, opened.kept = mid_page, mid_page.as_plan(opened.draft.resumes_at)
+        tail = mid_page.tail
+        if tail is None:
+            self._index.pin(mid_page.node)
+            return
+        self.uses += 1
+        tail.used = now
+        self._order.move_to_end(tail)
+        tail.pins += 1
+        if tail.pins == 1:
+            self._pinned_pages += tail.pages
+        if mid_page.tokens == tail.tokens:
+            lease.continued = tail
+
+    def unpin(self, opened: OpenPlan) -> None:
+        """Undo the `pin` of a plan that is closed."""
+        if opened.mid_page is None:
+            return
+        tail = opened.mid_page.tail
+        if tail is None:
+            self._index.unpin(opened.mid_page.node)
+            return
+        tail.pins -= 1
+        if not tail.pins:
+            self._pinned_pages -= tail.pages
+
+    def keep(self, opened: OpenPlan, lease: Lease, now: int) -> None:
+        """Store the tails that a leg wrote, except those without a checkpoint before them.
+
+        If a session continues with them, the ends of its earlier turns are the next to be evicted.
+        """
+        draft = opened.draft
+        for tail in opened.tails:
+            node = self._node_at(lease.node, tail.start // self._layout.unit_tokens)
+            if node is None or not self.may_begin_at(node):
+                self.give(tail)
+                continue
+            ids = draft.key[tail.start * self.token_bytes : tail.end * self.token_bytes]
+            continues = lease.continued if tail.has_hidden else None
+            tokens = tail.end - tail.start
+            if not self.add(StoredTail(node, ids, tokens, tail.kv, tail.rows, tail.has_hidden, continues), now):
+                self._index.tidy(node)
+            elif draft.sharing.counts:
+                self.supersede(continues)
+
+    def _node_at(self, last: Node | None, end: int) -> Node | None:
+        """Return the node at depth `end` on the path to `last`. If work can resume at every page, one is made."""
+        if last is None or last.end < end:
+            return None
+        if self.every_page and end:
+            return self._index.boundary(last, end)
+        return next((node for node in last.climb() if node.end == end), None)
+
+    def abandon(self, opened: OpenPlan) -> None:
+        """Give back the pages of tails that a leg was to write."""
+        for tail in opened.tails:
+            self.give(tail)
 
     # ---- changes
 
@@ -148,21 +177,6 @@ class Tails:
         self._order[tail] = None
         return True
 
-    def pin(self, tail: StoredTail, now: int) -> None:
-        """Protect a tail that an open plan reads; it counts as just used."""
-        self.uses += 1
-        tail.used = now
-        self._order.move_to_end(tail)
-        tail.pins += 1
-        if tail.pins == 1:
-            self._pinned_pages += tail.pages
-
-    def unpin(self, tail: StoredTail) -> None:
-        """Undo one `pin`."""
-        tail.pins -= 1
-        if not tail.pins:
-            self._pinned_pages -= tail.pages
-
     def remove(self, tail: StoredTail) -> None:
         """Remove a tail that no open plan reads."""
         assert not tail.pins, f"{tail} is read"
@@ -187,7 +201,7 @@ class Tails:
     def supersede(self, tail: StoredTail | None) -> None:
         """Let the ends of a session's earlier turns, from `tail` back, be evicted next: it has continued after them.
 
-        They are used once more only if another session branches off there, as the choices after a question do.
+        Another session may still branch off there, as the choices after a question do.
         """
         while tail is not None and tail in self._order:
             tail.used = 0
