@@ -50,6 +50,11 @@ class CacheLayout:
         return self.resumable == "every_page"
 
     @property
+    def min_tail_tokens(self) -> int:
+        """Tokens, at least, that are used of a longer tail, or kept where prompts part: fewer save little."""
+        return max(1, self.unit_tokens // 8)
+
+    @property
     def unit_pages(self) -> int:
         """Pages of KV of a unit."""
         return self.kv_pages_per_unit * (self.unit_tokens // self.page_size)

@@ -37,9 +37,12 @@ def usage(seen: dict[str, int], task: Task) -> str:
 
 
 def again(seen: dict[str, int], task: Task) -> str:
-    """Check the tokens of a second run, the same as the first one, as the client counts them: the form of `usage`."""
-    usage(seen, task)
-    assert seen["cached"] > seen["prompt"] / 2, seen
+    """Check the tokens of a second run, the same as the first one, as the client counts them: the form of `usage`.
+
+    A server that resumes at any token may have all of them cached.
+    """
+    assert seen["prompt"] / 2 < seen["cached"] <= seen["prompt"], seen
+    assert seen["output"] > 0, seen
     return f"second run {seen['cached']} of {seen['prompt']} tokens cached"
 
 

@@ -67,9 +67,9 @@ class Surveyor:
         reason = explain(index, namespace, key, last, (checkpoint, end, cap))
         branch = end if self._history is None else max(end, self._history.depth(namespace, key, cap))
         depths = end * unit, checkpoint * unit, branch * unit
-        place = reason, index.version, _is_first(last, resume, end)
+        place = index.version, _is_first(last, resume, end)
         if not self.layout.tail_pages or last is None:
-            return Found(*depths, *place, 0, 0, namespace, key, last, walked, cap)
+            return Found(*depths, reason, *place, 0, 0, namespace, key, last, walked, cap)
         page = self._shared_page(last, end, key, length)
         base = last if self._every_page else resume or index.roots[namespace]
         mid_page = self._mid_page(base, checkpoint, key, length)
@@ -77,7 +77,11 @@ class Surveyor:
             mid_page = page
         tokens = 0 if mid_page is None else mid_page.tokens
         parted = 0 if page is None else page.tokens
-        return Found(*depths, *place, tokens, parted, namespace, key, last, walked, cap, mid_page)
+        if checkpoint * unit + tokens >= length - 1:
+            reason = Reason.FULL
+        elif tokens and reason is Reason.COLD:
+            reason = Reason.DIVERGED
+        return Found(*depths, reason, *place, tokens, parted, namespace, key, last, walked, cap, mid_page)
 
     def _mid_page(self, node: Node, depth: int, key: bytes, length: int) -> MidPage | None:
         """Return what tails at `depth` on the path to a node have of a prompt; None if nothing."""
@@ -105,7 +109,7 @@ class Surveyor:
             if common > most:
                 best, most = node, common
         tokens = min(most, length - 1 - depth * self.layout.unit_tokens, self.layout.unit_tokens - 1)
-        if best is None or best.parent is None or tokens <= 0:
+        if best is None or best.parent is None or tokens < self.layout.min_tail_tokens:
             return None
         first = (depth - best.parent.end) * self._index.unit_pages
         return MidPage(tokens, best, page=best.pages[first : first + self._index.unit_pages])

@@ -63,7 +63,7 @@ class Tails:
             if is_whole and tail.has_hidden and tail.ids == ids:
                 return MidPage(common, node, tail, is_whole=True)
             common = min(common, len(ids) // self.token_bytes - is_whole)
-            if common > tokens:
+            if common > tokens and (common >= self._layout.min_tail_tokens or common == tail.tokens):
                 best, tokens = tail, common
         if best is None:
             return None

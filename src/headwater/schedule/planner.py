@@ -199,7 +199,8 @@ class Planner:
             ends.add(match.kv_tokens + match.parted_tokens)
             ends.update(common_ids(seq.key, other.key) for other in others if other.namespace == seq.namespace)
             states = {match.checkpoint_tokens, *seq.checkpoints}
-            ends = {at for at in ends if at % self.unit and at // self.unit * self.unit in states} | {seq.n_prompt}
+            long = (at for at in ends if at % self.unit >= self.layout.min_tail_tokens)
+            ends = {at for at in long if at // self.unit * self.unit in states} | {seq.n_prompt}
         return tuple(sorted(at for at in ends if match.resumed_tokens < at <= seq.n_prompt))
 
     # -- later legs ----------------------------------------------------------
