@@ -27,6 +27,7 @@ from headwater.spec import KEY_BLOCK
 
 ROWS = 8
 KEYS = 128  # tokens
+CHANNELS = 32  # of a head, in products of 16 bits: a full tile of AMX
 BATCH_KEYS = 2048  # at most, of a batch of several sequences: its gathered keys fit in cache
 
 
@@ -96,10 +97,18 @@ def decode(q_BGQD: Tensor, keys_values: tuple[Tensor, Tensor], mask_B11K: Tensor
 
 
 def attend(q_BHRD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
-    """Compute attention of at least two heads at once: products of a single head are split over threads: other bits."""
-    alone = q_BHRD.shape[0] * q_BHRD.shape[1] == 1
+    """Compute attention of at least two heads at once: products of a single head are split over threads: other bits.
+
+    In 16 bits, heads of more than 32 channels are filled up to a multiple of 32: otherwise a row's bits depend on its
+    place among the rows (seen at 40, 48, 56, 72, 80 and 88 channels with AMX).
+    """
+    alone, width = q_BHRD.shape[0] * q_BHRD.shape[1] == 1, q_BHRD.shape[-1]
     q, k, v = (x.expand(2, -1, -1, -1) if alone else x for x in (q_BHRD, k_BHKD, v_BHKD))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[: len(q_BHRD)]
+    missing = -width % CHANNELS if q.element_size() == 2 and width > CHANNELS else 0
+    if missing:
+        q, k, v = (F.pad(x, (0, missing)) for x in (q, k, v))
+        scale = width**-0.5 if scale is None else scale
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[: len(q_BHRD), ..., :width]
 
 
 @dataclass(frozen=True)

@@ -65,3 +65,10 @@ def test_attention_that_depends_on_its_first_row_is_named(monkeypatch: pytest.Mo
     monkeypatch.setattr(softmax, "backwards", odd)
     named = list(beginnings.broken_attention(2, 2, 16, random(torch.float32)))
     assert named == [f"attention at the first {n} rows" for n in (1, 7, 31, 63)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 1, 40), (1, 3, 56), (4, 1, 80), (2, 1, 24), (2, 2, 64)], ids=str)
+def test_queries_of_any_width_have_bits_at_any_place(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    of = random(dtype)
+    assert not [name for _ in range(4) for name in beginnings.broken_attention(*shape, of)]
