@@ -37,7 +37,7 @@ class Leg:
     @property
     def n_scored(self) -> int:
         """Number of leading rows whose logits are wanted for the prompt's next token."""
-        return min(self.plan.end, self.seq.n_prompt - 1) - self.plan.start if self.seq.scores_prompt else 0
+        return max(0, min(self.plan.end, self.seq.n_prompt - 1) - self.plan.start) if self.seq.scores_prompt else 0
 
 
 @dataclass(frozen=True, slots=True)
