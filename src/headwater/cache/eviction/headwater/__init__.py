@@ -249,7 +249,7 @@ class Headwater(Eviction):
         """Rank the candidates when those that were ranked are used up, or nearly so in a large table."""
         if self._work is None:
             self._work = self.candidates.rank_all(self._now)
-        self._continue(at_once=not self.candidates.ranking.left)
+        self._continue(at_once=not self.candidates.ranking.ranked)
 
     def _continue(self, at_once: bool = False) -> None:
         """Continue the work, in each tick for as many rows as numpy handles at once: no request waits for all."""

@@ -110,10 +110,10 @@ def _index(rates: Column) -> Column:
     time = survival[:, :-1] * -np.expm1(-expected) / np.maximum(expected / WIDTHS, 1e-300)
     to_come = np.cumsum(np.pad(time, ((0, 0), (0, 1)))[:, ::-1], axis=1)[:, ::-1]  # time in memory beyond each edge
     survival, to_come = np.ascontiguousarray(survival.T), np.ascontiguousarray(to_come.T)
-    index = np.empty((BUCKETS, len(rates)))
-    for edge in range(BUCKETS):
-        slopes = (survival[edge] - survival[edge + 1 :]) / (to_come[edge] - to_come[edge + 1 :])
-        slopes.max(axis=0, out=index[edge])
+    index = np.zeros((BUCKETS, len(rates)))
+    for width in range(1, BUCKETS + 1):  # in buckets, of the ages until which a checkpoint could be kept
+        slopes = (survival[:-width] - survival[width:]) / (to_come[:-width] - to_come[width:])
+        np.maximum(index[: len(slopes)], slopes, out=index[: len(slopes)])
     return np.ascontiguousarray(index.T)
 
 
