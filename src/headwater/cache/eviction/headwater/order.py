@@ -57,7 +57,8 @@ class Ranking:
 
     def put(self, node: Node, score: float) -> None:
         """Set the score of a node, which changed."""
-        self.discard(node)
+        if self.ranked.pop(node, None) is None:
+            self._changed.pop(node, None)
         if score <= self.bound:
             self._changed[node] = entry = score, node.serial, node
             heappush(self._heap, entry)
@@ -145,17 +146,17 @@ class Candidates(Aging[Node]):
         """Rank the nodes that changed in this tick by their new scores. Most changed more than once in it."""
         if not self.changed:
             return
-        row_of, worth_of, index_of, put = self.row_of, self._worth.of, self._rates.index_of, self.ranking.put
+        row_of, worth_of, index_of = self.row_of, self._worth.of, self._rates.index_of
         worths, leaves, times, kinds = self.worth, self.leaf, self.time, self.kind
+        rankings = (self.ranking,) if self._next is None else (self.ranking, self._next)
         for node in self.changed:
             row, mark = row_of[node], node.mark
             worth = worth_of(node) if not mark & (HELD | SPECULATIVE) else np.inf if mark & HELD else 0.0
             worths[row], leaves[row] = worth, mark & LEAF
             age = now - times[row]
             score = worth * index_of[kinds[row] * BUCKETS + (bucket(age) if age > 1 else 0)]
-            put(node, score)
-            if self._next is not None:
-                self._next.put(node, score)
+            for ranking in rankings:
+                ranking.put(node, score)
         self.changed.clear()
 
     def is_used_up(self, now: int) -> bool:

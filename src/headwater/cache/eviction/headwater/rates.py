@@ -50,12 +50,13 @@ class ReuseRates:
         """prior: reuses a tick, of each group (rows) in each bucket. group: number of classes in each."""
         self._prior, self._group, self._trust, self._decay = prior, group, trust, decay
         self.reuses, self.time = (np.zeros((len(prior) * group, BUCKETS)) for _ in range(2))
+        self._reuses_of = self.reuses.ravel().data  # of class * BUCKETS + bucket
         self._spans = array("q")  # class, start and end, one span after the other
         self.renew()
 
     def reused(self, kind: int, age: int) -> None:
         """Note that one of a class was used at an age."""
-        self.reuses[kind, bucket(age)] += 1
+        self._reuses_of[kind * BUCKETS + bucket(age)] += 1
 
     def watched(self, kind: int, start: int, end: int) -> None:
         """Note that one was of a class between two ages."""
@@ -131,9 +132,11 @@ class Aging(Rows[Key]):
 
     def use(self, row: int, kind: int, uses: int, now: int, counts: bool = True) -> None:
         """Note that work resumed there, with uses and class from now on. counts: the work was a request's."""
-        self.end_span(row, now)
+        before, age, watched = self.kind[row], now - self.time[row], self.watched[row]
+        if age > watched:
+            self._rates.watched(before, watched, age)
         if counts:
-            self._rates.reused(self.kind[row], now - self.time[row])
+            self._rates.reused(before, age)
         self.kind[row], self.uses[row], self.time[row], self.watched[row] = kind, uses, now, 0
 
     def change(self, row: int, kind: int, now: int) -> None:
