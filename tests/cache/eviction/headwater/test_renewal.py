@@ -1,5 +1,6 @@
 """Rates of reuse, scores by them, and their renewal."""
 
+import gc
 from array import array
 from collections import deque
 from dataclasses import replace
@@ -79,7 +80,7 @@ def test_ranking_in_slices_has_the_lowest_scores_while_rows_leave(
             del scores[node]
     bound = kept.ranking.bound
     expected = sorted((score, node.serial, node) for node, score in scores.items() if score <= bound)
-    assert kept.ranking.left == len(expected) > 3
+    assert len(kept.ranking.ranked) == len(expected) > 3
     for *_, node in expected:
         assert kept.ranking.lowest() is node
         kept.ranking.discard(node)
@@ -109,8 +110,8 @@ def test_lowest_is_that_of_all_scores_until_ranked_are_used_up(
     of = dict(zip(NODES, scores, strict=True))
     ranked = sorted((score, node.serial, node) for node, score in of.items())[:number]
     ranking = Ranking(ranked[-1][0])
-    for score, _, node in ranked:
-        ranking.put(node, score, is_ranked=True)
+    for run in (ranked[::2], ranked[1::2]):
+        ranking.rank([node for *_, node in run], [score for score, *_ in run])
     unchanged = {node for *_, node in ranked}
     for step, at, score in steps:
         node = NODES[at]
@@ -124,6 +125,40 @@ def test_lowest_is_that_of_all_scores_until_ranked_are_used_up(
             unchanged.discard(node)
         lowest = min(((score, node.serial, node) for node, score in of.items()), default=None)
         assert ranking.lowest() is (lowest[2] if lowest is not None and unchanged else None)
+
+
+def test_node_that_is_ranked_again_has_the_later_score() -> None:
+    ranking = Ranking(9.0)
+    ranking.rank(NODES[:2], [1.0, 2.0])
+    ranking.rank(NODES[:1], [3.0])
+    assert ranking.lowest() is NODES[1]
+    ranking.put(NODES[1], 4.0)
+    assert ranking.lowest() is NODES[0]
+    ranking.rank(NODES[1:2], [2.0])
+    assert ranking.lowest() is NODES[1]
+
+
+def test_ranking_many_nodes_adds_few_objects_to_garbage_collection() -> None:
+    nodes = [Node(None, b"", array("i"), 0, serial) for serial in range(1000)]
+    ranking = Ranking(1.0)
+    before = len(gc.get_objects())
+    for start in range(0, len(nodes), 100):
+        ranking.rank(nodes[start : start + 100], [1.0] * 100)
+    assert len(gc.get_objects()) - before < 100
+
+
+def test_ranking_before_the_last_is_emptied_while_the_next_is_made(
+    sliced: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order, "RANKED_FRACTION", 4)
+    toy, policy = filled()
+    kept = policy.candidates
+    deque(kept.rank_all(toy.cache.now))
+    last = kept.ranking
+    deque(kept.rank_all(toy.cache.now))
+    assert last.ranked
+    deque(kept.rank_all(toy.cache.now))
+    assert not last.ranked
 
 
 def test_empty_ranking_has_no_lowest() -> None:

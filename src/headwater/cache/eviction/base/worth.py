@@ -21,16 +21,15 @@ class Worth:
 
     def of(self, node: Node) -> float:
         """Return FLOPs per page."""
-        above, unit = base_node(node), self._unit
-        saved = self._flops.between(0 if above is None else above.end * unit, node.end * unit)
-        pages = self._checkpoint_pages if node.children else self._checkpoint_pages + self._kv(node)
-        return saved / (pages or 1)
-
-    def _kv(self, leaf: Node) -> int:
-        top = leaf.parent
-        while top is not None and top.checkpoint is None and len(top.children) == 1 and top.parent is not None:
-            top = top.parent
-        return (leaf.end - (top.end if top is not None else 0)) * self._unit_pages
+        unit, pages, above = self._unit, self._checkpoint_pages, node.parent
+        while above is not None and above.checkpoint is None:
+            above = above.parent
+        if not node.children:
+            top = node.parent
+            while top is not None and top.checkpoint is None and len(top.children) == 1 and top.parent is not None:
+                top = top.parent
+            pages += (node.end - (0 if top is None else top.end)) * self._unit_pages
+        return self._flops.between(0 if above is None else above.end * unit, node.end * unit) / (pages or 1)
 
 
 class Bases:

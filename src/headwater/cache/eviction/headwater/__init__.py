@@ -21,7 +21,7 @@ import numpy as np
 from headwater.cache.eviction.base.lazy_heap import bare_leaves
 from headwater.cache.eviction.base.policy import Eviction, Kind, Room, Victim
 from headwater.cache.eviction.base.rows import MAX_SLICE_ROWS
-from headwater.cache.eviction.base.worth import Worth, base_node, changes_sharing, next_below
+from headwater.cache.eviction.base.worth import Worth, next_below
 from headwater.cache.eviction.headwater.classes import (
     BRANCHES_MARK,
     CLASSES_OF_A_BRANCH,
@@ -38,7 +38,6 @@ from headwater.cache.eviction.headwater.classes import (
 from headwater.cache.eviction.headwater.ghosts import Ghosts, prefix_ids
 from headwater.cache.eviction.headwater.order import Candidates
 from headwater.cache.eviction.headwater.rates import MIDDLES, ReuseRates
-from headwater.cache.index import Index
 from headwater.cache.node import Node, Root
 from headwater.plan import CacheLayout, Draft
 
@@ -70,6 +69,7 @@ class Headwater(Eviction):
             raise ValueError(f"retained is {retained}, must be a share of the memory: 0 to 1")
         self.keeps_history = not layout.every_page
         self._layout, self._bare = layout, bare_leaves()
+        self._unit_bytes, self._unit_tokens = layout.unit_bytes, layout.unit_tokens
         prior = np.outer([1.0, 1 / superseded, branch], PRIOR_USES).reshape(-1, 1) / (8 * MIDDLES)
         self.rates = ReuseRates(prior, group=DEPTH_CLASSES)
         self.candidates, self.ghosts = Candidates(self.rates, Worth(layout)), Ghosts(self.rates)
@@ -100,10 +100,12 @@ class Headwater(Eviction):
                 if not before:
                     self._toggled(node)
             return
-        self._advance(node)
-        if not (node.children or node.pins) and node.parent is not None:
+        if self._now < node.kv_time or self._now < node.checkpoint_time:
+            self._advance(node)
+        below = len(node.children)
+        if not below and not node.pins and node.parent is not None:
             self._bare.add(node)
-        shares = changes_sharing(node)
+        shares = below == 1 or below == 2  # its KV may serve a single leaf now, or no longer
         if shares:
             self._toggled(node)
         if before:
@@ -112,51 +114,63 @@ class Headwater(Eviction):
                 self._toggled(node)
 
     def touched(self, node: Node) -> None:
-        self._advance(node)
+        if self._now < node.kv_time or self._now < node.checkpoint_time:
+            self._advance(node)
         if node.checkpoint is not None:
-            mark, candidates = mark_of(node), self.candidates
-            if mark != node.mark or candidates.time[candidates.row_of[node]] != node.checkpoint_time:
-                self._keep(node, mark)
+            candidates = self.candidates
+            if not node.mark or candidates.time[candidates.row_of[node]] != node.checkpoint_time:
+                self._keep(node, mark_of(node))
 
     def _toggled(self, node: Node) -> None:
         """Note that the node got or lost its checkpoint, or that its KV serves a single leaf now, or no longer."""
         for below in next_below(node):
-            self._keep(below, mark_of(below))
-        if (above := base_node(node)) is not None and (mark := mark_of(above)) != above.mark:
+            mark = below.mark
+            if mark & SPECULATIVE or not mark or self._noted >= self._due or self._work is not None:
+                self._keep(below, mark_of(below))
+            else:
+                self.candidates.changed.add(below)
+        above = node.parent
+        while above is not None and above.checkpoint is None:
+            above = above.parent
+        if above is not None and (mark := mark_of(above)) != above.mark:
             self._keep(above, mark)
 
     def _advance(self, node: Node) -> None:
-        if self._now < node.kv_time or self._now < node.checkpoint_time:
-            self.candidates.settle(self._now)
-            self._now = max(node.kv_time, node.checkpoint_time)
+        """Continue with the time of a node, which is later."""
+        self.candidates.settle(self._now)
+        self._now = max(node.kv_time, node.checkpoint_time)
 
     def _keep(self, node: Node, mark: int) -> None:
         """Note a checkpoint that is new, was used or changed. Its score is computed later."""
-        self._advance(node)
+        if self._now < node.kv_time or self._now < node.checkpoint_time:
+            self._advance(node)
         candidates, before = self.candidates, node.mark
-        row = candidates.row_of[node] if before else self._take(node)
-        if candidates.time[row] != node.checkpoint_time:
-            self._use(node, row)
-        elif before and (mark ^ before) & BRANCHES_MARK:
-            kind = class_of(node, candidates.uses[row], self._layout.unit_tokens)
-            if kind != candidates.kind[row]:
-                candidates.change(row, kind, self._now)
+        if not before:
+            self._take(node)
+        else:
+            row = candidates.row_of[node]
+            if candidates.time[row] != node.checkpoint_time:
+                self._use(node, row)
+            elif (mark ^ before) & BRANCHES_MARK:
+                kind = class_of(node, candidates.uses[row], self._unit_tokens)
+                if kind != candidates.kind[row]:
+                    candidates.change(row, kind, self._now)
         if mark & SPECULATIVE:
-            candidates.release(row)  # not expected to be used again
+            candidates.release(candidates.row_of[node])  # not expected to be used again
         node.mark = mark
         candidates.changed.add(node)
         if self._noted >= self._due or self._work is not None:
             self._renew_if_due()
 
-    def _take(self, node: Node) -> int:
-        """Add a checkpoint that is new; return its row."""
+    def _take(self, node: Node) -> None:
+        """Add a checkpoint that is new."""
         self._noted += 1
         prefix = self._prefix_of(node)
         uses = min(MAX_USES, node.hits and 1 + node.hits)  # of a snapshot
         if not node.speculative:  # a speculative one is evicted first, and leaves no ghost entry
             uses = max(uses, self.ghosts.take(prefix, self._now))
         self._due = max(MIN_NOTED, (len(self.candidates) + 1) // NOTED_FRACTION)
-        return self.candidates.take(node, prefix, class_of(node, uses, self._layout.unit_tokens), uses)
+        self.candidates.take(node, prefix, class_of(node, uses, self._unit_tokens), uses)
 
     def _use(self, node: Node, row: int) -> None:
         """Note that work resumed at the checkpoint: a request's, or that of the prefill of a finished answer."""
@@ -166,7 +180,7 @@ class Headwater(Eviction):
             candidates.seen[row] = candidates.seen[row] + 1 & 0xFF
             self._noted += 1
         uses = used(candidates.uses[row], is_request)
-        kind = class_of(node, uses, self._layout.unit_tokens)
+        kind = class_of(node, uses, self._unit_tokens)
         candidates.use(row, kind, uses, node.checkpoint_time, counts=is_request)
 
     def _leave(self, node: Node) -> None:
@@ -187,22 +201,23 @@ class Headwater(Eviction):
 
         What the prompt that began last has in common with the node is not hashed again.
         """
-        row_of, above = self.candidates.row_of, node
-        while above not in row_of and above.parent is not None:
+        candidates, above, edges = self.candidates, node, list[bytes]()
+        while not above.mark and above.parent is not None:
+            edges.append(above.edge)
             above = above.parent
-        if above in row_of:
-            before: int = self.candidates.prefix[row_of[above]]
+        if above.mark:
+            before: int = candidates.prefix[candidates.row_of[above]]
         else:
             assert isinstance(above, Root), f"{node} is not in the tree"
             before = hash(above.namespace)
-        if node is above:
+        if not edges:
             return before
-        key, width = b"".join([part.edge for part in Index.path(node, above)]), self._layout.unit_bytes
+        key = edges[0] if len(edges) == 1 else b"".join(reversed(edges))
         prompt, start, ids = self._hashed
-        at = above.end - start
-        if at >= 0 and node.end - start < len(ids) and ids[at - 1] == before and prompt.startswith(key, at * width):
-            return ids[node.end - start - 1]
-        return prefix_ids(key, width, before)[-1]
+        at, end = above.end - start, node.end - start
+        if at >= 0 and end < len(ids) and ids[at - 1] == before and prompt.startswith(key, at * self._unit_bytes):
+            return ids[end - 1]
+        return prefix_ids(key, self._unit_bytes, before)[-1]
 
     # ---- evicted checkpoints
 
@@ -215,7 +230,7 @@ class Headwater(Eviction):
         ghosts = self.ghosts
         if not len(ghosts):
             return
-        width, unit = self._layout.unit_bytes, self._layout.unit_tokens
+        width, unit = self._unit_bytes, self._unit_tokens
         end = (max(draft.end, len(draft.key) * unit // width) - 1) // unit  # one token must be computed
         key, before = draft.key[node.end * width : end * width], self._prefix_of(node)
         ids = prefix_ids(key, width, before)
@@ -249,7 +264,7 @@ class Headwater(Eviction):
         """Rank the candidates when those that were ranked are used up, or nearly so in a large table."""
         if self._work is None:
             self._work = self.candidates.rank_all(self._now)
-        self._continue(at_once=not self.candidates.ranking.left)
+        self._continue(at_once=not self.candidates.ranking.ranked)
 
     def _continue(self, at_once: bool = False) -> None:
         """Continue the work, in each tick for as many rows as numpy handles at once: no request waits for all."""

@@ -21,44 +21,81 @@ PRIORITY_WEIGHTS = np.array([1.0, 4.0, 0.25])  # of scores in a namespace, by pr
 
 ALL_ROWS = slice(None)
 
-Entry = tuple[float, int, Node, bool]  # score, serial, node, and whether it was ranked
+Run = tuple[list[Node], list[float]]  # nodes and their scores, the lowest last
 
 
 class Ranking:
     """The lowest of all scores at some moment, and those that changed since to one that is not above them.
 
     A node with a higher score than `bound` cannot be the lowest before the ranked ones are used up, so it is left out:
-    most changes cost a comparison.
+    most changes cost a comparison. Ranked nodes are in sorted runs, and a heap has only the lowest of each run: the
+    garbage collector would visit an entry for each node, 5 ms for 15,000 of them.
     """
 
     def __init__(self, bound: float = -1.0) -> None:
         """bound: the highest score that is ranked; below all scores if none is."""
         self.bound = bound
-        self.left = 0  # ranked nodes that were neither changed nor removed since
-        self._heap: list[Entry] = []
-        self._entries: dict[Node, Entry] = {}  # the current one of each node; others are out of date
+        self.ranked: dict[Node, float] = {}  # scores of ranked nodes that were neither changed nor removed since
+        self._runs: list[Run] = []
+        self._first: list[tuple[float, int, int]] = []  # heap: the lowest score of each run, its serial, the run
+        self._changed: dict[Node, tuple[float, int, Node]] = {}  # current entries; others are out of date
+        self._heap: list[tuple[float, int, Node]] = []  # of changed nodes: score, serial and node
 
-    def put(self, node: Node, score: float, is_ranked: bool = False) -> None:
-        """Set the score of a node. is_ranked: it did not change."""
-        self.discard(node)
+    def rank(self, nodes: list[Node], scores: list[float]) -> None:
+        """Add nodes that did not change, with scores that are not above the bound."""
+        for node, score in zip(nodes, scores, strict=True):
+            self._changed.pop(node, None)
+            self.ranked[node] = score
+        order = sorted(range(len(nodes)), key=lambda at: (scores[at], nodes[at].serial), reverse=True)
+        self._runs.append(([nodes[at] for at in order], [scores[at] for at in order]))
+        self._push(len(self._runs) - 1)
+
+    def _push(self, number: int) -> None:
+        nodes, scores = self._runs[number]
+        if nodes:
+            heappush(self._first, (scores[-1], nodes[-1].serial, number))
+
+    def put(self, node: Node, score: float) -> None:
+        """Set the score of a node, which changed."""
+        if self.ranked.pop(node, None) is None:
+            self._changed.pop(node, None)
         if score <= self.bound:
-            self._entries[node] = entry = score, node.serial, node, is_ranked
+            self._changed[node] = entry = score, node.serial, node
             heappush(self._heap, entry)
-            self.left += is_ranked
 
     def discard(self, node: Node) -> None:
         """Remove the node, if it is here."""
-        if node in self._entries:
-            self.left -= self._entries.pop(node)[3]
+        if self.ranked.pop(node, None) is None:
+            self._changed.pop(node, None)
+
+    def forget(self, number: int) -> None:
+        """Remove some of the nodes: all of a large ranking at once take 2 ms."""
+        if self._runs:
+            self._runs.pop()
+        for _ in range(min(number, len(self.ranked))):
+            self.ranked.popitem()
 
     def lowest(self) -> Node | None:
         """Return the node with the lowest score, of equals the older one; None if all ranked ones are used up."""
-        if not self.left:
+        if not self.ranked:
             return None
-        heap, entries = self._heap, self._entries
-        while entries.get(heap[0][2]) is not heap[0]:
+        first = self._lowest_ranked()
+        heap, changed = self._heap, self._changed
+        while heap and changed.get(heap[0][2]) is not heap[0]:
             heappop(heap)
-        return heap[0][2]
+        return heap[0][2] if heap and heap[0][:2] < first[:2] else self._runs[first[2]][0][-1]
+
+    def _lowest_ranked(self) -> tuple[float, int, int]:
+        ranked, first = self.ranked, self._first
+        while True:
+            score, _, number = first[0]
+            nodes, scores = self._runs[number]
+            if ranked.get(nodes[-1]) == score:
+                return first[0]
+            heappop(first)
+            nodes.pop()
+            scores.pop()
+            self._push(number)
 
 
 class Candidates(Aging[Node]):
@@ -79,6 +116,7 @@ class Candidates(Aging[Node]):
         self.changed = set[Node]()  # in this tick: their scores are not computed yet
         self.ranking = Ranking()
         self._next: Ranking | None = None  # that is being made
+        self._last = Ranking()  # the one before, whose nodes are removed while the next one is made
         self._has_hints = False
         self._preferred = Counter[int]()  # checkpoints with a priority other than 0, by the serial of their root
         self.root = array("q")  # serial of the root of the namespace; these three are columns from the first hint on
@@ -106,29 +144,28 @@ class Candidates(Aging[Node]):
 
     def settle(self, now: int) -> None:
         """Rank the nodes that changed in this tick by their new scores. Most changed more than once in it."""
+        if not self.changed:
+            return
+        row_of, worth_of, index_of = self.row_of, self._worth.of, self._rates.index_of
+        worths, leaves, times, kinds = self.worth, self.leaf, self.time, self.kind
+        rankings = (self.ranking,) if self._next is None else (self.ranking, self._next)
         for node in self.changed:
-            row, mark = self.row_of[node], node.mark
-            worth = np.inf if mark & HELD else 0.0 if mark & SPECULATIVE else self._worth.of(node)
-            self.worth[row], self.leaf[row] = worth, mark & LEAF
-            self.rank(node, row, now)
+            row, mark = row_of[node], node.mark
+            worth = worth_of(node) if not mark & (HELD | SPECULATIVE) else np.inf if mark & HELD else 0.0
+            worths[row], leaves[row] = worth, mark & LEAF
+            age = now - times[row]
+            score = worth * index_of[kinds[row] * BUCKETS + (bucket(age) if age > 1 else 0)]
+            for ranking in rankings:
+                ranking.put(node, score)
         self.changed.clear()
-
-    def rank(self, node: Node, row: int, now: int) -> None:
-        """Rank a node whose row changed."""
-        age = now - self.time[row]
-        cell = self.kind[row] * BUCKETS
-        score = self.worth[row] * self._rates.index_of[cell if age < 2 else cell + bucket(age)]
-        self.ranking.put(node, score)
-        if self._next is not None:
-            self._next.put(node, score)
 
     def is_used_up(self, now: int) -> bool:
         """Return whether candidates should be ranked again; in a large table some are left until that is done."""
         spare = len(self) // MAX_SLICE_ROWS * SPARE_A_SLICE
-        if len(self) < 2 * RANKED_FRACTION or self.ranking.left > spare + len(self.changed):
+        if len(self) < 2 * RANKED_FRACTION or len(self.ranking.ranked) > spare + len(self.changed):
             return False
         self.settle(now)  # ranked ones that changed are not left
-        return self.ranking.left <= spare
+        return len(self.ranking.ranked) <= spare
 
     def rank_all(self, now: int) -> Iterator[int]:
         """Rank the lowest scores, in slices; yield the number of rows of each. The bound of many is that of a part."""
@@ -140,13 +177,14 @@ class Candidates(Aging[Node]):
         last = max(1, number // step) - 1
         self._next = ranking = Ranking(float(np.partition(scores, last)[last]))
         for rows in self.slices():
+            self._last.forget(MAX_SLICE_ROWS // RANKED_FRACTION)
             if step > 1:
                 yield rows.stop - rows.start
                 scores = self.scores(now, rows)
-            for at in np.nonzero((scores <= ranking.bound) & (scores < np.inf))[0].tolist():
-                ranking.put(self.keys[rows.start + at], float(scores[at]), is_ranked=True)
+            low = ((scores <= ranking.bound) & (scores < np.inf)).nonzero()[0]
+            ranking.rank([self.keys[row] for row in (low + rows.start).tolist()], scores[low].tolist())
         yield len(scores)
-        self.ranking, self._next = ranking, None
+        self._last, self.ranking, self._next = self.ranking, ranking, None
 
     def lowest(self, now: int, leaves: bool, clock: Callable[[], float]) -> Node | None:
         """Return the node with the lowest score, of all or of those whose KV can be evicted; of equals the older one.

@@ -50,12 +50,13 @@ class ReuseRates:
         """prior: reuses a tick, of each group (rows) in each bucket. group: number of classes in each."""
         self._prior, self._group, self._trust, self._decay = prior, group, trust, decay
         self.reuses, self.time = (np.zeros((len(prior) * group, BUCKETS)) for _ in range(2))
+        self._reuses_of = self.reuses.ravel().data  # of class * BUCKETS + bucket
         self._spans = array("q")  # class, start and end, one span after the other
         self.renew()
 
     def reused(self, kind: int, age: int) -> None:
         """Note that one of a class was used at an age."""
-        self.reuses[kind, bucket(age)] += 1
+        self._reuses_of[kind * BUCKETS + bucket(age)] += 1
 
     def watched(self, kind: int, start: int, end: int) -> None:
         """Note that one was of a class between two ages."""
@@ -110,10 +111,10 @@ def _index(rates: Column) -> Column:
     time = survival[:, :-1] * -np.expm1(-expected) / np.maximum(expected / WIDTHS, 1e-300)
     to_come = np.cumsum(np.pad(time, ((0, 0), (0, 1)))[:, ::-1], axis=1)[:, ::-1]  # time in memory beyond each edge
     survival, to_come = np.ascontiguousarray(survival.T), np.ascontiguousarray(to_come.T)
-    index = np.empty((BUCKETS, len(rates)))
-    for edge in range(BUCKETS):
-        slopes = (survival[edge] - survival[edge + 1 :]) / (to_come[edge] - to_come[edge + 1 :])
-        slopes.max(axis=0, out=index[edge])
+    index = np.zeros((BUCKETS, len(rates)))
+    for width in range(1, BUCKETS + 1):  # in buckets, of the ages until which a checkpoint could be kept
+        slopes = (survival[:-width] - survival[width:]) / (to_come[:-width] - to_come[width:])
+        np.maximum(index[: len(slopes)], slopes, out=index[: len(slopes)])
     return np.ascontiguousarray(index.T)
 
 
@@ -131,9 +132,11 @@ class Aging(Rows[Key]):
 
     def use(self, row: int, kind: int, uses: int, now: int, counts: bool = True) -> None:
         """Note that work resumed there, with uses and class from now on. counts: the work was a request's."""
-        self.end_span(row, now)
+        before, age, watched = self.kind[row], now - self.time[row], self.watched[row]
+        if age > watched:
+            self._rates.watched(before, watched, age)
         if counts:
-            self._rates.reused(self.kind[row], now - self.time[row])
+            self._rates.reused(before, age)
         self.kind[row], self.uses[row], self.time[row], self.watched[row] = kind, uses, now, 0
 
     def change(self, row: int, kind: int, now: int) -> None:
