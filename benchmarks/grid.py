@@ -65,7 +65,7 @@ class Runner:
 
     def finished(self, cell: Cell, trace: Trace) -> Finished:
         """Return the hit rates of a cell under every policy."""
-        memory = cell.memory or self._memory(cell, trace)
+        memory = cell.memory or self.memory(cell, trace)
         names = [name_of(pair) for pair in self._pairs]
         setups = [cell.setup(pair, memory) for pair in self._pairs]
         results = self.results(trace, setups, self.arrivals(cell))
@@ -85,7 +85,7 @@ class Runner:
             "seconds": round(sum(one.row.seconds for one in results), 1),
         }
 
-    def _memory(self, cell: Cell, trace: Trace) -> int:
+    def memory(self, cell: Cell, trace: Trace) -> int:
         """Return the bytes of a cell's share of the memory that reaches the ideal. The whole is found once a model."""
         whole = f"ideal memory of {cell.traffic}, {cell.model}"
         setup, arrivals = cell.setup(SIZED_BY, 0), self.arrivals(cell)

@@ -16,7 +16,7 @@ LOADS = {"mooncake/conversation": (2000, 0.5), "mini_swe_agent": (100, 0.2)}  # 
 def ttft(lab: Lab) -> Found:
     profile = load_profile(MODEL)
     setups = {
-        eviction: Setup(profile, MEMORY, "branch", eviction, pool="elastic", decode_reuse="raw")
+        eviction: Setup(profile, MEMORY, "branch", eviction, pool="elastic", decode_reuse="raw", tails=False)
         for eviction in ("lru", NO_CACHE)
     }
     lines, shares = [], []

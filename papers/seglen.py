@@ -31,7 +31,7 @@ def rows(lab: Lab, trace: Trace, load: Load, fraction: float = FULL, **options: 
     weights = profile.weight_bytes
     memory = round(fraction / FULL * (POOLS + weights) - weights)
     known = {"placement": "branch", "pool": "split", "state_fraction": STATE_FRACTION, "decode_reuse": "raw"}
-    base = Setup(profile, memory, **{**known, **options})
+    base = Setup(profile, memory, tails=False, **{**known, **options})
     setups = {name: replace(base, eviction=eviction) for name, eviction in POLICIES.items()}
     return lab.rows(trace, setups, load, roofline("qwen3.5-9b", "h100"))
 

@@ -34,7 +34,7 @@ class Model:
 
     def setups(self, memory: float, ways: Sequence[str] = tuple(WAYS)) -> dict[str, Setup]:
         """Return the setups by kind of reuse."""
-        base = Setup(load_profile(self.name), int(memory * GB))
+        base = Setup(load_profile(self.name), int(memory * GB), tails=False)
         return {way: replace(base, **WAYS[way]) for way in ways}
 
 

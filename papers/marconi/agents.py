@@ -129,7 +129,9 @@ def best_static(
     rows = lab.rows(
         trace,
         {
-            (memory, alpha): Setup(profile, int(memory * GB), "branch", f"flop_aware({alpha})", page_size=1)
+            (memory, alpha): Setup(
+                profile, int(memory * GB), "branch", f"flop_aware({alpha})", page_size=1, tails=False
+            )
             for memory, alpha in product(memories, alphas)
         },
         load,

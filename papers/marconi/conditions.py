@@ -42,7 +42,7 @@ class Condition:
         trace = f"collapsed('mini_swe_agent', last={self.last}, turns={self.turns})"
         load = Open(sessions=RATE, think=10.0, cv=self.cv)
         sessions = lab.drawn(trace, SESSIONS)
-        setup = Setup(load_profile(MODEL), 0, "branch", "lru", page_size=1)
+        setup = Setup(load_profile(MODEL), 0, "branch", "lru", page_size=1, tails=False)
         _, ideal = Sizing(sessions, setup, load.over(sessions, lab.seed)).range()
         sizes = tuple(round(share * ideal / GB, 2) for share in SHARES)
         return Workload("agent", "SWE-bench", trace, sizes, (load,), SESSIONS)

@@ -89,7 +89,8 @@ def setup_of(system: str, memory: float, page_size: int, profile: Profile | None
     """Return a system's setup with `memory` GB. A trace's blocks override the system's own page size."""
     known = SYSTEMS[system]
     page = known.page_size if known.page_size is not None and page_size == 1 else page_size
-    return Setup(profile or load_profile(MODEL), int(memory * GB), known.placement, known.eviction, page_size=page)
+    model, policies = profile or load_profile(MODEL), (known.placement, known.eviction)
+    return Setup(model, int(memory * GB), *policies, page_size=page, tails=False)
 
 
 def cells(lab: Lab, workload: Workload, systems: Sequence[str] = BASELINES) -> list[Cell]:

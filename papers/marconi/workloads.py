@@ -74,7 +74,7 @@ class Reuse:
 
 def fig3a(lab: Lab) -> Found:
     trace, profile = AGENT.read(lab), load_profile("marconi-7b")
-    setups = [Setup(profile, MEMORY, "every_block(1)", "lru_path", page_size=block) for block in PAPER_3A]
+    setups = [Setup(profile, MEMORY, "every_block(1)", "lru_path", page_size=block, tails=False) for block in PAPER_3A]
     lines, times, states = [], [], []
     for block, result in zip(PAPER_3A, lab.run(trace, setups, LOAD), strict=True):
         kv, state = _reuse(block, trace, result.outcomes, [one.resumed_at for one in result.outcomes])

@@ -40,7 +40,7 @@ def _rows(lab: Lab, dataset: Dataset) -> dict[str, Row]:
     rules = UNBUDGETED | {"structural": "structural"}
     rules |= {f"{label}, k = {k}": rule.format(k=k) for k in BUDGETS for label, rule in RULES.items()}
     setups = {
-        label: Setup(profile, MEMORY, rule, eviction, page_size=PAGE, decode_reuse="none")
+        label: Setup(profile, MEMORY, rule, eviction, page_size=PAGE, decode_reuse="none", tails=False)
         for label, rule in rules.items()
     }
     return lab.rows(dataset.trace(lab), setups, dataset.load)

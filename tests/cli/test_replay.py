@@ -16,7 +16,8 @@ ROW = [
     "ideal_hit_rate", "stranded_tokens", "flops_saved", "flops_saved_share", "checkpoints_taken", "checkpoints_hit",
     "evictions", "misses_by_reason", "ttft_ms", "queue_depth", "alpha", "seconds", "peak_rss_mb", "segments",
     "speculation", "tpot_ms", "accepted_drafts", "rejected_drafts", "tier", "loaded_tokens",
-    "tier_peak_bytes", "tier_written_bytes", "hints", "high_hit_rate", "cluster",
+    "tier_peak_bytes", "tier_written_bytes", "hints", "high_hit_rate", "cluster", "tails",
+    "recomputed_tokens",
 ]  # fmt: skip
 
 

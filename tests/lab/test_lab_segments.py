@@ -61,8 +61,9 @@ def test_each_reuse_method_counts_its_tokens(trace: Trace) -> None:
     found = {way: run(trace, replace(AMPLE, reuse=way)) for way in WAYS}
     resumed = {way: [one.resumed_at for one in result.outcomes] for way, result in found.items()}
     composed = {way: [one.composed_tokens for one in result.outcomes] for way, result in found.items()}
-    known = (LEAD + sum(LENGTHS) + QUESTION + ANSWER) // 64 * 64
-    assert resumed == {"prefix": [0, LEAD, known], "segments": [0, LEAD, LEAD], "both": [0, LEAD, known]}
+    end = LEAD + sum(LENGTHS) + QUESTION + ANSWER
+    known = end // 64 * 64  # prompts with segments resume at pages
+    assert resumed == {"prefix": [0, LEAD, end], "segments": [0, LEAD, LEAD], "both": [0, LEAD, known]}
     assert composed == {"prefix": [0, 0, 0], "segments": [INTERIORS] * 3, "both": [INTERIORS, INTERIORS, 0]}
     made = {way: result.row.segments.made_tokens for way, result in found.items()}
     assert made == {"prefix": 0, "segments": MADE, "both": MADE}

@@ -60,14 +60,16 @@ def test_unknown_answers_are_not_cached() -> None:
     known = chat("a", 1, turns=2)
     unknown = [replace(request, known_tokens=request.prompt_tokens) for request in known]
     assert hits(run(known)) == [0, 128]
-    assert hits(run(unknown)) == [0, 96]  # the last page of the first prompt
-    assert hits(run(known, decode_reuse="none")) == [0, 96]
+    assert hits(run(unknown)) == [0, 104]  # the end of the first prompt
+    assert hits(run(known, decode_reuse="none")) == [0, 104]
+    assert hits(run(unknown, tails=False)) == [0, 96]  # its last page
 
 
 def test_answer_within_the_prompts_last_page_is_resumed() -> None:
     short = chat("a", 1, turns=2, said=40, answer=4)  # 104 and 4 tokens: both end within page 7, at 96
     for placement in ("branch", "structural", "every_block(1)"):
-        assert hits(run(short, placement=placement)) == [0, 96]
+        assert hits(run(short, placement=placement)) == [0, 108]
+        assert hits(run(short, placement=placement, tails=False)) == [0, 96]
 
 
 def test_kv_without_checkpoints_hits_nothing() -> None:
@@ -78,7 +80,7 @@ def test_kv_without_checkpoints_hits_nothing() -> None:
 
 def test_blocks_stand_in_answers_too() -> None:
     result = run(chat("a", 1, turns=2), placement="every_block(3)")  # 48, 96 in the prompt, and 144 is beyond 128
-    assert hits(result) == [0, 96]
+    assert hits(result) == [0, 104]  # a tail after 96
     assert result.row.checkpoints_taken == 2 + 2  # and 144, 192 of the second, which ends at 192
 
 
@@ -132,7 +134,7 @@ def test_samples_of_memory_add_up() -> None:
     result = run([r for s in "abcd" for r in chat(s, 1, turns=3)], pages=120)
     assert result.held
     for held in result.held:
-        assert held.kv + held.checkpoints + held.stranded + held.private + held.free == 120
+        assert held.kv + held.checkpoints + held.stranded + held.private + held.free + held.tails == 120
 
 
 def test_recorded_blocks_count_whole_ones_only() -> None:
@@ -143,3 +145,21 @@ def test_recorded_blocks_count_whole_ones_only() -> None:
     result = replay(trace, setup, make_arrivals(trace))
     assert hits(result) == [0, 4 * 512, 4 * 512]
     assert result.row.ideal_hit_rate == result.row.token_hit_rate
+    assert (result.row.tails, result.row.recomputed_tokens) == (False, 0)
+
+
+def test_known_tokens_of_the_page_where_prompts_part_count_as_recomputed() -> None:
+    first = Request("a", ids((1, 110)), 110, 1, 110, at=0.0)
+    parts = Request("b", ids((1, 100), (2, 60)), 160, 1, 160, at=1.0)  # after 4 tokens of the page from 96
+    again = replace(first, session="c", at=2.0)
+    with_tails, without = run([first, parts, again]), run([first, parts, again], tails=False)
+    assert hits(without) == [0, 96, 96]
+    assert [one.recomputed_tokens for one in without.outcomes] == [0, 4, 14]
+    assert without.row.recomputed_tokens == 18
+    assert hits(with_tails) == [0, 100, 110]
+    assert with_tails.row.recomputed_tokens == 0
+
+
+def test_split_pools_and_published_systems_have_no_tails() -> None:
+    assert not run(chat("a", 1, turns=2), pool="split").row.tails
+    assert [name for name, known in SYSTEMS.items() if known.tails] == ["headwater"]

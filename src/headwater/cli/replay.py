@@ -18,7 +18,7 @@ from headwater.cache.placement import make_placement
 from headwater.cache_folder import write_whole
 from headwater.cli import common
 from headwater.cli.models import profile_for
-from headwater.cli.replay_tables import cluster_tables, results_table
+from headwater.cli.replay_tables import cluster_tables, notes, results_table
 from headwater.errors import ConfigError
 from headwater.journal import Journal
 from headwater.lab.cost import StepCost, load_device
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 REUSES = ("prefix", "segments", "both")
 POOLS = ("unified", "split", "elastic")
 ROUTER = "least_cost"
+ON = "on"
 
 
 Memories = Annotated[str, Option(help="Sizes with commas: 20GB,43GB. GB is 10^9 bytes, GiB 2^30.")]
@@ -80,6 +81,7 @@ Speculations = Annotated[
     str, Option(help="With --serve: off, or DRAFTS@CHANCE, like 4@0.7, 4@0.7/slots or 4@0.7/mtp; with commas.")
 ]
 TierSizes = Annotated[str, Option(help=f"With --serve: off, or {TIER_SPELLED}; with commas.")]
+Tails = Annotated[str, Option(help="Resume in mid-page: on, off, with commas; recordings in blocks cannot.")]
 RequestHints = Annotated[str, Option(help=f"Hints that requests carry: off, {HINTS_SPELLING}; with commas.")]
 Workers = Annotated[
     int | None, Option(min=1, help="With --serve: simulated workers behind a router, each with --memory.")
@@ -131,6 +133,7 @@ def replay(
     speculation: Speculations = OFF,
     tier: TierSizes = OFF,
     hints: RequestHints = OFF,
+    tails: Tails = ON,
     workers: Workers = None,
     router: Routers = None,
     event_delay: EventDelay = None,
@@ -177,12 +180,23 @@ def _setups(given: Namespace) -> list[Setup]:
     laws = common.choices(given.speculation, Law.read)
     tiers = common.choices(given.tier, TierLaw.read)
     hints = common.choices(given.hints, Hints.read)
+    tails = common.choices(given.tails, lambda word: common.one_of("--tails", word, (ON, OFF)) == ON)
     clusters = _clusters(given)
     _check_clock_options(given, laws, tiers, clusters)
     return [
-        replace(base, memory=size, pool=kind, speculation=law, tier=store, hints=hint, cluster=of, **policy, **segments)
-        for size, kind, policy, segments, law, store, hint, of in product(
-            common.choices(given.memory, parse_bytes), pools, policies, reuses, laws, tiers, hints, clusters
+        replace(
+            base,
+            memory=size,
+            pool=kind,
+            speculation=law,
+            tier=store,
+            hints=hint,
+            cluster=of,
+            **policy | {"tails": with_tails and policy.get("tails", True)},
+            **segments,
+        )
+        for size, kind, policy, segments, law, store, hint, with_tails, of in product(
+            common.choices(given.memory, parse_bytes), pools, policies, reuses, laws, tiers, hints, tails, clusters
         )
     ]
 
@@ -312,7 +326,7 @@ def _reuses(reuse: str, segment_eviction: str) -> list[dict[str, Any]]:
 
 def _of_system(name: str) -> dict[str, Any]:
     found = system(name)
-    policy: dict[str, Any] = {"placement": found.placement, "eviction": found.eviction}
+    policy: dict[str, Any] = {"placement": found.placement, "eviction": found.eviction, "tails": found.tails}
     return policy if found.page_size is None else {**policy, "page_size": found.page_size}
 
 
@@ -356,14 +370,16 @@ class Outputs:
         if self.per_request is not None:
             write_whole(self.per_request, _lines(results))
         if self.report is not None:
-            notes = (*self.trace.notes, common.formats_line(self.profile))
-            write_report(self.report, self.trace.name, self.model, notes, results)
+            lines = (*notes(self.trace, results), common.formats_line(self.profile))
+            write_report(self.report, self.trace.name, self.model, lines, results)
 
 
 def _lines(results: Sequence[Result]) -> Iterable[str]:
     for result in results:
         row = result.row
         setup = {"memory": row.memory, "pool": row.pool, "placement": row.placement, "eviction": row.eviction}
+        if not row.tails:
+            setup |= {"tails": False}
         if row.segments is not None:
             setup |= {"reuse": row.segments.reuse, "segment_eviction": row.segments.eviction}
         for outcome in result.outcomes:

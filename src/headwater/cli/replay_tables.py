@@ -16,8 +16,14 @@ from headwater.traces.request import Trace
 def results_table(trace: Trace, profile: Profile, results: Sequence[Result]) -> Table:
     """Return a row for each result in the order of the options, with the reader's inferences as a caption."""
     rows = [result.row for result in results]
-    caption = "\n".join((*trace.notes, common.formats_line(profile)))
+    caption = "\n".join((*notes(trace, results), common.formats_line(profile)))
     return _table(f"{trace.name}, {profile.name}", rows, FIGURES, caption)
+
+
+def notes(trace: Trace, results: Sequence[Result]) -> tuple[str, ...]:
+    """Return the reader's inferences, and why requests did not resume in mid-page although they could have."""
+    off = trace.block_tokens > 1 and results and not any(result.row.tails for result in results)
+    return (*trace.notes, f"tails off: recorded in blocks of {trace.block_tokens}") if off else trace.notes
 
 
 def cluster_tables(results: Sequence[Result]) -> list[Table]:
@@ -99,6 +105,7 @@ LABELS = (
     Column("policy", _policy),
     Column("reuse", lambda row: row.reuse, _of_segments),
     Column("tier", lambda row: row.tier, _any(lambda row: row.tier != OFF)),
+    Column("tails", lambda row: "on" if row.tails else OFF, lambda rows: len({row.tails for row in rows}) > 1),
     Column("hints", lambda row: row.hints, _any(lambda row: row.hints != OFF)),
     Column("drafts", lambda row: row.speculation, _any(lambda row: row.speculation != OFF)),
     Column("router", lambda row: row.cluster.router if row.cluster else "", lambda rows: rows[0].cluster is not None),
@@ -131,6 +138,7 @@ FIGURES = (
     Column("queue", lambda row: "" if row.queue_depth is None else f"{row.queue_depth:.2f}", _timed),
     Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}"),
     Column("reused", lambda row: f"{_short(row.checkpoints_hit)} of {_short(row.checkpoints_taken)}"),
+    Column("recomputed", lambda row: _short(row.recomputed_tokens)),
     Column("stranded", lambda row: _short(row.stranded_tokens)),
     Column("s", lambda row: f"{row.seconds:.1f}"),
 )

@@ -130,6 +130,8 @@ def _row(setup: Setup, tally: Tally, caches: Sequence[PrefixCache], seconds: flo
         token_hit_rate=round(hit_tokens / prompts, 6),
         ideal_hit_rate=round(tally.sum("ideal") / prompts, 6),
         stranded_tokens=tally.sum("stranded_tokens"),
+        recomputed_tokens=tally.sum("recomputed_tokens"),
+        tails=bool(caches[0].layout.tail_pages),
         flops_saved=tally.flops_saved,
         flops_saved_share=round(tally.flops_saved / max(1.0, tally.flops_all), 6),
         checkpoints_taken=stats.saved_checkpoints,

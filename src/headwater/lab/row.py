@@ -149,6 +149,8 @@ class Row:
     hints: str = OFF  # that requests carried, as `--hints` spells them
     high_hit_rate: float | None = None  # token hit rate of requests of high priority; None: there are none
     cluster: Routing | None = None  # None: one worker without a router
+    tails: bool = False  # whether requests could resume in mid-page
+    recomputed_tokens: int = 0  # computed although sent before, in the page where a prompt parts; 0 in recorded blocks
 
     @property
     def reuse(self) -> str:

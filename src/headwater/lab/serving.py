@@ -14,7 +14,7 @@ from headwater.cache.placement.base import Placement
 from headwater.errors import ConfigError, OutOfPages, RequestTooLarge
 from headwater.lab.cost import Load, StepCost, load_of
 from headwater.lab.setup import Setup, as_reused
-from headwater.lab.tally import Ideal, SegmentWork, Tally
+from headwater.lab.tally import Ideal, Resent, SegmentWork, Tally
 from headwater.lab.tiers import LabLoads
 from headwater.schedule.kinds.request import Request as Answered
 from headwater.schedule.limits import Limits
@@ -42,7 +42,7 @@ class Lost:
     """Part of a request that a worker had computed before it failed."""
 
     request: Request
-    ideal: int
+    sent: Resent
     output: int  # tokens of the answer that were sent
 
 
@@ -74,7 +74,7 @@ class _Visit:
     request: Request
     number: int  # in the order in which requests came
     came: float
-    ideal: int
+    sent: Resent
     first_token: float | None = None
 
 
@@ -199,7 +199,7 @@ class Serving:
         scheduler = self.scheduler
         output = {seq.id: seq.n_output for seq in scheduler.running.values() if isinstance(seq, Answered)}
         output |= {seq.id: seq.n_output for seq in scheduler.waiting}  # preempted ones have tokens
-        return [Lost(visit.request, visit.ideal, output[id]) for id, visit in self._visits.items()]
+        return [Lost(visit.request, visit.sent, output[id]) for id, visit in self._visits.items()]
 
     def resume(self, request: Request, lost: Lost) -> None:
         """Let a request that will arrive continue after the tokens that another worker has sent."""
@@ -221,8 +221,8 @@ class Serving:
             request = arrivals.take()
             seq = Replayed(self.scheduler.new_id(), self.trace, as_reused(request, self.setup.reuse))
             lost = self._resumed.pop(id(request), None)
-            ideal = self.ideal.hit(request) if lost is None else lost.ideal
-            visit = _Visit(request, self._came, due, ideal)
+            sent = self.ideal.hit(request) if lost is None else lost.sent
+            visit = _Visit(request, self._came, due, sent)
             self._came += 1
             if lost is not None:
                 assert isinstance(seq.tokens, Counted), "the lab's requests count their tokens"
@@ -230,7 +230,7 @@ class Serving:
             try:
                 self.scheduler.enqueue(seq)
             except RequestTooLarge:
-                tally.add(request, None, visit.ideal, due)
+                tally.add(request, None, visit.sent, due)
                 arrivals.answered(request, self.now)
                 continue
             self._visits[seq.id] = visit
@@ -259,7 +259,7 @@ class Serving:
         if visit.first_token is None:
             visit.first_token = self.now
             times = visit.came, self.now - visit.came
-            tally.add(visit.request, seq.account, visit.ideal, *times, saved=self.segment_work.of(seq.id))
+            tally.add(visit.request, seq.account, visit.sent, *times, saved=self.segment_work.of(seq.id))
             tally.sample(self.cache)
         assert isinstance(seq.tokens, Counted), "the lab's requests count their tokens"
         law, right = self.setup.speculation, 0
@@ -283,7 +283,7 @@ class Serving:
             if visit is None:  # the prefill of an answer and not a request
                 continue
             if visit.first_token is None:
-                tally.add(visit.request, None, visit.ideal, visit.came)
+                tally.add(visit.request, None, visit.sent, visit.came)
             arrivals.answered(visit.request, self.now)
         self.scheduler.failures.clear()
 

@@ -89,6 +89,7 @@ class System:
     placement: str
     eviction: str
     page_size: int | None = None  # None: the user's
+    tails: bool = False  # whether requests resume in mid-page
 
 
 # The baselines as Marconi's authors built them (section 5.1), their system, SegLen's, and ours.
@@ -98,7 +99,7 @@ SYSTEMS = {
     "sglang+": System("branch", "lru_path"),
     "marconi": System("branch", "marconi"),
     "seglen": System("branch", "seglen"),
-    "headwater": System("headwater", "headwater"),
+    "headwater": System("headwater", "headwater", tails=True),
 }
 NO_CACHE = "none"  # instead of an eviction policy: no cache
 
@@ -186,6 +187,7 @@ class Setup:
     tier: TierLaw | None = None
     hints: Hints | None = None  # of requests
     running: int = 1  # concurrent requests, whose drafts take memory
+    tails: bool = True  # requests resume in mid-page, if the recording has token ids and the pool is unified
     cluster: Cluster | None = None  # its workers have `memory` each
 
     def layout(self, trace: Trace) -> CacheLayout:
@@ -204,6 +206,7 @@ class Setup:
             state_fraction=None if self.pool == "unified" else self.state_fraction,
             elastic=self.pool == "elastic",
             slots=self.slots + (0 if self.speculation is None else self.speculation.states - 1),
+            tails=self.tails,
         )
 
     def cache(

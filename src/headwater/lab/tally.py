@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headwater.account import CacheAccount
 from headwater.cache import PrefixCache
@@ -14,19 +15,33 @@ from headwater.schedule.step import Step
 from headwater.traces.request import Request, Trace
 
 
+class Resent(NamedTuple):
+    """Leading tokens of a prompt that were part of an earlier request, in its prompt or its known answer."""
+
+    ideal: int = 0  # at which it would resume with endless memory and a checkpoint at every unit
+    page_start: int = 0  # start of the page in which the prompt parts from all earlier requests
+    tokens: int = 0  # position at which it parts from them; `page_start` in recorded blocks
+
+    def recomputed(self, resumed_at: int) -> int:
+        """Return the tokens of that page before the prompt parts that a request computes if it resumes there."""
+        return max(0, self.tokens - max(self.page_start, resumed_at))
+
+
 class Ideal:
-    """Ideal hits, with endless memory and a checkpoint at every unit, request by request in order of arrival."""
+    """Longest common prefixes of requests with earlier ones, in order of arrival."""
 
     def __init__(self, trace: Trace, unit_tokens: int) -> None:
         self._trace, self._unit = trace, unit_tokens
-        self._width = unit_tokens // trace.block_tokens * trace.element_bytes
-        self._edges = Edges(self._width)
+        self._edges = Edges(trace.element_bytes)
 
-    def hit(self, request: Request) -> int:
-        """Return the tokens at which this request would resume, and add its own tokens."""
-        key = self._trace.key(request, request.known_tokens)
-        cap = min(max(0, request.prompt_tokens - 1) // self._unit, len(key) // self._width)
-        return min(cap, self._edges.note(request.namespace, key, len(key) // self._width)) * self._unit
+    def hit(self, request: Request) -> Resent:
+        """Return the tokens of a prompt that were sent before, and add its own."""
+        key, unit = self._trace.key(request, request.known_tokens), self._unit
+        elements = self._edges.note(request.namespace, key, len(key) // self._trace.element_bytes)
+        tokens = min(elements * self._trace.block_tokens, request.prompt_tokens)
+        page_start = tokens // unit * unit
+        ideal = min(page_start, max(0, request.prompt_tokens - 1) // unit * unit)
+        return Resent(ideal, page_start, tokens if self._trace.block_tokens == 1 else page_start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +101,7 @@ class Outcome:
     composed_tokens: int = 0
     seam_tokens: int = 0
     priority: int = 0
+    recomputed_tokens: int = 0  # below a page: see `Resent`
 
     @property
     def hit_tokens(self) -> int:
@@ -107,6 +123,7 @@ class Outcome:
             "stranded_tokens": self.stranded_tokens,
             "reason": self.reason,
             "ideal_tokens": self.ideal,
+            "recomputed_tokens": self.recomputed_tokens,
             "ttft_ms": ttft,
         }
 
@@ -122,6 +139,7 @@ class Held:
     private: int
     free: int
     segments: int = 0
+    tails: int = 0
 
 
 @dataclass(slots=True)
@@ -156,7 +174,7 @@ class Tally:
         self,
         request: Request,
         account: CacheAccount | None,
-        ideal: int,
+        sent: Resent,
         at: float,
         ttft: float | None = None,
         saved: Saved = NOTHING,
@@ -174,12 +192,13 @@ class Tally:
             resumed_at=0 if account is None else account.resumed_at,
             stranded_tokens=0 if account is None else account.stranded_tokens,
             reason=error if account is None else str(account.reason),
-            ideal=ideal,
+            ideal=sent.ideal,
             ttft=ttft,
             at=at,
             composed_tokens=composed,
             seam_tokens=saved.seam_tokens if composed else 0,
             priority=request.priority,
+            recomputed_tokens=0 if account is None or composed else sent.recomputed(account.resumed_at),
         )
         self.outcomes.append(one)
         self.flops_all += self.flops.between(0, one.prompt_tokens)
@@ -214,5 +233,6 @@ class Tally:
                 stats.pages_private + stats.pages_slot,
                 stats.pages_free,
                 stats.pages_segment,
+                stats.pages_tail,
             )
         )

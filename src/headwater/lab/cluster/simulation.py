@@ -34,7 +34,7 @@ from headwater.lab.replay import result_of, timed
 from headwater.lab.row import Result, Routing
 from headwater.lab.serving import Engine, Lost
 from headwater.lab.setup import Cluster, Setup, as_reused
-from headwater.lab.tally import WORKERS_LOST, Ideal, SegmentWork, Tally
+from headwater.lab.tally import WORKERS_LOST, Ideal, Resent, SegmentWork, Tally
 from headwater.traces.arrivals import Arrivals
 from headwater.traces.request import Request, Trace
 
@@ -176,8 +176,8 @@ class Simulation:
         """End a request with an error, after MAX_ATTEMPTS failed workers."""
         self._counts["given_up"] += 1
         if visit.first_token is None:
-            ideal = 0 if visit.lost is None else visit.lost.ideal
-            self._total.add(visit.request, None, ideal, visit.routed.began, error=WORKERS_LOST)
+            known = Resent() if visit.lost is None else visit.lost.sent
+            self._total.add(visit.request, None, known, visit.routed.began, error=WORKERS_LOST)
         self._arrivals.answered(visit.request, self._now)
 
     def _replace(self, at: float, n: int) -> None:
@@ -311,7 +311,8 @@ class Simulation:
             self._selection.choice.begun(visit.prompt, worker.name)
         if account is not None:
             visit.routed.count_reads(account, self._counts)
-        resumed = 0 if account is None else in_memory(account)
+        unit = worker.layout.unit_tokens  # events announce whole units
+        resumed = 0 if account is None else in_memory(account) // unit * unit
         if resumed != sent.matched:
             self._counts["lost_waiting" if resumed < sent.matched else "gained_waiting"] += 1
 

@@ -19,6 +19,7 @@ USES = {
     "checkpoints": "Checkpoints",
     "stranded": "Stranded KV",
     "segments": "Segments",
+    "tails": "Tails",
     "private": "Private and running",
     "free": "Free",
 }

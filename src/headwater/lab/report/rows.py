@@ -55,6 +55,11 @@ COLUMNS = (
     Column("Prompt tokens", "prompt_tokens"),
     Column("Hit tokens", "hit_tokens"),
     Column("Stranded tokens", "stranded_tokens"),
+    Column(
+        "Recomputed below a page",
+        "recomputed_tokens",
+        about="prompt tokens that were sent before, in the page where prompts part",
+    ),
     Column("FLOPs", "flops_saved", short, "that hits saved"),
     Column("Checkpoints taken", "checkpoints_taken"),
     Column("Checkpoints hit", "checkpoints_hit"),

@@ -90,9 +90,11 @@ class Profile(ModelCosts):
         state_fraction: float | None = None,
         elastic: bool = False,
         slots: int = 1,
+        tails: bool = True,
     ) -> CacheLayout:
         """Return the layout of `memory_bytes`; `block_tokens` per recorded block, `slots` states per running request.
 
+        There are no tails within recorded blocks, whose tokens are unknown, nor in pools with a state fraction.
         Raises ConfigError if the memory holds no page, a recorded block is not a whole number of pages, or a pool would
         have none.
         """
@@ -110,4 +112,5 @@ class Profile(ModelCosts):
             slot_pages=slots * layout.checkpoint_pages,
             state_fraction=state_fraction,
             elastic_pages=-(-ELASTIC_BYTES // self.bytes_of_page(page_size)) if elastic else 0,
+            tail_pages=layout.tail_pages if tails and block_tokens == 1 and state_fraction is None else (),
         )
