@@ -209,19 +209,19 @@ def test_checkpoint_at_a_branch_point_is_exact_while_a_neighbour_drafts(load, co
 
             def branch() -> None:
                 if len(neighbour.tokens) > 20 and not branches:
-                    branches.append(rig.submit(trunk[:453] + words(200, "branch"), 10))
+                    branches.append(rig.submit(trunk[:460] + words(200, "branch"), 10))
 
             at_each_step(rig, branch, steps)
             rig.wait(neighbour)
             rig.wait(branches[0])
-            return [neighbour, *branches, rig.ask(trunk[:453] + words(50, "again"), 10)], steps
+            return [neighbour, *branches, rig.ask(trunk[:460] + words(50, "again"), 10)], steps
 
     plain = Make(loaded, check)
     expected, _ = asked(plain)
     drafting = Drafting.after(plain, expected, turns=(n for n in count() if n % (ROWS + 2) <= ROWS))
     found, steps = asked(drafting)
     assert any(step.legs and step.legs[0].plan.saves and any(one.drafts for one in step.decodes) for step in steps)
-    assert found[2].account.cached_tokens == expected[2].account.cached_tokens == 453
+    assert found[2].account.cached_tokens == expected[2].account.cached_tokens == 460
     assert all(one.same_bits(other) for one, other in zip(found, expected, strict=True))
     without, with_drafts = contents
     assert same(without, with_drafts)

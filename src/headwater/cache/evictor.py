@@ -8,6 +8,7 @@ the policy's own cap excludes now that a path was committed (`path_cap`, `last_n
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -173,20 +174,38 @@ class Evictor:
             self._give_up(node, kind)
         return True
 
-    def _is_worth_less(self, tail: StoredTail, victim: Victim, now: int) -> bool:
-        """Return whether a tail saves fewer FLOPs a page than a victim, if both are used again at 1 / their age.
+    def make_room_for_tail(self, pages: int, worth: float, start: int, is_passed: bool, now: int) -> bool:
+        """Evict what saves less than a new tail until its pages are free. False: it is not worth them.
 
-        A tail is evicted before its own checkpoint.
+        worth: FLOPs a page that the tail saves. start: position at which it begins. is_passed: its session goes on.
         """
+        score = 0.0 if is_passed else worth * self._policy.new_rate(start)
+        while self._pool.states.free < pages:
+            victim, tail = self._policy.victim(Room.ANY, now), self._tails.first()
+            of_tail = math.inf if tail is None else self._score_of_tail(tail, now)
+            of_victim = math.inf if victim is None else self._score(victim, now)
+            if min(of_tail, of_victim) > score:
+                return False
+            if tail is not None and of_tail <= of_victim:
+                self._tails.evict(tail)
+            else:
+                self.evict(Room.ANY, pages - self._pool.states.free, now)
+        return True
+
+    def _is_worth_less(self, tail: StoredTail, victim: Victim, now: int) -> bool:
+        """Return whether a tail is evicted before a victim. It is evicted before its own checkpoint."""
+        return victim[0] is tail.node or self._score_of_tail(tail, now) < self._score(victim, now)
+
+    def _score_of_tail(self, tail: StoredTail, now: int) -> float:
+        """Return the FLOPs a page and tick that a tail is expected to save: it is used again as its checkpoint is."""
+        return tail.worth * self._policy.reuse_rate(tail.node, now) if tail.used else 0.0
+
+    def _score(self, victim: Victim, now: int) -> float:
+        """Return the same of a victim. KV that no checkpoint can use saves nothing."""
         node, kind = victim
-        if node is tail.node:
-            return True
         if kind is Kind.TAIL and not self._layout.every_page:
-            return False  # KV that no checkpoint can use saves nothing
-        start = tail.node.end * self._layout.unit_tokens
-        saved = self._layout.flops.between(start, start + tail.tokens + tail.has_hidden) / tail.pages
-        age = now - max(node.checkpoint_time, 0 if node.checkpoint is not None else node.kv_time)
-        return saved / (1 + now - tail.used) < self._worth.of(node) / (1 + age)
+            return 0.0
+        return self._worth.of(node) * self._policy.reuse_rate(node, now)
 
     def give_up_surplus(self, node: Node, now: int) -> None:
         """Evict what the policy's cap excludes, after the commit of a path to `node`. Only `commit` calls this."""

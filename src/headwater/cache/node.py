@@ -86,8 +86,8 @@ class StoredTail:
     kv: Sequence[int]  # the page with their KV; none for models without attention
     rows: Sequence[int]  # pages with its hidden row, then the inputs of recurrences and windows
     has_hidden: bool  # it is the end of a prompt or an answer
-    before: StoredTail | None = None  # the end of the turn after which this one's session continued
-    used: int = 0  # tick of its last use
+    worth: float  # FLOPs a page that it saves
+    used: int = 0  # tick of its last use; 0 once its session continued after it
     pins: int = 0  # open plans that read it
 
     @property

@@ -39,7 +39,7 @@ class Survey:
     kv: int  # pages of KV to take
     states: int  # pages of checkpoints, tails and slot to take
     mid_page: MidPage | None = None  # that has the tokens before a start in mid-page
-    tails: tuple[int, ...] = ()  # ends of tails to save
+    tails: tuple[int, ...] = ()  # ends of tails to save, if they are worth their pages
 
 
 class Surveyor:
@@ -169,7 +169,6 @@ class Surveyor:
         kv = self.table_pages(draft.end) - max(end * self._index.unit_pages, named)
         states = len(saves) * self.layout.checkpoint_pages
         tails = draft.saving.tails if shares and self.layout.tail_pages else ()
-        states += sum(self._tails.pages_of(self._tails.length(at)) for at in tails)
         if draft.slot and (lease is None or not lease.slot):
             states += self.layout.slot_pages
         return Survey(path, end, resume, saves, guesses, kv, states, mid_page, tails)

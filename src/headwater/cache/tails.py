@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
@@ -56,20 +57,26 @@ class Tails:
 
         is_whole: the prompt ends with these ids, so its last one is computed, unless there is the hidden row after it.
         """
-        best, tokens = None, 0
+        best, most = None, 0
         at = bisect_right(node.tails, ids, key=_ids_of)
         for tail in node.tails[max(0, at - 1) : at + 1]:
             common = common_bytes(tail.ids, ids) // self.token_bytes
             if is_whole and tail.has_hidden and tail.ids == ids:
                 return MidPage(common, node, tail, is_whole=True)
             common = min(common, len(ids) // self.token_bytes - is_whole)
-            if common > tokens and (common >= self._layout.min_tail_tokens or common == tail.tokens):
-                best, tokens = tail, common
-        if best is None:
-            return None
-        exact = ids[: tokens * self.token_bytes]
-        at = bisect_left(node.tails, exact, key=_ids_of)  # the one that ends there, if any, may have the hidden row
-        return MidPage(tokens, node, node.tails[at] if node.tails[at].ids == exact else best)
+            if common > most:
+                best, most = tail, common
+        is_long = most >= self._layout.min_tail_tokens
+        for tokens in range(most, most - 1 if is_long else 0, -1):
+            whole = self._exact(node, ids[: tokens * self.token_bytes])
+            if whole is not None:  # it may have the hidden row
+                return MidPage(tokens, node, whole)
+        return MidPage(most, node, best) if is_long else None
+
+    def _exact(self, node: Node, ids: bytes) -> StoredTail | None:
+        """Return the tail of a node that has exactly these token ids."""
+        at = bisect_left(node.tails, ids, key=_ids_of)
+        return node.tails[at] if at < len(node.tails) and node.tails[at].ids == ids else None
 
     def first(self) -> StoredTail | None:
         """Return the least recently used tail that no open plan reads; None if there is none."""
@@ -77,14 +84,20 @@ class Tails:
 
     # ---- legs
 
-    def take(self, ends: Sequence[int], has_hidden: bool) -> tuple[Tail, ...]:
-        """Take the pages of tails that a leg writes. has_hidden: the last of them with the hidden row after it."""
-        return tuple(self._taken(end, has_hidden and end == ends[-1]) for end in ends)
+    def planned(self, end: int, has_hidden: bool) -> Tail:
+        """Return a tail that ends at a position, without pages."""
+        return Tail(end - self.length(end), end, (), (), has_hidden)
 
-    def _taken(self, end: int, has_hidden: bool) -> Tail:
-        tokens, n_kv = self.length(end), self._layout.kv_pages_per_unit
-        pages = self._pool.states.take(self.pages_of(tokens))
-        return Tail(end - tokens, end, pages[:n_kv], pages[n_kv:], has_hidden)
+    def take(self, tail: Tail) -> Tail:
+        """Take the pages of a tail that a leg writes."""
+        pages = self._pool.states.take(self.pages_of(tail.end - tail.start))
+        n_kv = self._layout.kv_pages_per_unit
+        return replace(tail, kv=pages[:n_kv], rows=pages[n_kv:])
+
+    def value(self, tail: Tail) -> tuple[int, float, int]:
+        """Return the pages of a tail, the FLOPs a page that it saves, and the position at which it begins."""
+        pages = self.pages_of(tail.end - tail.start)
+        return pages, self._layout.flops.between(tail.start, tail.end + tail.has_hidden) / pages, tail.start
 
     def pin(self, mid_page: MidPage | None, opened: OpenPlan, lease: Lease, now: int) -> None:
         """Protect what has the tokens before a start in mid-page, if it is one, until the plan is closed."""
@@ -119,21 +132,21 @@ class Tails:
     def keep(self, opened: OpenPlan, lease: Lease, now: int) -> None:
         """Store the tails that a leg wrote, except those without a checkpoint before them.
 
-        If a session continues with them, the ends of its earlier turns are the next to be evicted.
+        If the leg ends a prompt or an answer, the end of its session's turn before is the next to be evicted.
         """
         draft = opened.draft
+        if draft.saving.ends:
+            self._supersede(lease.continued)
         for tail in opened.tails:
             node = self._node_at(lease.node, tail.start // self._layout.unit_tokens)
             if node is None or not self.may_begin_at(node):
                 self.give(tail)
                 continue
             ids = draft.key[tail.start * self.token_bytes : tail.end * self.token_bytes]
-            continues = lease.continued if tail.has_hidden else None
-            tokens = tail.end - tail.start
-            if not self.add(StoredTail(node, ids, tokens, tail.kv, tail.rows, tail.has_hidden, continues), now):
+            tokens, (_, worth, _) = tail.end - tail.start, self.value(tail)
+            stored = StoredTail(node, ids, tokens, tail.kv, tail.rows, tail.has_hidden, worth)
+            if not self.add(stored, now):
                 self._index.tidy(node)
-            elif draft.sharing.counts:
-                self.supersede(continues)
 
     def _node_at(self, last: Node | None, end: int) -> Node | None:
         """Return the node at depth `end` on the path to `last`. If work can resume at every page, one is made."""
@@ -184,7 +197,6 @@ class Tails:
         del self._order[tail]
         self._index.version += 1
         self.pages -= tail.pages
-        tail.before = None
         self.give(tail)
 
     def evict(self, tail: StoredTail) -> None:
@@ -198,15 +210,14 @@ class Tails:
         for tail in node.tails:
             self.remove(tail)
 
-    def supersede(self, tail: StoredTail | None) -> None:
-        """Let the ends of a session's earlier turns, from `tail` back, be evicted next: it has continued after them.
+    def _supersede(self, tail: StoredTail | None) -> None:
+        """Let the end of a session's earlier turn be evicted next, if it has one: the session continued after it.
 
         Another session may still branch off there, as the choices after a question do.
         """
-        while tail is not None and tail in self._order:
+        if tail is not None and tail in self._order and tail.has_hidden:
             tail.used = 0
             self._order.move_to_end(tail, last=False)
-            tail = tail.before
 
     def may_begin_at(self, node: Node) -> bool:
         """Return whether a request can resume at the end of a node."""

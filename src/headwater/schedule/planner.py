@@ -46,7 +46,6 @@ def common_ids(a: bytes, b: bytes) -> int:
 class Wish:
     """Pages that a leg asks for in addition to its own."""
 
-    tails: bool = True
     speculative: bool = True  # and optional checkpoints
     checkpoints: bool = True
     hold_checkpoint: bool = True
@@ -60,11 +59,10 @@ class Wish:
 # From the full wish to the bare minimum; the last one only helps a sequence that has not begun.
 LADDER = (
     Wish(),
-    Wish(tails=False),
-    Wish(tails=False, speculative=False),
-    Wish(tails=False, speculative=False, checkpoints=False),
-    Wish(tails=False, speculative=False, checkpoints=False, hold_checkpoint=False),
-    Wish(tails=False, speculative=False, checkpoints=False, hold_checkpoint=False, reuse=False),
+    Wish(speculative=False),
+    Wish(speculative=False, checkpoints=False),
+    Wish(speculative=False, checkpoints=False, hold_checkpoint=False),
+    Wish(speculative=False, checkpoints=False, hold_checkpoint=False, reuse=False),
 )
 
 
@@ -280,8 +278,9 @@ class Planner:
             checkpoints=tuple(c for c in seq.checkpoints if begin < c <= end and wish.takes(c in seq.optional)),
             speculative=tuple(c for c in seq.speculative if begin < c <= end and wish.speculative),
             learned=seq.learned,
-            tails=tuple(at for at in seq.tails if start < at <= end and wish.tails),
+            tails=tuple(at for at in seq.tails if start < at <= end),
             ends=end == seq.n_prompt,
+            is_passed=self.keeps_answers and seq.is_answered,
         )
         draft = Draft(
             request=seq.id,

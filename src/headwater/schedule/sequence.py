@@ -124,6 +124,11 @@ class Sequence:
         """True if the prefill may resume at any token that is cached. One around segments resumes on the grid."""
         return not self.generation.segments and self.marked_from is None
 
+    @property
+    def is_answered(self) -> bool:
+        """True if an answer will be cached after it."""
+        return False
+
     # -- placing checkpoints: overridden by kinds whose prefixes are placed by a policy
 
     @property

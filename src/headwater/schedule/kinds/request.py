@@ -140,6 +140,10 @@ class Request(Sequence):
     # -- prefill
 
     @property
+    def is_answered(self) -> bool:
+        return self.generation.keep_output and self.generation.params.max_tokens > 0
+
+    @property
     def last_resumable(self) -> int:
         """At least one token is computed, for its logits."""
         return self.n_prompt - 1

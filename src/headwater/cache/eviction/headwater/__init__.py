@@ -24,6 +24,7 @@ from headwater.cache.eviction.base.rows import MAX_SLICE_ROWS
 from headwater.cache.eviction.base.worth import Worth, next_below
 from headwater.cache.eviction.headwater.classes import (
     BRANCHES_MARK,
+    CLASS_OF_DEPTH_BITS,
     CLASSES_OF_A_BRANCH,
     DEPTH_CLASSES,
     LEAF,
@@ -37,7 +38,7 @@ from headwater.cache.eviction.headwater.classes import (
 )
 from headwater.cache.eviction.headwater.ghosts import Ghosts, prefix_ids
 from headwater.cache.eviction.headwater.order import Candidates
-from headwater.cache.eviction.headwater.rates import MIDDLES, ReuseRates
+from headwater.cache.eviction.headwater.rates import BUCKETS, MIDDLES, ReuseRates
 from headwater.cache.node import Node, Root
 from headwater.plan import CacheLayout, Draft
 
@@ -87,6 +88,16 @@ class Headwater(Eviction):
         self.candidates.settle(self._now)
         node = self.candidates.lowest(now, room is Room.KV, self.clock)
         return None if node is None else (node, Kind.CHECKPOINT)
+
+    def reuse_rate(self, node: Node, now: int) -> float:
+        row = self.candidates.row_of.get(node)
+        if row is None:
+            return super().reuse_rate(node, now)
+        return 0.0 if node.speculative else self.candidates.rate(row, now)
+
+    def new_rate(self, position: int) -> float:
+        kind = CLASS_OF_DEPTH_BITS[(position >> 6).bit_length()]
+        return super().new_rate(position) if self._layout.every_page else self.rates.index_of[kind * BUCKETS]
 
     # ---- changes of nodes
 

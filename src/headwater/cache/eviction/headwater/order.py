@@ -196,6 +196,11 @@ class Candidates(Aging[Node]):
             lowest = self._first(self.scores(now), self._leaves() if leaves else None)
         return lowest if lowest is None or not self._has_hints else self._hinted(lowest, now, leaves, clock())
 
+    def rate(self, row: int, now: int) -> float:
+        """Return the index of reuse of a row."""
+        index: float = self._rates.index_of[self.kind[row] * BUCKETS + bucket(now - self.time[row])]
+        return index
+
     def _hinted(self, lowest: Node, now: int, leaves: bool, second: float) -> Node:
         """Return the node to evict instead of the lowest one: the lowest score x weight of its namespace.
 
