@@ -73,7 +73,7 @@ def after_eviction_and_refill(make: Make) -> list[Answer]:
     assert (stats.evicted_checkpoints > 0) == (spec.resumable == "checkpoints")
     assert (stats.evicted_kv_pages > 0) == bool(spec.attention_layers)
     assert lost.account.cached_tokens < 960
-    assert refilled.account.cached_tokens in (999, 1000)  # the last row is kept in free pages only, if an answer follows
+    assert refilled.account.cached_tokens >= 960  # tails are kept if they are worth their pages
     return [lost, refilled]
 
 

@@ -157,6 +157,10 @@ class Sequence:
         """Return whether a leg that is not planned yet could end at `position`, with a checkpoint there."""
         return self.planned < position
 
+    def copies(self, start: int, end: int) -> bool:
+        """Return whether a leg would copy its result from pages, so that it computes nothing and keeps no tail."""
+        return False
+
     def complete(self, plan: Plan) -> Plan:
         """Add to a reserved plan what the cache does not know of."""
         return plan

@@ -90,12 +90,14 @@ class Tail:
     def pages(self) -> Copied:
         return Copied(tuple(self.plan.table), tuple(self.plan.lent))
 
+    def ends_leg(self, start: int, end: int) -> bool:
+        """Return whether a leg ends with the tail, and computes nothing before it: then it copies the tail."""
+        return self.first is not None and not self.is_released and self.start <= start and end == self.end
+
     def applied_to(self, plan: Plan) -> Plan:
-        """Return the plan of a leg, which copies the tail if it is the leg that would compute it."""
-        if self.first is None or self.is_released or (plan.start, plan.end) != (self.start, self.end):
-            return plan
+        """Return the plan of a leg that ends with the tail, which it copies. Nothing else need be in place before."""
         self.is_taken = True
-        return replace(plan, copied=self.pages)
+        return replace(plan, copied=self.pages, kept=None)
 
     def release(self) -> None:
         """Give the pages back."""

@@ -227,10 +227,13 @@ class Request(Sequence):
         before = self.composition is None or position <= self.composition.start(unit)
         return before and super().may_stop_at(position, unit)
 
+    def copies(self, start: int, end: int) -> bool:
+        return self.tail is not None and not self.n_output and self.tail.ends_leg(start, end)
+
     def complete(self, plan: Plan) -> Plan:
         if self.composition is not None and plan.end > self.composition.tail_start:
             return self.composition.applied_to(plan)
-        return plan if self.tail is None or self.n_output else self.tail.applied_to(plan)
+        return self.tail.applied_to(plan) if self.tail is not None and self.copies(plan.start, plan.end) else plan
 
     def segments_of(self, plan: Plan) -> tuple[StoredSegment, ...]:
         if not plan.composed or self.composition is None:
