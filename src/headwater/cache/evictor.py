@@ -96,7 +96,7 @@ class Evictor:
         return self._with_segments(kv, self._index.checkpoints - sum(node.checkpoint is not None for node in held))
 
     def _with_segments(self, kv: int, checkpoints: int) -> tuple[int, int]:
-        of_segments = self._segments.evictable
+        of_segments = self._segments.evictable if self._segments.pages else (0, 0)
         return kv + of_segments[0], checkpoints * self._segments.layout.checkpoint_pages + of_segments[1]
 
     # ---- eviction
@@ -105,7 +105,7 @@ class Evictor:
         """Evict until `pages` are free. The caller has checked that as many can be freed, unless some are kept."""
         region = self._pool.states if room is Room.STATE else self._pool.kv
         while region.free < pages:
-            if self._segments.is_evicted_first:
+            if self._segments.pages and self._segments.is_evicted_first:
                 self._segments.evict()
             elif not self.evict(room, pages - region.free, now, keep):
                 return False
@@ -130,7 +130,7 @@ class Evictor:
         sides = (Room.KV, pool.kv, kv), (Room.STATE, pool.states, states)
         for (room, region, wanted), (other, lender, kept) in (sides, sides[::-1]):
             while region.free < wanted:
-                if self._segments.is_evicted_first:
+                if self._segments.pages and self._segments.is_evicted_first:
                     self._segments.evict()
                 elif self._policy.victim(room, now) is not None:
                     if not self.evict(room, wanted - region.free, now, keep):

@@ -11,8 +11,16 @@ import numpy as np
 
 from headwater.cache.eviction.base.rows import MAX_SLICE_ROWS, Column, Numbers, view
 from headwater.cache.eviction.base.worth import Worth
-from headwater.cache.eviction.headwater.classes import HELD, LEAF, SPECULATIVE
-from headwater.cache.eviction.headwater.rates import BUCKETS, Aging, ReuseRates, bucket, buckets
+from headwater.cache.eviction.headwater.rates import (
+    BUCKETS,
+    HELD,
+    LEAF,
+    SPECULATIVE,
+    Aging,
+    ReuseRates,
+    bucket,
+    buckets,
+)
 from headwater.cache.node import Node
 
 RANKED_FRACTION = 64  # 1/64 of the candidates, those with the lowest scores, is ranked
