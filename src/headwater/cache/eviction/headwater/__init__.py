@@ -170,7 +170,7 @@ class Headwater(Eviction):
         uses = min(MAX_USES, node.hits and 1 + node.hits)  # of a snapshot
         if not node.speculative:  # a speculative one is evicted first, and leaves no ghost entry
             uses = max(uses, self.ghosts.take(prefix, self._now))
-        self._due = max(MIN_NOTED, (len(self.candidates) + 1) // NOTED_FRACTION)
+        self._due = max(MIN_NOTED, (len(self.candidates.keys) + 1) // NOTED_FRACTION)
         self.candidates.take(node, prefix, class_of(node, uses, self._unit_tokens), uses)
 
     def _use(self, node: Node, row: int) -> None:
@@ -193,7 +193,7 @@ class Headwater(Eviction):
             self.ghosts.put(candidates.prefix[row], kind, uses, time, self._now)
         node.mark = 0
         candidates.leave(node, self._now)
-        self._due = max(MIN_NOTED, len(candidates) // NOTED_FRACTION)
+        self._due = max(MIN_NOTED, len(candidates.keys) // NOTED_FRACTION)
         if candidates.is_used_up(self._now):
             self._rank_again()
 
@@ -229,7 +229,7 @@ class Headwater(Eviction):
         the class of one branch. One of that class is used only if it is the deepest, one of several each time.
         """
         ghosts = self.ghosts
-        if not len(ghosts):
+        if not ghosts.keys:
             return
         width, unit = self._unit_bytes, self._unit_tokens
         end = (max(draft.end, len(draft.key) * unit // width) - 1) // unit  # one token must be computed

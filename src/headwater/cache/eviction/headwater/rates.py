@@ -80,7 +80,7 @@ def bucket(age: int) -> int:
     if age < 2:
         return 0
     top = age.bit_length() - 1
-    return 2 * top + (age >> (top - 1) & 1) if 2 * top < BUCKETS else BUCKETS - 1
+    return 2 * top + (age >> (top - 1) & 1) if top < BUCKETS // 2 else BUCKETS - 1
 
 
 def buckets(ages: Column) -> Column:
@@ -117,8 +117,11 @@ class ReuseRates:
 
     def watched(self, kind: int, start: int, end: int) -> None:
         """Note that one was of a class between two ages."""
-        self._spans.extend((kind, start, end))
-        if len(self._spans) >= 3 * MAX_WAITING_SPANS:
+        spans = self._spans
+        spans.append(kind)
+        spans.append(start)
+        spans.append(end)
+        if len(spans) >= 3 * MAX_WAITING_SPANS:
             self._count_spans()
 
     def _count_spans(self) -> None:
