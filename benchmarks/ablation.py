@@ -26,7 +26,7 @@ from benchmarks import measure
 from benchmarks.cells import Cell, Pair, read_cells
 from benchmarks.grid import HERE, SMALL, code_digest, earlier, seeds_of
 from headwater.cache.eviction.base.rows import Column
-from headwater.cache.eviction.headwater import classes
+from headwater.cache.eviction.headwater import rates
 from headwater.cache.eviction.headwater.ghosts import Ghosts
 from headwater.cache.eviction.headwater.rates import ReuseRates
 from headwater.cache.history import History
@@ -65,7 +65,7 @@ PARTS: dict[str, tuple[Pair, Patches]] = {
     "learned rates: worth × prior alone": (OURS, partial(patch.object, ReuseRates, "rates", _prior)),
     "ghost entries": (OURS, partial(patch.object, Ghosts, "put", _nothing)),
     "uses of a checkpoint that is taken anew": (OURS, partial(patch.object, Ghosts, "take", _no_uses)),
-    "uses as classes": (OURS, partial(patch.object, classes, "CLASS_OF_USES", [0] * len(classes.CLASS_OF_USES))),
+    "uses as classes": (OURS, partial(patch.object, rates, "CLASS_OF_USES", [0] * len(rates.CLASS_OF_USES))),
     "history of evicted prefixes": (OURS, partial(patch.multiple, History, depth=lambda *_: 0, shared=lambda *_: 0)),
     "learned and optimal positions: `structural`": (("structural", "headwater"), nullcontext),
     "learned positions": (OURS, partial(patch.object, Departures, "of", _nothing)),

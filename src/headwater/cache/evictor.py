@@ -105,7 +105,7 @@ class Evictor:
 
     def _with_segments(self, kv: int, checkpoints: int, survey: Survey) -> tuple[int, int]:
         """Add what tails and segments give, except the tail that the leg reads."""
-        of_segments = self._segments.evictable
+        of_segments = self._segments.evictable if self._segments.pages else (0, 0)
         states = checkpoints * self._layout.checkpoint_pages + self._tails.evictable_beside(survey.mid_page)
         return kv + of_segments[0], states + of_segments[1]
 
@@ -115,7 +115,7 @@ class Evictor:
         """Evict until `pages` are free. The caller has checked that as many can be freed, unless some are kept."""
         region = self._pool.states if room is Room.STATE else self._pool.kv
         while region.free < pages:
-            if self._segments.is_evicted_first:
+            if self._segments.pages and self._segments.is_evicted_first:
                 self._segments.evict()
             elif not self.evict(room, pages - region.free, now, keep):
                 return False
@@ -140,7 +140,7 @@ class Evictor:
         sides = (Room.KV, pool.kv, kv), (Room.STATE, pool.states, states)
         for (room, region, wanted), (other, lender, kept) in (sides, sides[::-1]):
             while region.free < wanted:
-                if self._segments.is_evicted_first:
+                if self._segments.pages and self._segments.is_evicted_first:
                     self._segments.evict()
                 elif self._policy.victim(room, now) is not None:
                     if not self.evict(room, wanted - region.free, now, keep):

@@ -123,6 +123,11 @@ class Root(Node):
         self.namespace = namespace
 
 
+def is_free_leaf(node: Node) -> bool:
+    """Return whether KV of the node can be evicted once it has no checkpoint."""
+    return not node.children and not node.pins and node.parent is not None
+
+
 class Observer:
     """Observer of the changes of an index's nodes. This one does nothing; an eviction policy is one that does."""
 

@@ -273,7 +273,8 @@ class Planner:
         kept = start - match.checkpoint_tokens if match is not None and start else 0
         if end <= start and not (kept and end == seq.n_prompt):
             return None
-        end, begin = seq.leg_end(start, end, self.unit), start - kept
+        end = seq.leg_end(start, end, self.unit)
+        begin = start - kept if start < end else end  # a leg without rows saves nothing
         saving = Saving(
             checkpoints=tuple(c for c in seq.checkpoints if begin < c <= end and wish.takes(c in seq.optional)),
             speculative=tuple(c for c in seq.speculative if begin < c <= end and wish.speculative),

@@ -14,8 +14,8 @@ from headwater.cache.eviction.base.policy import Room
 from headwater.cache.eviction.base.rows import Column
 from headwater.cache.eviction.base.worth import Worth
 from headwater.cache.eviction.headwater import Headwater, order
-from headwater.cache.eviction.headwater.classes import BRANCH_CLASSES, DEPTH_CLASSES, PRIOR_USES
 from headwater.cache.eviction.headwater.order import Candidates
+from headwater.cache.eviction.headwater.rates import BRANCH_CLASSES, DEPTH_CLASSES, PRIOR_USES
 from headwater.cache.node import Node
 from headwater.errors import ConfigError, OutOfPages
 from tests.cache.toy import LAYOUT, Tokens, Toy, assert_worths_are_those_of_now, dump, evict, floor, key_of, words

@@ -10,10 +10,9 @@ import pytest
 from headwater.cache import PrefixCache
 from headwater.cache.eviction.base.policy import Room
 from headwater.cache.eviction.headwater import Headwater
-from headwater.cache.eviction.headwater.classes import CLASS_OF_USES, CLASSES_OF_A_BRANCH
 from headwater.cache.eviction.headwater.ghosts import Ghosts, prefix_ids
 from headwater.cache.eviction.headwater.order import Candidates
-from headwater.cache.eviction.headwater.rates import BUCKETS, MIDDLES, ReuseRates, bucket
+from headwater.cache.eviction.headwater.rates import CLASS_OF_USES, CLASSES_A_BRANCH, MIDDLES, ReuseRates, bucket
 from tests.cache.eviction.test_headwater import SMALL, resumes, split
 from tests.cache.toy import LAYOUT, Toy, evict, key_of, words
 
@@ -65,7 +64,7 @@ def ghosts(toy: Toy) -> list[tuple[int, int]]:
     policy = toy.cache.policy
     assert isinstance(policy, Headwater)
     return sorted(
-        (kind // CLASSES_OF_A_BRANCH, uses) for kind, uses in zip(policy.ghosts.kind, policy.ghosts.uses, strict=True)
+        (kind // CLASSES_A_BRANCH, uses) for kind, uses in zip(policy.ghosts.kind, policy.ghosts.uses, strict=True)
     )
 
 
@@ -302,7 +301,7 @@ def test_time_of_a_ghost_until_it_leaves_is_counted_once() -> None:
     deque(ghosts.renew(0, 310))
     assert len(ghosts) == 0
     assert counted(ghosts) == (1, 300)
-    assert np.array_equal(ghosts._rates.time[2:], np.zeros((CLASSES - 2, BUCKETS)))
+    assert np.array_equal(ghosts._rates.time[2:], np.zeros((CLASSES - 2, len(MIDDLES))))
 
 
 def test_rows_of_known_prefixes_are_found_in_order() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from headwater.account import Reason
 from headwater.cache import PrefixCache
 from headwater.cache.eviction.headwater import Headwater
-from headwater.cache.eviction.headwater.classes import DEPTH_CLASSES, LEARNED_CLASS, PRIOR_USES
+from headwater.cache.eviction.headwater.rates import DEPTH_CLASSES, LEARNED_CLASS, PRIOR_USES
 from headwater.cache.placement import make_placement
 from headwater.cache.placement.base import Placement, PlacementQuery
 from headwater.errors import ConfigError

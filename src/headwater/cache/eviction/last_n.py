@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headwater.cache.eviction.base.policy import Kind, Victim, is_free_leaf
+from headwater.cache.eviction.base.policy import Kind, Victim
 from headwater.cache.eviction.lru import Lru
-from headwater.cache.node import Node
+from headwater.cache.node import Node, is_free_leaf
 from headwater.plan import CacheLayout
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from operator import attrgetter
 
 from headwater.cache.eviction.base.lazy_heap import LazyHeap, Leaves
-from headwater.cache.eviction.base.policy import Eviction, Kind, Room, Victim, is_free_leaf
-from headwater.cache.node import Node
+from headwater.cache.eviction.base.policy import Eviction, Kind, Room, Victim
+from headwater.cache.node import Node, is_free_leaf
 from headwater.plan import CacheLayout
 
 

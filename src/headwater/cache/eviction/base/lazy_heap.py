@@ -7,8 +7,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from headwater.cache.eviction.base.policy import Kind, Victim, is_free_leaf
-from headwater.cache.node import Node
+from headwater.cache.eviction.base.policy import Kind, Victim
+from headwater.cache.node import Node, is_free_leaf
 
 Rank = tuple[float, ...]
 Key = TypeVar("Key", int, Rank)

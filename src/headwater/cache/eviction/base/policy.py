@@ -74,8 +74,3 @@ class Eviction(Observer, ABC):
     def surplus(self, node: Node, now: int) -> Victim | None:
         """Return what to evict although no room is needed, after a commit of a path to `node`; None: nothing (more)."""
         return None
-
-
-def is_free_leaf(node: Node) -> bool:
-    """Return whether KV of the node can be evicted once it has no checkpoint."""
-    return not node.children and not node.pins and node.parent is not None

@@ -6,9 +6,9 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from headwater.cache.eviction.base.lazy_heap import LazyHeap, Rank, bare_leaves, is_bare_leaf
-from headwater.cache.eviction.base.policy import Eviction, Kind, Room, Victim, is_free_leaf
+from headwater.cache.eviction.base.policy import Eviction, Kind, Room, Victim
 from headwater.cache.eviction.base.worth import Bases, changes_sharing, next_below
-from headwater.cache.node import Node
+from headwater.cache.node import Node, is_free_leaf
 
 
 class BareFirst(Eviction):

@@ -26,6 +26,7 @@ class Rows(Generic[Key]):
         self._columns = tuple(array(code) for code in columns.values())
         for name, column in zip(columns, self._columns, strict=True):
             setattr(self, name, column)
+        self._appends = tuple(column.append for column in self._columns)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -35,13 +36,14 @@ class Rows(Generic[Key]):
         for column in columns:
             column.extend([0] * len(self))
         self._columns += columns
+        self._appends = tuple(column.append for column in self._columns)
 
     def add(self, key: Key, numbers: Iterable[Any]) -> int:
         """Add a row for a key that has none, with a number for each column; return it."""
         row = self.row_of[key] = len(self.keys)
         self.keys.append(key)
-        for column, number in zip(self._columns, numbers):  # noqa: B905 -- at each checkpoint: `strict` takes longer
-            column.append(number)
+        for append, number in zip(self._appends, numbers):  # noqa: B905 -- at each checkpoint: `strict` takes longer
+            append(number)
         return row
 
     def remove(self, key: Key) -> None:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from headwater.cache.eviction.base.lazy_heap import LazyHeap
-from headwater.cache.eviction.base.policy import Eviction, Kind, Room, Victim, is_free_leaf
+from headwater.cache.eviction.base.policy import Eviction, Kind, Room, Victim
 from headwater.cache.eviction.base.rows import NOTHING, Bounds, Column, Columns
 from headwater.cache.eviction.base.worth import Bases, measured_from
-from headwater.cache.node import Node
+from headwater.cache.node import Node, is_free_leaf
 
 MAX_UNSETTLED = 4096
 

@@ -21,15 +21,13 @@ class Worth:
 
     def of(self, node: Node) -> float:
         """Return FLOPs per page."""
-        unit, pages, above = self._unit, self._checkpoint_pages, node.parent
-        while above is not None and above.checkpoint is None:
-            above = above.parent
+        unit, pages = self._unit, self._checkpoint_pages
         if not node.children:
             top = node.parent
             while top is not None and top.checkpoint is None and len(top.children) == 1 and top.parent is not None:
                 top = top.parent
             pages += (node.end - (0 if top is None else top.end)) * self._unit_pages
-        return self._flops.between(0 if above is None else above.end * unit, node.end * unit) / (pages or 1)
+        return self._flops.between(base(node) * unit, node.end * unit) / (pages or 1)
 
 
 class Bases:
@@ -48,16 +46,10 @@ class Bases:
 
 def base(node: Node) -> int:
     """Return the depth of the nearest ancestor with a checkpoint; 0 if there is none."""
-    above = base_node(node)
-    return 0 if above is None else above.end
-
-
-def base_node(node: Node) -> Node | None:
-    """Return the nearest ancestor with a checkpoint."""
     above = node.parent
     while above is not None and above.checkpoint is None:
         above = above.parent
-    return above
+    return 0 if above is None else above.end
 
 
 def measured_from(node: Node) -> Iterator[Node]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from headwater.cache.eviction.base.lazy_heap import LazyHeap, Rank
-from headwater.cache.eviction.base.policy import Victim, is_free_leaf
+from headwater.cache.eviction.base.policy import Victim
 from headwater.cache.eviction.base.ranked import BareFirst
 from headwater.cache.eviction.base.rows import Columns, OverDistance
 from headwater.cache.eviction.base.worth import Worth, next_below
 from headwater.cache.eviction.clairvoyant.future import Future, Users
-from headwater.cache.node import Node
+from headwater.cache.node import Node, is_free_leaf
 from headwater.plan import CacheLayout
 
 

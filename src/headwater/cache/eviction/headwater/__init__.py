@@ -3,7 +3,7 @@
 1. A leaf of KV without a checkpoint is evicted first, the least recently used one before others.
 2. Then the checkpoint with the lowest score: worth x index of reuse. A speculative one has the score 0.
 3. Worth: FLOPs saved over the nearest checkpoint above, divided by the pages that are freed (`base/worth.py`).
-4. Checkpoints are counted in classes: by branches below, uses and depth (`classes.py`).
+4. Checkpoints are counted in classes: by branches below, uses and depth (`rates.py`).
 5. The rate of reuse of a class at an age is uses divided by time in memory; before any count it is a prior.
 6. The index of reuse is the highest rate until any later age at which the checkpoint could be evicted (`rates.py`).
 7. An evicted checkpoint leaves a ghost entry. A request that could have resumed there is a use of it (`ghosts.py`).
@@ -22,23 +22,25 @@ from headwater.cache.eviction.base.lazy_heap import bare_leaves
 from headwater.cache.eviction.base.policy import Eviction, Kind, Room, Victim
 from headwater.cache.eviction.base.rows import MAX_SLICE_ROWS
 from headwater.cache.eviction.base.worth import Worth, next_below
-from headwater.cache.eviction.headwater.classes import (
+from headwater.cache.eviction.headwater.ghosts import Ghosts, prefix_ids
+from headwater.cache.eviction.headwater.order import Candidates
+from headwater.cache.eviction.headwater.rates import (
     BRANCHES_MARK,
+    BUCKETS,
     CLASS_OF_DEPTH_BITS,
-    CLASSES_OF_A_BRANCH,
+    CLASSES_A_BRANCH,
     DEPTH_CLASSES,
     LEAF,
     MAX_USES,
+    MIDDLES,
     PRIOR_USES,
     SPECULATIVE,
+    ReuseRates,
     class_of,
     class_of_ghost,
     mark_of,
     used,
 )
-from headwater.cache.eviction.headwater.ghosts import Ghosts, prefix_ids
-from headwater.cache.eviction.headwater.order import Candidates
-from headwater.cache.eviction.headwater.rates import BUCKETS, MIDDLES, ReuseRates
 from headwater.cache.node import Node, Root
 from headwater.plan import CacheLayout, Draft
 
@@ -180,7 +182,7 @@ class Headwater(Eviction):
         uses = min(MAX_USES, node.hits and 1 + node.hits)  # of a snapshot
         if not node.speculative:  # a speculative one is evicted first, and leaves no ghost entry
             uses = max(uses, self.ghosts.take(prefix, self._now))
-        self._due = max(MIN_NOTED, (len(self.candidates) + 1) // NOTED_FRACTION)
+        self._due = max(MIN_NOTED, (len(self.candidates.keys) + 1) // NOTED_FRACTION)
         self.candidates.take(node, prefix, class_of(node, uses, self._unit_tokens), uses)
 
     def _use(self, node: Node, row: int) -> None:
@@ -203,7 +205,7 @@ class Headwater(Eviction):
             self.ghosts.put(candidates.prefix[row], kind, uses, time, self._now)
         node.mark = 0
         candidates.leave(node, self._now)
-        self._due = max(MIN_NOTED, len(candidates) // NOTED_FRACTION)
+        self._due = max(MIN_NOTED, len(candidates.keys) // NOTED_FRACTION)
         if candidates.is_used_up(self._now):
             self._rank_again()
 
@@ -239,7 +241,7 @@ class Headwater(Eviction):
         the class of one branch. One of that class is used only if it is the deepest, one of several each time.
         """
         ghosts = self.ghosts
-        if not len(ghosts):
+        if not ghosts.keys:
             return
         width, unit = self._unit_bytes, self._unit_tokens
         end = (max(draft.end, len(draft.key) * unit // width) - 1) // unit  # one token must be computed
@@ -249,7 +251,7 @@ class Headwater(Eviction):
         self._hashed = key, node.end, [*ids, before]
         for row in rows:
             kind, is_deepest = ghosts.kind[row], row == rows[0]
-            if is_deepest or kind // CLASSES_OF_A_BRANCH != 1:
+            if is_deepest or kind // CLASSES_A_BRANCH != 1:
                 uses = used(ghosts.uses[row], draft.sharing.counts)
                 ghosts.use(row, class_of_ghost(kind, uses, is_deepest), uses, now, counts=draft.sharing.counts)
         if rows:

@@ -11,8 +11,16 @@ import numpy as np
 
 from headwater.cache.eviction.base.rows import MAX_SLICE_ROWS, Column, Numbers, view
 from headwater.cache.eviction.base.worth import Worth
-from headwater.cache.eviction.headwater.classes import HELD, LEAF, SPECULATIVE
-from headwater.cache.eviction.headwater.rates import BUCKETS, Aging, ReuseRates, bucket, buckets
+from headwater.cache.eviction.headwater.rates import (
+    BUCKETS,
+    HELD,
+    LEAF,
+    SPECULATIVE,
+    Aging,
+    ReuseRates,
+    bucket,
+    buckets,
+)
 from headwater.cache.node import Node
 
 RANKED_FRACTION = 64  # 1/64 of the candidates, those with the lowest scores, is ranked
@@ -79,23 +87,16 @@ class Ranking:
         """Return the node with the lowest score, of equals the older one; None if all ranked ones are used up."""
         if not self.ranked:
             return None
-        first = self._lowest_ranked()
-        heap, changed = self._heap, self._changed
-        while heap and changed.get(heap[0][2]) is not heap[0]:
-            heappop(heap)
-        return heap[0][2] if heap and heap[0][:2] < first[:2] else self._runs[first[2]][0][-1]
-
-    def _lowest_ranked(self) -> tuple[float, int, int]:
-        ranked, first = self.ranked, self._first
-        while True:
-            score, _, number = first[0]
-            nodes, scores = self._runs[number]
-            if ranked.get(nodes[-1]) == score:
-                return first[0]
-            heappop(first)
+        ranked, first, heap, changed = self.ranked, self._first, self._heap, self._changed
+        nodes, scores = self._runs[first[0][2]]
+        while ranked.get(nodes[-1]) != first[0][0]:
             nodes.pop()
             scores.pop()
-            self._push(number)
+            self._push(heappop(first)[2])
+            nodes, scores = self._runs[first[0][2]]
+        while heap and changed.get(heap[0][2]) is not heap[0]:
+            heappop(heap)
+        return heap[0][2] if heap and heap[0] < first[0] else nodes[-1]
 
 
 class Candidates(Aging[Node]):
@@ -161,8 +162,9 @@ class Candidates(Aging[Node]):
 
     def is_used_up(self, now: int) -> bool:
         """Return whether candidates should be ranked again; in a large table some are left until that is done."""
-        spare = len(self) // MAX_SLICE_ROWS * SPARE_A_SLICE
-        if len(self) < 2 * RANKED_FRACTION or len(self.ranking.ranked) > spare + len(self.changed):
+        rows = len(self.keys)
+        spare = rows // MAX_SLICE_ROWS * SPARE_A_SLICE
+        if rows < 2 * RANKED_FRACTION or len(self.ranking.ranked) > spare + len(self.changed):
             return False
         self.settle(now)  # ranked ones that changed are not left
         return len(self.ranking.ranked) <= spare

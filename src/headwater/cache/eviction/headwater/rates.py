@@ -1,4 +1,7 @@
-"""Rates of reuse by class and age, learned from traffic. An age is the time since the last use, in logical ticks."""
+"""Classes of checkpoints by branches below, uses and depth; their rates of reuse by age, learned from traffic.
+
+An age is the time since the last use, in logical ticks.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from headwater.cache.eviction.base.rows import Column, Key, Numbers, Rows, view
+from headwater.cache.node import Node
 
 BUCKETS = 40  # of age: 1, 1.5, 2, 3, 4, 6 and so on; the last one has no end
 EDGES = np.array([0.0, *(2.0 ** (b // 2) * (1 + b % 2 / 2) for b in range(1, BUCKETS)), np.inf])
@@ -17,13 +21,66 @@ COARSE_FRACTION = 8  # a span shorter than 1/8 of its age counts in one bucket
 MAX_REUSES_A_BUCKET = 15.0  # that are expected
 MAX_WAITING_SPANS = 4096  # that are not counted yet
 
+MAX_USES = 255  # that are counted
+BRANCH_CLASSES, DEPTH_CLASSES = 3, 7  # no branch, 1, more; below 256 tokens, 1,024 and so on
+# 1 + uses that the prior assumes, by class: none, another's work, 1, 2-3, 4-7, more; none at a learned position
+PRIOR_USES = np.array([1, 2, 2, 3, 3, 3, 4])
+LEARNED_CLASS = (len(PRIOR_USES) - 1) * DEPTH_CLASSES
+CLASSES_A_BRANCH = len(PRIOR_USES) * DEPTH_CLASSES
+CLASS_OF_USES = [
+    DEPTH_CLASSES * (uses if uses < 2 else min(len(PRIOR_USES) - 2, 1 + (uses - 1).bit_length()))
+    for uses in range(MAX_USES + 1)
+]
+CLASS_OF_DEPTH_BITS = [min(DEPTH_CLASSES - 1, max(0, bits - 1) // 2) for bits in range(64)]  # depth in 64 tokens
+
+# Bits of a mark: all but times and depth on which class and worth of a node's checkpoint depend
+BRANCHES_MARK, PARENT, EXISTS, HELD, SPECULATIVE, LEAF = 0xE0, 16, 8, 4, 2, 1
+
+
+def class_of(node: Node, uses: int, unit_tokens: int) -> int:
+    """Return the class of a node's checkpoint."""
+    live = node.live
+    of_branches = CLASSES_A_BRANCH * ((live if live < BRANCH_CLASSES else BRANCH_CLASSES) - 1)
+    of_uses = LEARNED_CLASS if node.learned and not uses else CLASS_OF_USES[uses]
+    return of_branches + of_uses + CLASS_OF_DEPTH_BITS[(node.end * unit_tokens >> 6).bit_length()]
+
+
+def class_of_ghost(kind: int, uses: int, is_deepest: bool) -> int:
+    """Return the class of a used ghost entry that was of class `kind`.
+
+    If no checkpoint of the prompt had been evicted, one above the deepest would have a branch below it.
+    """
+    branches, rest = divmod(kind, CLASSES_A_BRANCH)
+    if not is_deepest:
+        branches = max(1, branches)
+    return branches * CLASSES_A_BRANCH + CLASS_OF_USES[uses] + rest % DEPTH_CLASSES
+
+
+def used(uses: int, is_request: bool) -> int:
+    """Return the number of uses after one more: 0 none, 1 other work than requests', else 1 more than requests."""
+    return min(MAX_USES, max(2, uses + 1)) if is_request else max(1, uses)
+
+
+def mark_of(node: Node) -> int:
+    """Return the mark of a node with a checkpoint, 1 to 255. It has the lowest bits of the number of branches."""
+    mark = (node.live & 7) << 5 | EXISTS
+    if node.children:
+        mark |= PARENT
+    elif not node.pins and node.parent is not None:
+        mark |= LEAF
+    if node.holds:
+        mark |= HELD
+    if node.speculative:
+        mark |= SPECULATIVE
+    return mark
+
 
 def bucket(age: int) -> int:
     """Return the bucket of an age; ages below 1 count as 1."""
     if age < 2:
         return 0
     top = age.bit_length() - 1
-    return 2 * top + (age >> (top - 1) & 1) if 2 * top < BUCKETS else BUCKETS - 1
+    return 2 * top + (age >> (top - 1) & 1) if top < BUCKETS // 2 else BUCKETS - 1
 
 
 def buckets(ages: Column) -> Column:
@@ -60,8 +117,11 @@ class ReuseRates:
 
     def watched(self, kind: int, start: int, end: int) -> None:
         """Note that one was of a class between two ages."""
-        self._spans.extend((kind, start, end))
-        if len(self._spans) >= 3 * MAX_WAITING_SPANS:
+        spans = self._spans
+        spans.append(kind)
+        spans.append(start)
+        spans.append(end)
+        if len(spans) >= 3 * MAX_WAITING_SPANS:
             self._count_spans()
 
     def _count_spans(self) -> None:
