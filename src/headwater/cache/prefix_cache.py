@@ -261,11 +261,7 @@ class PrefixCache:
         """Take pages for each new checkpoint and tail, and for speculative checkpoints as long as pages are free."""
         size, states = self.layout.checkpoint_pages, self.pool.states
         saves = [Save(at, states.take(size)) for at in survey.saves]
-        for end in survey.tails:
-            tail = self.tails.planned(end, opened.draft.saving.ends and end == survey.tails[-1])
-            is_passed = tail.has_hidden and opened.draft.saving.is_passed
-            if self.evictor.make_room_for_tail(*self.tails.value(tail), is_passed, self.now):
-                opened.tails += (self.tails.take(tail),)
+        opened.tails = self.tails.take(survey.tails, opened.draft.saving, self.now, self.evictor.make_room_for_tail)
         for at in survey.guesses:
             if states.free < size:
                 break

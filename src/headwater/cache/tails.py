@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.node import MidPage, Node, StoredTail
 from headwater.cache.pool import Pool
-from headwater.plan import CacheLayout, Tail
+from headwater.plan import CacheLayout, Saving, Tail
+
+MakeRoom = Callable[[int, float, int, bool, int], bool]  # see `Evictor.make_room_for_tail`
 
 
 class Tails:
@@ -84,15 +86,17 @@ class Tails:
 
     # ---- legs
 
-    def planned(self, end: int, has_hidden: bool) -> Tail:
-        """Return a tail that ends at a position, without pages."""
-        return Tail(end - self.length(end), end, (), (), has_hidden)
-
-    def take(self, tail: Tail) -> Tail:
-        """Take the pages of a tail that a leg writes."""
-        pages = self._pool.states.take(self.pages_of(tail.end - tail.start))
+    def take(self, ends: tuple[int, ...], saving: Saving, now: int, make_room: MakeRoom) -> tuple[Tail, ...]:
+        """Take the pages of the tails that a leg writes; those that are not worth the room are left out."""
+        tails: tuple[Tail, ...] = ()
         n_kv = self._layout.kv_pages_per_unit
-        return replace(tail, kv=pages[:n_kv], rows=pages[n_kv:])
+        for end in ends:
+            is_last = saving.ends and end == ends[-1]
+            tail = Tail(end - self.length(end), end, (), (), has_hidden=is_last)
+            if make_room(*self.value(tail), is_last and saving.is_passed, now):
+                pages = self._pool.states.take(self.pages_of(tail.end - tail.start))
+                tails += (replace(tail, kv=pages[:n_kv], rows=pages[n_kv:]),)
+        return tails
 
     def value(self, tail: Tail) -> tuple[int, float, int]:
         """Return the pages of a tail, the FLOPs a page that it saves, and the position at which it begins."""
