@@ -153,12 +153,15 @@ class Routed:
         counts["loaded"] += bool(read - {PEER})
         counts["missed_loads"] += self.loads and not read - {PEER}
 
-    def count_prediction(self, end: FinishedEvent, counts: Counter[str]) -> None:
-        """Count whether its worker had as many tokens as predicted, and changes until the request began."""
+    def count_prediction(self, end: FinishedEvent, block_tokens: int, counts: Counter[str]) -> None:
+        """Count whether its worker had as many tokens as predicted, and changes until the request began.
+
+        Events announce no tails: a request may resume up to a block after the checkpoint that was there on arrival.
+        """
         reused, had = in_memory(end.account), end.cached_on_arrival
         if had is None:
             had = reused
-        elif reused != had:
+        elif not had <= reused <= had + block_tokens:
             counts["lost_waiting" if reused < had else "gained_waiting"] += 1
         found = "as_predicted" if had == self.predicted else "less" if had < self.predicted else "more"
         counts[f"cached_{found}"] += 1

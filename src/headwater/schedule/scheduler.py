@@ -102,8 +102,11 @@ class Scheduler:
         return self.workload.new_id()
 
     def cached_of(self, seq: Request) -> int | None:
-        """Return how many tokens of a waiting prompt's beginning are cached. None: it has segments, or is scored."""
-        return None if seq.generation.segments or seq.scores_prompt else self.planner.match(seq).resumed_tokens
+        """Return how many tokens of a waiting prompt's beginning are cached, as events announce: without a tail.
+
+        None: it has segments, or is scored.
+        """
+        return None if seq.generation.segments or seq.scores_prompt else self.planner.match(seq).checkpoint_tokens
 
     def check_fits(self, tokens: int) -> None:
         """Raise RequestTooLarge if a prompt and its output, `tokens` together, could never be served."""
