@@ -124,7 +124,7 @@ class Routed:
         return Submit(self.id, self.attempt, bare, self.key, output, self.peers, tail, bool(self.sent))
 
     def kept(self, prompt: Prompt, end: FinishedEvent) -> tuple[Prompt, KeepAnswer] | None:
-        """Return the part of prompt and answer to cache, and the order to do so; None if there is none.
+        """Return prompt and answer, which are to be cached, and the order to do so; None if they are not.
 
         A token that ends an answer is only in its last event.
         """
@@ -134,8 +134,8 @@ class Routed:
         answer = kept(prompt, prompt.tokens + len(tokens)) if self.generation.keep_output else None
         if answer is None:
             return None
-        key = (self.key + key_of(tokens))[: TOKEN_BYTES * answer.tokens]
-        return answer, KeepAnswer(self.id, self.attempt, replace(self.generation, prompt=()), key)
+        order = KeepAnswer(self.id, self.attempt, replace(self.generation, prompt=()), self.key + key_of(tokens))
+        return answer, order
 
     def difference(self, event: TokenEvent, again: TokenEvent) -> HeadwaterError | None:
         """Return the error if a worker has sent `event` instead of `again`, the token that was sent before."""
