@@ -47,7 +47,7 @@ class FinishedEvent:
     queued_seconds: float | None = None  # from submission until the first leg ran; None: unknown
     accepted_drafts: int = 0  # tokens of the answer that were drafted
     rejected_drafts: int = 0
-    cached_on_arrival: int | None = None  # leading tokens of the prompt; None: it has segments, or is scored
+    cached_on_arrival: int | None = None  # tokens of the prompt, to a checkpoint; None: it has segments, or is scored
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -94,6 +95,8 @@ class RoutedMake:
 
     model: tuple
     roles: tuple[Role, ...]
+
+    settings: ClassVar[dict[str, object]] = {}  # as one server has by default
 
     @property
     def loaded(self):

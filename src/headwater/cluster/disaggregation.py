@@ -105,14 +105,8 @@ def decoder_after(prompt: Prompt, prefilling: Candidate, candidates: Sequence[Ca
 
 
 def kept(prompt: Prompt, tokens: int) -> Prompt | None:
-    """Return the part of a prompt and its answer, `tokens` together, that is prefilled after the answer's end.
-
-    None: the answer fills no block beyond those of the prompt, which are cached where it was prefilled.
-    """
-    end = tokens // prompt.block_tokens * prompt.block_tokens
-    if end <= prompt.tokens // prompt.block_tokens * prompt.block_tokens:
-        return None
-    return Prompt(end, prompt.blocks, prompt.block_tokens)
+    """Return a prompt and its answer, `tokens` together, to be prefilled after the answer; None if that is empty."""
+    return Prompt(tokens, prompt.blocks, prompt.block_tokens) if tokens > prompt.tokens else None
 
 
 def keeper(answer: Prompt, candidates: Sequence[Candidate], decoded: str) -> int | None:

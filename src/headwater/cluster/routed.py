@@ -124,7 +124,7 @@ class Routed:
         return Submit(self.id, self.attempt, bare, self.key, output, self.peers, tail, bool(self.sent))
 
     def kept(self, prompt: Prompt, end: FinishedEvent) -> tuple[Prompt, KeepAnswer] | None:
-        """Return the part of prompt and answer to cache, and the order to do so; None if there is none.
+        """Return prompt and answer, which are to be cached, and the order to do so; None if they are not.
 
         A token that ends an answer is only in its last event.
         """
@@ -134,8 +134,8 @@ class Routed:
         answer = kept(prompt, prompt.tokens + len(tokens)) if self.generation.keep_output else None
         if answer is None:
             return None
-        key = (self.key + key_of(tokens))[: TOKEN_BYTES * answer.tokens]
-        return answer, KeepAnswer(self.id, self.attempt, replace(self.generation, prompt=()), key)
+        order = KeepAnswer(self.id, self.attempt, replace(self.generation, prompt=()), self.key + key_of(tokens))
+        return answer, order
 
     def difference(self, event: TokenEvent, again: TokenEvent) -> HeadwaterError | None:
         """Return the error if a worker has sent `event` instead of `again`, the token that was sent before."""
@@ -153,12 +153,15 @@ class Routed:
         counts["loaded"] += bool(read - {PEER})
         counts["missed_loads"] += self.loads and not read - {PEER}
 
-    def count_prediction(self, end: FinishedEvent, counts: Counter[str]) -> None:
-        """Count whether its worker had as many tokens as predicted, and changes until the request began."""
+    def count_prediction(self, end: FinishedEvent, block_tokens: int, counts: Counter[str]) -> None:
+        """Count whether its worker had as many tokens as predicted, and changes until the request began.
+
+        Events announce no tails: a request may resume up to a block after the checkpoint that was there on arrival.
+        """
         reused, had = in_memory(end.account), end.cached_on_arrival
         if had is None:
             had = reused
-        elif reused != had:
+        elif not had <= reused <= had + block_tokens:
             counts["lost_waiting" if reused < had else "gained_waiting"] += 1
         found = "as_predicted" if had == self.predicted else "less" if had < self.predicted else "more"
         counts[f"cached_{found}"] += 1

@@ -43,7 +43,7 @@ from headwater.engine.meter import EngineStats
 from headwater.errors import EngineStopped
 from headwater.events import Event, FailedEvent, FinishedEvent
 from headwater.request import Generation
-from headwater.schedule.sequence import key_of
+from headwater.schedule.sequence import TOKEN_BYTES, key_of
 from headwater.spec import ModelSpec
 
 PING_SECONDS = 0.2  # between heartbeats
@@ -323,7 +323,7 @@ class Router:
         account = event.account
         request.count_reads(account, self.counts)
         if request.prefilled is None:  # a prediction is counted once a request, by its prefill
-            request.count_prediction(event, self.counts)
+            request.count_prediction(event, link.unit_bytes // TOKEN_BYTES, self.counts)
         if request.prefills:
             if event.finish_reason == "length":
                 self._hand_over(request, link, event)

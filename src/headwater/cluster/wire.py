@@ -98,7 +98,7 @@ class Submit(WithPrompt, tag=True):
 class KeepAnswer(WithPrompt, tag=True):
     """Order to prefill a finished answer, so that its next turn resumes at this worker. Nothing is sent back.
 
-    `prompt`: the index key of prompt and answer, up to a page boundary.
+    `prompt`: the index key of prompt and answer.
     """
 
 

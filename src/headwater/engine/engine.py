@@ -217,7 +217,7 @@ class Engine:
     def keep_answer(self, asked: Generation) -> None:
         """Prefill an answer that another worker of a cluster has decoded, so that its next turn resumes here.
 
-        `asked`: the request, with prompt and answer as its prompt, up to a page boundary.
+        `asked`: the request, with prompt and answer as its prompt.
         """
         with self.changed:
             self.scheduler.keep_answer(asked)

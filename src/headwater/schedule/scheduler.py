@@ -102,8 +102,11 @@ class Scheduler:
         return self.workload.new_id()
 
     def cached_of(self, seq: Request) -> int | None:
-        """Return how many tokens of a waiting prompt's beginning are cached. None: it has segments, or is scored."""
-        return None if seq.generation.segments or seq.scores_prompt else self.planner.match(seq).resumed_tokens
+        """Return how many tokens of a waiting prompt's beginning are cached, as events announce: without a tail.
+
+        None: it has segments, or is scored.
+        """
+        return None if seq.generation.segments or seq.scores_prompt else self.planner.match(seq).checkpoint_tokens
 
     def check_fits(self, tokens: int) -> None:
         """Raise RequestTooLarge if a prompt and its output, `tokens` together, could never be served."""
@@ -125,10 +128,12 @@ class Scheduler:
     def keep_answer(self, asked: Generation) -> None:
         """Queue the prefill of an answer that another engine has decoded, as `finish` does for its own answers.
 
-        `asked`: the request, with prompt and answer as its prompt, up to a page boundary.
+        `asked`: the request, with prompt and answer as its prompt. Without tails only its whole pages are prefilled.
         """
-        if self.decode_reuse == "canonical":
-            self.answers.add(FinishedAnswer.of(self.new_id(), asked, asked.prompt), self.limits.max_running)
+        n = len(asked.prompt)
+        end = n if self.layout.tail_pages else n // self.layout.unit_tokens * self.layout.unit_tokens
+        if self.decode_reuse == "canonical" and end:
+            self.answers.add(FinishedAnswer.of(self.new_id(), asked, asked.prompt[:end]), self.limits.max_running)
 
     def cancel(self, seq: Sequence) -> None:
         """End a sequence, and give back all that it holds. Call it between steps."""

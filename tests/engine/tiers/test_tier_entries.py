@@ -53,7 +53,7 @@ def test_after_a_restart_the_head_drafts_as_with_the_prefix_in_memory(make, monk
     with drafting(made, store) as rig:
         ask(monkeypatch, rig)
         memory, in_memory = ask(monkeypatch, rig)
-        assert (memory.account.cached_tokens, memory.account.loaded_tokens) == (END, 0)
+        assert (memory.account.cached_tokens, memory.account.loaded_tokens) == (len(PROMPT), 0)
     assert parts(store, "m") == parts(store, "k") == 2
     with drafting(made, store) as rig:
         loaded, from_tier = ask(monkeypatch, rig)
@@ -171,7 +171,7 @@ def test_entries_are_pulled_with_a_prefix(make, monkeypatch, is_followed) -> Non
             until(lambda: b.cache.match(key_of(memory.prompt), END + 1).checkpoint_tokens == END)
         b.rig.engine.submit = partial(b.rig.engine.submit, handover=handover)
         pulled, from_peer = ask(monkeypatch, b.rig)
-    assert pulled.account.loaded_tokens == memory.account.cached_tokens == END
+    assert (pulled.account.loaded_tokens, memory.account.cached_tokens) == (END, len(PROMPT))
     assert pulled.same_bits(memory)
     assert in_memory
     assert same(from_peer, in_memory)

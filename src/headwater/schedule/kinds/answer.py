@@ -12,7 +12,7 @@ from headwater.schedule.sequence import Purpose, Sequence
 
 @dataclass(eq=False)
 class FinishedAnswer(Sequence):
-    """Prompt and output of an answered request, to be prefilled up to a page boundary. No token is sampled."""
+    """Prompt and output of an answered request, to be prefilled. No token is sampled."""
 
     purpose = Purpose.ANSWER
 
