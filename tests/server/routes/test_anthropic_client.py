@@ -39,7 +39,7 @@ def test_anthropic_client_reads_a_message(client, engine):
     message = ask(client, system="Be brief.", metadata={"user_id": "u"}, extra_body={"temperature": 0.5})
     assert [(block.type, block.text) for block in message.content] == [("text", engine.script)]
     assert (message.stop_reason, message.role, message.type) == ("end_turn", "assistant", "message")
-    assert message.usage.input_tokens == len(engine.seen[0].prompt)
+    assert message.usage.cache_creation_input_tokens == len(engine.seen[0].prompt)
     assert message.usage.output_tokens == len(engine.script.encode())
     assert message._request_id.startswith("req-")
     assert engine.seen[0].params.temperature == 0.5
@@ -88,10 +88,12 @@ def test_anthropic_client_sends_reasoning_back(client, engine):
 def test_anthropic_client_reads_cache_usage_and_counts_tokens(client, engine):
     system = [{"type": "text", "text": "word " * 60, "cache_control": {"type": "ephemeral"}}]
     first, second = (ask(client, system=system).usage for _ in range(2))
-    assert second.cache_read_input_tokens == first.cache_creation_input_tokens > 0
+    assert first.cache_creation_input_tokens == len(engine.seen[0].prompt)
+    assert 0 < second.cache_read_input_tokens < len(engine.seen[0].prompt), "the engine of these tests resumes at pages"
     counted = client.messages.count_tokens(model="any", messages=HELLO, system=system)
     assert counted.input_tokens == len(engine.seen[0].prompt)
-    assert counted.input_tokens == second.input_tokens + second.cache_read_input_tokens
+    parts = second.input_tokens, second.cache_read_input_tokens, second.cache_creation_input_tokens
+    assert counted.input_tokens == sum(parts)
 
 
 def test_anthropic_client_parses_structured_answers(client, engine):
