@@ -40,6 +40,30 @@ def chat_turn(make: Make) -> list[Answer]:
     return answers
 
 
+def tails_of_any_length(make: Make) -> list[Answer]:
+    """Prompts that end in a tail, within another's, after 10 tokens of two, at a page, and after a tail was evicted."""
+    base, own = words(128, "base"), words(63, "own")
+    part = words(10, "part")
+    prompts = [base, base + own[:1], base + own, base + own[:30], base + part + own[:20], base + part + own[20:50]]
+    with make(AMPLE) as rig:
+        for prompt in prompts:
+            rig.ask(prompt, 2)
+        rig.settle()
+        answers = [rig.ask(prompt, 4) for prompt in prompts]
+        assert [a.account.cached_tokens for a in answers] == [len(prompt) for prompt in prompts]
+        parted = rig.ask(base + part + own[50:], 4)
+        assert parted.account.cached_tokens == 138
+        rig.settle()
+        cache = rig.engine.scheduler.cache
+        with rig.engine.changed:
+            for tail in list(cache.tails):
+                cache.tails.evict(tail)
+        answers += [parted, rig.ask(base + own[:40], 4)]
+        kept_pages = make.loaded.spec.resumable != "checkpoints"
+        assert answers[-1].account.cached_tokens == (167 if kept_pages else 128)
+    return answers
+
+
 def shared_system_prompt(make: Make) -> list[Answer]:
     with make(AMPLE) as rig:
         system = words(910, "system")
@@ -129,7 +153,7 @@ def with_seven_other_requests_running(make: Make) -> list[Answer]:
 
 
 ALL = (
-    resend, chat_turn, shared_system_prompt, branch_in_mid_page, after_eviction_and_refill, after_preemption,
-    with_seven_other_requests_running,
+    resend, chat_turn, tails_of_any_length, shared_system_prompt, branch_in_mid_page, after_eviction_and_refill,
+    after_preemption, with_seven_other_requests_running,
 )  # fmt: skip
 SCENARIOS = {scenario.__name__: scenario for scenario in ALL}

@@ -180,6 +180,20 @@ def test_one_flipped_bit_in_a_checkpoint_is_seen(load, same_bits_as_without_a_ca
     assert not all(same_bits_as_without_a_cache(make, [again]))
 
 
+def test_tail_of_another_prompt_is_seen(load, same_bits_as_without_a_cache):
+    make = Make(*load("qwen3_5", "float32", 2))
+    with make(AMPLE) as rig:
+        prompts = [words(128, "base") + words(40, own) for own in ("one", "other")]
+        for prompt in prompts:
+            rig.ask(prompt, 1, keep_output=False)
+        with rig.engine.changed:
+            one, other = rig.engine.scheduler.cache.tails
+            one.rows, other.rows = other.rows, one.rows
+        again = [rig.ask(prompt, 4) for prompt in prompts]
+    assert [a.account.cached_tokens for a in again] == [168, 168]
+    assert not any(same_bits_as_without_a_cache(make, again))
+
+
 def test_without_guarded_products_bits_change(checkpoint):
     """In a process of its own: MKL reads its mode once."""
     forms = ("auto", "int8", "int4")
