@@ -110,7 +110,7 @@ class Saving:
     learned: tuple[int, ...] = ()  # of the checkpoints, those at learned positions
     replaces: int | None = None  # a rolling checkpoint at this position is given up when the leg commits
     tails: tuple[int, ...] = ()  # ends of tails, ascending: each begins at the last page boundary before its end
-    ends: bool = False  # the leg ends a prompt or an answer, so the last of the tails has the hidden row
+    ends: bool = False  # the leg ends a prompt or an answer: a tail that ends there has the hidden row
     is_passed: bool = False  # the session will have a later end: the last of the tails is kept in free pages only
 
     def until(self, end: int) -> Saving:

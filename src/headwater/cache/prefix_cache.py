@@ -261,7 +261,7 @@ class PrefixCache:
         """Take pages for each new checkpoint and tail, and for speculative checkpoints as long as pages are free."""
         size, states = self.layout.checkpoint_pages, self.pool.states
         saves = [Save(at, states.take(size)) for at in survey.saves]
-        opened.tails = self.tails.take(survey.tails, opened.draft.saving, self.now, self.evictor.make_room_for_tail)
+        opened.tails = self.tails.take(survey.tails, opened.draft, self.now, self.evictor.make_room_for_tail)
         for at in survey.guesses:
             if states.free < size:
                 break

@@ -16,7 +16,7 @@ from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.node import MidPage, Node, StoredTail
 from headwater.cache.pool import Pool
-from headwater.plan import CacheLayout, Saving, Tail
+from headwater.plan import CacheLayout, Draft, Tail
 
 MakeRoom = Callable[[int, float, int, bool, int], bool]  # see `Evictor.make_room_for_tail`
 
@@ -86,14 +86,14 @@ class Tails:
 
     # ---- legs
 
-    def take(self, ends: tuple[int, ...], saving: Saving, now: int, make_room: MakeRoom) -> tuple[Tail, ...]:
+    def take(self, ends: tuple[int, ...], draft: Draft, now: int, make_room: MakeRoom) -> tuple[Tail, ...]:
         """Take the pages of the tails that a leg writes; those that are not worth the room are left out."""
         tails: tuple[Tail, ...] = ()
         n_kv = self._layout.kv_pages_per_unit
         for end in ends:
-            is_last = saving.ends and end == ends[-1]
+            is_last = draft.saving.ends and end == draft.end
             tail = Tail(end - self.length(end), end, (), (), has_hidden=is_last)
-            if make_room(*self.value(tail), is_last and saving.is_passed, now):
+            if make_room(*self.value(tail), is_last and draft.saving.is_passed, now):
                 pages = self._pool.states.take(self.pages_of(tail.end - tail.start))
                 tails += (replace(tail, kv=pages[:n_kv], rows=pages[n_kv:]),)
         return tails
