@@ -30,6 +30,7 @@ QUESTIONS = {
     "decode": "How near is decoding to the speed of memory?",
     "peers": "How fast is the server over HTTP?",
     "warm_ttft": "What does a warm request take beyond the work that is left?",
+    "resume": "How soon is a prompt answered that was sent before, or goes on?",
     "restore": "Do checkpoints move at memcpy speed?",
     "overhead": "What does caching cost where it cannot help?",
     "guards": "What do the guards of exactness cost?",
