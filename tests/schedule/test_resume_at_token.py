@@ -60,7 +60,7 @@ def test_third_prompt_resumes_where_two_parted(shared):
     assert accounts[2].resumed_at == shared
 
 
-def test_prompts_at_the_same_time_compute_what_they_share_once():
+def test_simultaneous_prompts_compute_their_common_beginning_once():
     it = lab(decode_reuse="none", tokens_per_step=512)
     head = words(1000, "head")
     for i in range(8):

@@ -177,7 +177,7 @@ class Evictor:
     def make_room_for_tail(self, pages: int, worth: float, start: int, is_passed: bool, now: int) -> bool:
         """Evict what saves less than a new tail until its pages are free. False: it is not worth them.
 
-        worth: FLOPs a page that the tail saves. start: position at which it begins. is_passed: its session goes on.
+        worth: FLOPs a page that the tail saves. start: position at which it begins. is_passed: its session continues.
         """
         score = 0.0 if is_passed else worth * self._policy.new_rate(start)
         while self._pool.states.free < pages:

@@ -174,7 +174,7 @@ class Surveyor:
         return Survey(path, end, resume, saves, guesses, kv, states, mid_page, tails)
 
     def _kept(self, draft: Draft, match: Match | None) -> MidPage:
-        """Return what has the tokens before a start in mid-page. ValueError if nothing has, or has no more."""
+        """Return the content with the tokens before a start in mid-page. ValueError if there is none, or no more."""
         assert draft.kept is not None, "the leg starts in mid-page"
         unit = self.layout.unit_tokens
         length = len(draft.key) // self._tails.token_bytes

@@ -104,7 +104,7 @@ class Tails:
         return pages, self._layout.flops.between(tail.start, tail.end + tail.has_hidden) / pages, tail.start
 
     def pin(self, mid_page: MidPage | None, opened: OpenPlan, lease: Lease, now: int) -> None:
-        """Protect what has the tokens before a start in mid-page, if it is one, until the plan is closed."""
+        """Protect the content with the tokens before a start in mid-page, if there is one, until the plan is closed."""
         if mid_page is None:
             return
         opened.mid_page, opened.kept = mid_page, mid_page.as_plan(opened.draft.resumes_at)
