@@ -1,4 +1,4 @@
-"""`headwater serve --kv-events` as a process: whole blocks that requests find are predicted, and no token is published."""
+"""`headwater serve --kv-events` as a process: whole blocks that requests find are predicted; no token is published."""
 
 import re
 import time
