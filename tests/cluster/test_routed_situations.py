@@ -103,6 +103,11 @@ class RoutedMake:
         return self.model[0]
 
     @property
+    def keeps_prompts_tails(self) -> bool:
+        """False: the worker that answers reads the prompt from the one that prefilled it, which sends no tail."""
+        return PREFILL not in self.roles
+
+    @property
     def checkpoint_pages(self) -> int:
         return self.loaded.spec.checkpoint_pages
 

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
@@ -121,6 +122,8 @@ class Make:
     check: SelfCheck
     settings: dict = field(default_factory=dict)
     device: str = "cpu"
+
+    keeps_prompts_tails: ClassVar[bool] = True  # an engine that answers has computed the prompt
 
     @property
     def checkpoint_pages(self) -> int:
