@@ -115,7 +115,7 @@ def row(**changed: Any) -> Row:
 def of_the_lab() -> Iterator[Table]:
     segments = Segments("both", "cost", 10**8, 10**7, 10**6, 10**6, 1, 1, 1, 1)
     trace = Trace("mini_swe_agent", (), notes=("pages of 64 tokens: only full ones count",))
-    for rows in ([row(), row(eviction="lru", pool="unified")], [row(segments=segments)]):
+    for rows in ([row(), row(eviction="lru", pool="unified")], [row(segments=segments, recomputed_tokens=123_456)]):
         results: Any = [SimpleNamespace(row=one) for one in rows]
         yield replay_tables.results_table(trace, PROFILES["qwen3.5-9b"], results)
     rules = ("least_cost", "approximate_tree(cache_threshold=0.7, balance_abs_threshold=8)")

@@ -138,7 +138,7 @@ FIGURES = (
     Column("queue", lambda row: "" if row.queue_depth is None else f"{row.queue_depth:.2f}", _timed),
     Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}"),
     Column("reused", lambda row: f"{_short(row.checkpoints_hit)} of {_short(row.checkpoints_taken)}"),
-    Column("recomputed", lambda row: _short(row.recomputed_tokens)),
+    Column("recomputed", lambda row: _short(row.recomputed_tokens), _any(lambda row: row.recomputed_tokens)),
     Column("stranded", lambda row: _short(row.stranded_tokens)),
     Column("s", lambda row: f"{row.seconds:.1f}"),
 )

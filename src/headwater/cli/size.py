@@ -72,8 +72,8 @@ def size(
 ) -> None:
     """Estimate the memory that recorded traffic needs.
 
-    Prints the hit rate for each size of memory, from samples of the trace, and advice. Only prefixes count, also in
-    prompts made of segments. With --tier, memory and disk: all sizes are replayed in full.
+    Prints the hit rate for each size of memory, from samples of the trace, and advice. Only prefixes of whole pages
+    count, also in prompts made of segments. With --tier, memory and disk: all sizes are replayed in full.
     """
     given = Namespace(**locals())
     sampling = Sampling(samples, _rate(rate), seed, jobs)
@@ -90,7 +90,7 @@ def size(
     if engine is None:
         _replay_samples(sizing, memories, check, json_file, journal)
         return
-    grid = TierGrid(found, replace(setup, running=max_running), engine, tuple(memories), tuple(tiers))
+    grid = TierGrid(found, replace(sizing.setup, running=max_running), engine, tuple(memories), tuple(tiers))
     _replay_above_tiers(sizing, grid, load, jobs, json_file, journal)
 
 

@@ -86,12 +86,12 @@ class Sizing:
         sampling: Sampling | None = None,
         journal: Journal | None = None,
     ) -> None:
-        """Raise ConfigError if model and trace do not fit."""
-        self.trace, self.setup = trace, setup
+        """Raise ConfigError if model and trace do not fit. Tails are off: model and ideal count whole units."""
+        self.trace, self.setup = trace, replace(setup, tails=False)
         self.sampling = sampling or Sampling()
         self.order = list(in_order(arrivals))
         self.page_bytes = setup.profile.bytes_of_page(setup.page_size)
-        self.layout = replace(setup, memory=max(setup.memory, self.page_bytes)).layout(trace)
+        self.layout = replace(self.setup, memory=max(setup.memory, self.page_bytes)).layout(trace)
         self.prompt_tokens = sum(request.prompt_tokens for _, request in self.order)
         self.replayed_tokens = 0  # in all replays so far
         self._groups_for: dict[int, list[int]] = {}
