@@ -95,25 +95,29 @@ class Ledger:
     def _continue(self, leg: Leg, kept: Tail) -> None:
         """Advance the slot over the tokens of a tail, and copy their KV to the leg's own page."""
         plan, seq = leg.plan, leg.seq
-        assert self.slots[seq.slot] == (self.label(seq, kept.start), PREFILL)
+        who = PREFILL if self.exact else self.slots[seq.slot][1]
+        assert self.slots[seq.slot] == (self.label(seq, kept.start), who)
         assert kept.end == plan.start
-        labels = [(self.label(seq, at + 1), PREFILL) for at in range(kept.start, kept.end)]
+        labels = [self.label(seq, at + 1) for at in range(kept.start, kept.end)]
+        n = len(labels)
         for part, page in enumerate(kept.rows):
             name, its_part, its_labels, hidden = self.pages[page]
-            assert (name, its_part, its_labels[: len(labels)]) == ("tail", part, labels)
+            assert (name, its_part, its_labels[:n]) == ("tail", part, labels)
             assert not kept.has_hidden or hidden == labels[-1]
         (page,) = kept.kv
-        assert self.pages[page][: len(labels)] == labels
+        held = self.pages[page][:n]
+        assert [label for label, _ in held] == labels
+        assert not self.exact or {who for _, who in held} == {PREFILL}
         own = kept.start // self.page_size
         if own >= plan.write_from:
-            self.pages[plan.table[own]] = self.pages[page][: len(labels)] + [None] * (self.page_size - len(labels))
+            self.pages[plan.table[own]] = held + [None] * (self.page_size - n)
         self.slots[seq.slot] = (self.label(seq, plan.start), PREFILL)
 
     def _keep(self, leg: Leg, tail: Tail) -> None:
         plan, seq = leg.plan, leg.seq
         assert (plan.start if plan.kept is None else plan.kept.start) <= tail.start < tail.end <= plan.end
         assert tail.end - tail.start <= self.page_size
-        labels = [(self.label(seq, at + 1), PREFILL) for at in range(tail.start, tail.end)]
+        labels = [self.label(seq, at + 1) for at in range(tail.start, tail.end)]
         assert tail.has_hidden == (tail.end == seq.n_prompt)
         for part, page in enumerate(tail.rows):
             self.pages[page] = ("tail", part, labels, labels[-1] if tail.has_hidden else None)
