@@ -139,6 +139,23 @@ def test_ends_of_earlier_turns_are_evicted_before_any_other_tail() -> None:
     assert next(iter(toy.cache.tails)).ids == key_of(words(1, 10)[8:])
 
 
+def test_end_that_is_sent_again_is_not_the_next_to_be_evicted() -> None:
+    toy = Toy(TAILS)
+    serve(toy, words(1, 10))
+    serve(toy, words(7, 5))
+    serve(toy, words(1, 10))
+    assert next(iter(toy.cache.tails)).ids == key_of(words(7, 5)[4:])
+
+
+def test_end_after_which_several_requests_resume_is_kept_as_others() -> None:
+    toy = Toy(TAILS)
+    serve(toy, words(1, 10))
+    serve(toy, words(7, 5))
+    for choice in (2, 3, 4):
+        serve(toy, words(1, 10) + words(choice, 3))
+    assert next(iter(toy.cache.tails)).ids == key_of(words(7, 5)[4:])
+
+
 def test_abandoned_leg_leaves_no_tail_and_no_pin() -> None:
     toy = Toy(TAILS)
     serve(toy, words(1, 10))

@@ -77,6 +77,18 @@ def test_a_fault_fails_requests_of_its_step_and_the_engine_lives_on(make, monkey
         assert [rig.ask(prompt, 6).tokens for prompt in PROMPTS] == expected
 
 
+def test_fault_in_advancing_a_prompt_without_rows_fails_only_that_request(make, monkeypatch):
+    with make(PAGES) as rig:
+        expected = [rig.ask(prompt, 6).tokens for prompt in PROMPTS]
+        rig.settle()
+        model = rig.engine.runner.model
+        monkeypatch.setattr(model, "advance", breaking(model.advance, lambda call: call == 1, False))
+        broken = rig.submit(PROMPTS[0], 6)
+        assert broken.done.wait(60)
+        assert isinstance(broken.error, HeadwaterError)
+        assert [rig.ask(prompt, 6).tokens for prompt in PROMPTS] == expected
+
+
 def test_fault_in_planning_or_publishing_fails_only_that_request(make, monkeypatch):
     for name in ("reserve", "commit"):
         with make(PAGES) as rig:

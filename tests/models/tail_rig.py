@@ -135,7 +135,7 @@ class TailBench:
 
 
 def same(one: Several[torch.Tensor], other: Several[torch.Tensor]) -> bool:
-    """Whether all tensors have the same bits, and no NaN."""
+    """Return whether all tensors have the same bits, and no NaN."""
     return len(one) == len(other) and all(
         torch.equal(a, b) and not (a.is_floating_point() and a.isnan().any()) for a, b in zip(one, other, strict=True)
     )

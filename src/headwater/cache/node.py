@@ -89,6 +89,7 @@ class StoredTail:
     worth: float  # FLOPs a page that it saves
     used: int = 0  # tick of its last use; 0 once its session continued after it
     pins: int = 0  # open plans that read it
+    hits: int = 0  # requests that resumed after some of its tokens
 
     @property
     def pages(self) -> int:

@@ -114,6 +114,7 @@ class Tails:
             return
         self.uses += 1
         tail.used = now
+        tail.hits += opened.draft.sharing.counts
         self._order.move_to_end(tail)
         tail.pins += 1
         if tail.pins == 1:
@@ -139,7 +140,7 @@ class Tails:
         If the leg ends a prompt or an answer, the end of its session's turn before is the next to be evicted.
         """
         draft = opened.draft
-        if draft.saving.ends:
+        if draft.saving.ends and draft.start < draft.end:
             self._supersede(lease.continued)
         for tail in opened.tails:
             node = self._node_at(lease.node, tail.start // self._layout.unit_tokens)
@@ -217,9 +218,9 @@ class Tails:
     def _supersede(self, tail: StoredTail | None) -> None:
         """Let the end of a session's earlier turn be evicted next, if it has one: the session continued after it.
 
-        Another session may still branch off there, as the choices after a question do.
+        One after which several requests resumed is kept as others are: sessions part there, as after a question.
         """
-        if tail is not None and tail in self._order and tail.has_hidden:
+        if tail is not None and tail in self._order and tail.has_hidden and tail.hits <= 1:
             tail.used = 0
             self._order.move_to_end(tail, last=False)
 

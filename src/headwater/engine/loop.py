@@ -133,7 +133,21 @@ class StepLoop:
                 right = self._sample(step, sampled, wanting, logits_RV)
                 self._note_speculation(step, right, planned.seconds + time.perf_counter() - started)
         finally:  # threads may wait for them
+            self._end_step(step)
+
+    def _end_step(self, step: Step) -> None:
+        """Do the work that the step's tokens did not wait for. If that fails, only its requests do."""
+        try:
             self._runner.end_step()
+        except Exception as error:
+            self._fail(step, error)
+
+    def _fail(self, step: Step, error: Exception) -> None:
+        """End the requests of a step with an error."""
+        self._meter.failed_steps += 1
+        with self._changed:
+            failed = self._scheduler.abandon_step(step)
+        self._answering.fail_step(failed, error)
 
     def _plan(self) -> Planned | None:
         """Wait for work, and plan a step of it, which may be empty. None if the engine is to stop."""
@@ -159,10 +173,7 @@ class StepLoop:
         try:
             logits_RV = self._runner.run(step)
         except Exception as error:
-            self._meter.failed_steps += 1
-            with self._changed:
-                failed = self._scheduler.abandon_step(step)
-            self._answering.fail_step(failed, error)
+            self._fail(step, error)
             return None
         finally:
             seconds = time.perf_counter() - started

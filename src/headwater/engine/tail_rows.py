@@ -119,12 +119,13 @@ class TailRunner:
         """Advance the states of legs without rows, unless their sequences have ended; give back the step's memory."""
         if self.of_step is None:
             return
-        slices = [one for leg, one in self._late if leg.seq.phase is not Phase.DONE]
+        late, entries = self._late, self._entries
+        self._kept, self._written, self._late, self._entries = {}, {}, [], []
+        slices = [one for leg, one in late if leg.seq.phase is not Phase.DONE]
         if slices:
             self.model.advance(slices, self.states, self.memory)
         if self.mtp is not None:
-            for leg, own, page in self._entries:
+            for leg, own, page in entries:
                 if leg.seq.phase is not Phase.DONE:  # else its pages may be another's
                     self.mtp.copy_entries(own, page)
-        self._kept, self._written, self._late, self._entries = {}, {}, [], []
         self.memory.release(WARM_ROWS)
