@@ -69,6 +69,7 @@ FORMATS = {
     "float8, bfloat16 rows": (torch.bfloat16, in_float8),
     "int8": (torch.float32, lambda g: codes(8, g, False)),
     "int4": (torch.float32, lambda g: codes(4, g, False)),
+    "codes of a table": (torch.float32, lambda g: replace(codes(4, g, False), table=tuple(range(0, 256, 17)))),
     "Q4_K": (torch.bfloat16, lambda g: codes(4, g, True)),
 }
 

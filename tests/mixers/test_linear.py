@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -35,7 +36,7 @@ HEIGHTS_OF_FORMS = (1, 7, 33, 257)  # of products with an activation or a factor
 SIZES = ((64, 100), (256, 37), (130, 65), (1024, 512), (1536, 256), (3072, 128))
 DTYPES = (torch.float32, torch.bfloat16)
 GUARDED = ("compiled", "tiled")
-GROUPED = ("float8", "int4", "int8")  # weights with scales of groups of inputs
+GROUPED = ("float8", "int4", "int8", "table")  # weights with scales of groups of inputs
 
 
 @pytest.fixture(autouse=True, params=[None, AVX2], ids=["here", "avx2"])
@@ -54,6 +55,15 @@ def quantised(n_out: int, n_in: int, bits: int = 4, groups: int = 2) -> Quantise
     codes = torch.randint(0, 1 << bits, (n_out, n_in), dtype=torch.uint8)
     zeros = torch.randint(0, 1 << bits, (n_out, groups), dtype=torch.uint8)
     return Quantised(codes, bits, random(n_out, groups).half(), zeros)
+
+
+IQ4_NL = (1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241)  # plus 128
+E2M1 = (12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)  # doubled, plus 12
+
+
+def of_table(n_out: int, n_in: int, groups: int = 2, table: tuple[int, ...] = IQ4_NL, zero: int = 128) -> Quantised:
+    plain = quantised(n_out, n_in, 4, groups)
+    return replace(plain, zero_NX=torch.full((n_out, 1), zero, dtype=torch.uint8), table=table)
 
 
 def in_float8(n_out: int, n_in: int, groups: int = 2, of_scales: torch.dtype = torch.float32) -> Quantised:
@@ -81,6 +91,7 @@ WEIGHTS = {
     "float8": in_float8,
     "int4": quantised,
     "int8": lambda n_out, n_in: quantised(n_out, n_in, 8),
+    "table": of_table,
 }
 
 
@@ -94,6 +105,7 @@ def rounded_product(weight: Quantised, x_RK: torch.Tensor) -> torch.Tensor:
     span = next(n for n in range(min(group, 128), 0, -8) if group % n == 0)
     scale_NX, minimum_NX = weight.scales()
     x_RK, code_NK = x_RK.numpy(), weight.code_NK.numpy().astype(np.int64)
+    code_NK = code_NK if weight.table is None else np.array(weight.table)[code_NK]
     zero_NX = weight.zero_NX.expand(-1, n_groups).numpy().astype(np.int64)
     y_RN = np.zeros((len(x_RK), len(code_NK)), np.float32)
     for first in range(0, x_RK.shape[1], span):
@@ -314,6 +326,27 @@ def test_integers_give_the_bits_of_the_reference(bits: int, rows: int) -> None:
         assert torch.equal(linear(x_RK, 0), rounded_product(weight, x_RK))
     in_bfloat16 = Linear(plain, numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK.bfloat16(), 0)
     assert torch.equal(in_bfloat16, rounded_product(plain, x_RK.bfloat16().float()).bfloat16())
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("rows", [1, 2, 7, 65])
+@pytest.mark.parametrize("groups", [2, 16, 32])
+def test_codes_of_a_table_give_the_bits_of_the_reference(groups: int, rows: int) -> None:
+    """With float16 scales of groups, powers of two (MXFP4), float8 with one for a row (NVFP4), and nested (IQ4_XS)."""
+    plain, mx = of_table(70, 512, groups), of_table(70, 512, groups, E2M1, 12)
+    of_bytes, of_row = (random(70, groups) * 100).to(torch.int8), {"outer_scale_NS": random(70, 1)}
+    powers = torch.exp2(random(70, groups).mul(4).round()).bfloat16()
+    kinds = (
+        plain,
+        replace(mx, scale_NX=powers),
+        replace(mx, scale_NX=random(70, groups).to(torch.float8_e4m3fn), **of_row),
+        replace(plain, scale_NX=of_bytes, outer_scale_NS=random(70, 2).half()),
+    )
+    x_RK = random(rows, 512)
+    for weight in kinds:
+        linear = Linear(weight, numerics=Numerics("compiled"))
+        assert torch.equal(linear(x_RK, 0), rounded_product(weight, x_RK))
+        assert torch.equal(linear.rows(torch.tensor([69, 3])), weight.values()[[69, 3]])
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-38, 1e-20, 1e20])

@@ -27,6 +27,17 @@ def test_a_value_is_its_code_less_zero_times_scale_less_minimum():
     torch.testing.assert_close(some.values(), torch.tensor(of), rtol=1e-5, atol=1e-5)
 
 
+def test_codes_of_a_table_stand_for_its_numbers():
+    table = tuple(range(3, 243, 15))
+    some = replace(weight(minimum_NX=torch.rand(6, 4)), table=table)
+    numbers = torch.tensor(table, dtype=torch.uint8)[some.code_NK.int()]
+    assert torch.equal(some.values(), replace(some, code_NK=numbers, bits=8, table=None).values())
+    with pytest.raises(ValueError, match="do not join"):
+        joined([some, replace(some, table=table[::-1])])
+    with pytest.raises(ValueError, match="15 numbers for codes of 4 bits, must be 16 for at most 4"):
+        replace(some, table=table[1:])
+
+
 def test_groups_of_groups_scale_scales():
     inner = torch.randint(0, 64, (6, 4), dtype=torch.uint8)
     outer = torch.rand(6, 2).half()

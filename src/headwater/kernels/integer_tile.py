@@ -6,6 +6,7 @@ before (`kernels/integers.py`).
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 import numpy as np
@@ -26,17 +27,59 @@ from headwater.kernels.instructions import (
     intrinsic,
     multiply_added,
 )
-from headwater.kernels.tile import HEIGHTS, INDEX, PANEL, VECTORS, vectors_at_once
+from headwater.kernels.tile import HEIGHTS, INDEX, PANEL, VECTORS, WIDE, vectors_at_once
 from headwater.kernels.vectors import f32x16, fill, load, store
 
 INT, FLOAT = ir.IntType(32), ir.FloatType()
 NIBBLES = 0x0F0F0F0F
 SHORTS_OF_INTS = ir.VectorType(ir.IntType(16), 2 * LANES)
+TABLE = 16  # bytes, each of which a code of 4 bits stands for
+# the processor's lookup of several bytes in a table, and their number
+if WIDE:
+    LOOKUP, LOOKUPS = "llvm.x86.avx512.pshuf.b.512", 64
+elif platform.machine() in ("aarch64", "arm64"):
+    LOOKUP, LOOKUPS = "llvm.aarch64.neon.tbl1.v16i8", 16
+else:
+    LOOKUP, LOOKUPS = "llvm.x86.avx2.pshuf.b", 32
 
 
 def _each(builder: ir.IRBuilder, of: ir.VectorType, operation: str, value: ir.Value, by: int) -> ir.Value:
     result: ir.Value = getattr(builder, operation)(builder.bitcast(value, of), ir.Constant(of, [by] * of.count))
     return result
+
+
+def _bytes(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: range | list[int]) -> ir.Value:
+    """Return some bytes of two vectors, by their numbers."""
+    return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(INT, len(lanes)), list(lanes)))
+
+
+def table_at(context: Any, builder: ir.IRBuilder, array: Any, value: ir.Value, index: ir.Value) -> ir.Value | None:
+    """Load a table, repeated as often as a lookup takes it; None if the array is not of bytes."""
+    if array.dtype != types.uint8:
+        return None
+    pointer = address(context, builder, array, value, index)
+    table = builder.load(builder.bitcast(pointer, ir.VectorType(ir.IntType(8), TABLE).as_pointer()), align=1)
+    return _bytes(builder, table, table, [*range(TABLE)] * (LOOKUPS // TABLE))
+
+
+def _looked_up(builder: ir.IRBuilder, table: ir.Value, codes: ir.Value) -> ir.Value:
+    """Return the bytes of a table that 64 codes stand for."""
+    code = builder.bitcast(codes, ir.VectorType(ir.IntType(8), 4 * LANES))
+    parts = [
+        called(builder, LOOKUP, table.type, table, _bytes(builder, code, code, range(at, at + LOOKUPS)))
+        for at in range(0, 4 * LANES, LOOKUPS)
+    ]
+    while len(parts) > 1:
+        lanes = range(2 * parts[0].type.count)
+        parts = [_bytes(builder, *pair, lanes) for pair in zip(parts[::2], parts[1::2], strict=True)]
+    return builder.bitcast(parts[0], INTS)
+
+
+def bytes_of_codes(builder: ir.IRBuilder, codes: ir.Value, table: ir.Value | None) -> list[ir.Value]:
+    """Return eight codes of 4 bits of 16 outputs as two vectors of four bytes, of a table if there is one."""
+    halves = codes, builder.lshr(codes, int_constant(4))
+    four = [builder.and_(some, int_constant(NIBBLES)) for some in halves]
+    return four if table is None else [_looked_up(builder, table, some) for some in four]
 
 
 class Dot:
@@ -92,13 +135,17 @@ def tile_of(rows: int) -> Any:
     """Return the tile of `rows` rows: it adds the products with a span of inputs to its sums.
 
     Arguments: rounded rows (flat int8), index of the first, their stride; their scales and totals (flat float32), index
-    of the first, their stride; codes (flat; int32: four of an output, uint32: eight), index of the first, steps of one
-    element; scales, negative zeros and negative minimums of the outputs (flat float32, 64 each), index, whether there
-    are minimums; sums (flat float32, 64 a row), index of the first.
+    of the first, their stride; codes (flat; int32: four of an output, uint32: eight), index of the first; the bytes
+    that codes stand for (flat uint8, 16; another type: none), index of the first; steps of one element; scales,
+    negative zeros and negative minimums of the outputs (flat float32, 64 each), index, whether there are minimums; sums
+    (flat float32, 64 a row), index of the first.
     """
 
     @intrinsic
-    def tile(_, x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at):
+    def tile(
+        _, x, x_at, x_row, scale, total, of_x_at, of_x_row,
+        w, w_at, table, t_at, steps, of_w, of_w_at, shifted, sums, sums_at,
+    ):  # fmt: skip
         eight = w.dtype == types.uint32
 
         def lower(context, builder, signature, arguments):
@@ -106,26 +153,29 @@ def tile_of(rows: int) -> Any:
                 pointer = address(context, builder, signature.args[array], arguments[array], index)
                 return builder.bitcast(pointer, of.as_pointer())
 
-            _, x_at, x_row, _, _, of_x_at, of_x_row, _, w_at, steps, _, of_w_at, shifted, _, sums_at = arguments
+            _, x_at, x_row, _, _, of_x_at, of_x_row, _, w_at, tables, t_at, steps, _, of_w_at, shifted, _, sums_at = (
+                arguments
+            )
+            table = table_at(context, builder, signature.args[9], tables, t_at)
             starts = [builder.add(x_at, builder.mul(x_row, INDEX(r))) for r in range(rows)]
             of_starts = [builder.add(of_x_at, builder.mul(of_x_row, INDEX(r))) for r in range(rows)]
             inputs, codes = [at(0, start, INT) for start in starts], at(7, w_at, INTS)
             span = [[filled(builder, builder.load(at(array, start, FLOAT))) for start in of_starts] for array in (3, 4)]
-            of_outputs, to = at(10, of_w_at, FLOATS), at(13, sums_at, FLOATS)
+            of_outputs, to = at(12, of_w_at, FLOATS), at(15, sums_at, FLOATS)
             for first in range(0, VECTORS, vectors_at_once(rows)):
                 some = range(first, first + vectors_at_once(rows))
-                dots = _dots(builder, eight, inputs, codes, steps, some)
+                dots = _dots(builder, eight, table, inputs, codes, steps, some)
                 _add(builder, dots, span, of_outputs, shifted, to)
             return context.get_dummy_value()
 
         index = types.intp
-        kinds = (x, index, index, scale, total, index, index, w, index, index, of_w, index, types.boolean, sums, index)
-        return types.none(*kinds), lower
+        of_weights = (w, index, table, index, index, of_w, index, types.boolean)
+        return types.none(x, index, index, scale, total, index, index, *of_weights, sums, index), lower
 
     return tile
 
 
-def _dots(builder, eight, first_xs, first_w, steps, vectors) -> dict[tuple[int, int], ir.Value]:
+def _dots(builder, eight, table, first_xs, first_w, steps, vectors) -> dict[tuple[int, int], ir.Value]:
     """Emit the loop over steps for some vectors of the panel and all rows; return the sums by row and vector."""
     totals = {
         (r, v): cgutils.alloca_once_value(builder, int_constant(0)) for r in range(len(first_xs)) for v in vectors
@@ -137,10 +187,7 @@ def _dots(builder, eight, first_xs, first_w, steps, vectors) -> dict[tuple[int, 
         weights = []
         for v in vectors:
             codes = builder.load(builder.gep(first_w, [builder.add(at_w, INDEX(v))]), align=4)
-            parts = [codes]
-            if eight:
-                upper = builder.lshr(codes, int_constant(4))
-                parts = [builder.and_(some, int_constant(NIBBLES)) for some in (codes, upper)]
+            parts = bytes_of_codes(builder, codes, table) if eight else [codes]
             weights.append([KIND.weights(builder, some) for some in parts])
         for r, first_x in enumerate(first_xs):
             for half in range(2 if eight else 1):
@@ -154,18 +201,20 @@ def _dots(builder, eight, first_xs, first_w, steps, vectors) -> dict[tuple[int, 
 
 
 @intrinsic
-def dots_of_row(_, x, x_at, w, w_at, steps):
+def dots_of_row(_, x, x_at, w, w_at, table, t_at, steps):
     """Return the sums of products of a rounded row with a span of a panel; for arguments see `tile_of`."""
     eight = w.dtype == types.uint32
 
     def lower(context, builder, signature, arguments):
-        x, x_at, w, w_at, steps = arguments
+        x, x_at, w, w_at, tables, t_at, steps = arguments
+        table = table_at(context, builder, signature.args[4], tables, t_at)
         inputs = builder.bitcast(address(context, builder, signature.args[0], x, x_at), INT.as_pointer())
         codes = builder.bitcast(address(context, builder, signature.args[2], w, w_at), INTS.as_pointer())
-        dots = _dots(builder, eight, [inputs], codes, steps, range(VECTORS))
+        dots = _dots(builder, eight, table, [inputs], codes, steps, range(VECTORS))
         return context.make_tuple(builder, signature.return_type, [dots[0, v] for v in range(VECTORS)])
 
-    return types.UniTuple(f32x16, VECTORS)(x, types.intp, w, types.intp, types.intp), lower
+    index = types.intp
+    return types.UniTuple(f32x16, VECTORS)(x, index, w, index, table, index, index), lower
 
 
 def _add(builder, dots, span, of_outputs, shifted, to) -> None:
@@ -194,27 +243,31 @@ tile_2, tile_4, tile_6 = (tile_of(rows) for rows in HEIGHTS if rows > 1)
 
 @lean_part
 def add_some_rows(
-    rows, x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
-):
+    rows, x, x_at, x_row, scale, total, of_x_at, of_x_row,
+    w, w_at, table, t_at, steps, of_w, of_w_at, shifted, sums, sums_at,
+):  # fmt: skip
     """Add the products of 2, 4 or 6 rows to their sums; for arguments see `tile_of`."""
     if rows == 6:
         tile_6(
-            x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
+            x, x_at, x_row, scale, total, of_x_at, of_x_row,
+            w, w_at, table, t_at, steps, of_w, of_w_at, shifted, sums, sums_at,
         )  # fmt: skip
     elif rows == 4:
         tile_4(
-            x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
+            x, x_at, x_row, scale, total, of_x_at, of_x_row,
+            w, w_at, table, t_at, steps, of_w, of_w_at, shifted, sums, sums_at,
         )  # fmt: skip
     else:
         tile_2(
-            x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
+            x, x_at, x_row, scale, total, of_x_at, of_x_row,
+            w, w_at, table, t_at, steps, of_w, of_w_at, shifted, sums, sums_at,
         )  # fmt: skip
 
 
 @lean_part
 def write_group(weights, p, g, n_zeros, out, at):
     """Write scales, negative zeros and negative minimums of a panel's outputs in group g, as `tile_of` reads them."""
-    _, scale, zero, minimum, outer_scale, outer_minimum, n_groups = weights
+    _, scale, zero, minimum, outer_scale, outer_minimum, n_groups, _ = weights
     inner = p * n_groups + g
     outer = inner * len(outer_scale) // len(scale) if len(outer_scale) else 0
     z_at, nothing = (p if n_zeros == 1 else inner) * PANEL, fill(np.float32(0))

@@ -1,5 +1,7 @@
 """Products with weights of 2 to 8 bits: rows are rounded to int8, and integers are multiplied and summed exactly.
 
+A code of 4 bits may stand for one of 16 bytes, which is looked up in registers before it is multiplied.
+
 A span is at most 128 inputs that share a row's scale and lie in one group of the weight. The sum of a span is an
 integer, so its order does not matter; spans are added in float32, in their order. So a row's bits depend only on
 the row, and are the same on every processor. With AMX 16 rows are multiplied at a time,
@@ -15,8 +17,8 @@ from numba import get_thread_id, prange, types
 
 from headwater.kernels import amx
 from headwater.kernels.compiling import kernel, lean_part
-from headwater.kernels.instructions import FLOATS, INTS, LANES, address, int_constant, intrinsic
-from headwater.kernels.integer_tile import NIBBLES, add_some_rows, dots_of_row, write_group
+from headwater.kernels.instructions import FLOATS, INTS, LANES, address, intrinsic
+from headwater.kernels.integer_tile import TABLE, add_some_rows, bytes_of_codes, dots_of_row, table_at, write_group
 from headwater.kernels.product import finish
 from headwater.kernels.tile import BLOCK as TILE_BLOCK
 from headwater.kernels.tile import INDEX, PANEL, ROWS, VECTORS
@@ -50,20 +52,20 @@ def _load_ints(_, array, index):
 
 
 @intrinsic
-def _unpack(_, codes, index, out, out_at):
+def _unpack(_, codes, index, table, t_at, out, out_at):
     """Write 16 times eight codes of 4 bits as two lines of 16 times four codes of 8 bits, 64 elements apart."""
 
     def lower(context, builder, signature, arguments):
-        codes, index, out, out_at = arguments
+        codes, index, tables, t_at, out, out_at = arguments
         pointer = address(context, builder, signature.args[0], codes, index)
         eight = builder.load(builder.bitcast(pointer, INTS.as_pointer()), align=4)
-        to = builder.bitcast(address(context, builder, signature.args[2], out, out_at), INTS.as_pointer())
-        for half, four in enumerate((eight, builder.lshr(eight, int_constant(4)))):
-            line = builder.gep(to, [INDEX(half * VECTORS)])
-            builder.store(builder.and_(four, int_constant(NIBBLES)), line, align=4)
+        to = builder.bitcast(address(context, builder, signature.args[4], out, out_at), INTS.as_pointer())
+        table = table_at(context, builder, signature.args[2], tables, t_at)
+        for half, four in enumerate(bytes_of_codes(builder, eight, table)):
+            builder.store(four, builder.gep(to, [INDEX(half * VECTORS)]), align=4)
         return context.get_dummy_value()
 
-    return types.none(codes, types.intp, out, types.intp), lower
+    return types.none(codes, types.intp, table, types.intp, out, types.intp), lower
 
 
 @lean_part
@@ -95,7 +97,7 @@ def _add_with_amx(x, scales, totals, first, rows, weights, p, n_inputs, span, n_
     rows -= rows % amx.HEIGHT
     if rows == 0 or span not in (16, 32, 64, 128):
         return 0
-    code, _, _, minimum, _, _, n_groups = weights
+    code, _, _, minimum, _, _, n_groups, table = weights
     spans, packed_at = n_inputs // span, at + (3 + amx.HEIGHT) * PANEL
     is_packed = steps * 4 < span  # eight codes to an element
     amx.configure_bytes(min(span, amx.LINE))
@@ -105,7 +107,7 @@ def _add_with_amx(x, scales, totals, first, rows, weights, p, n_inputs, span, n_
         if is_packed:
             for step in range(steps):
                 for v in range(0, PANEL, LANES):
-                    _unpack(code, w_at + step * PANEL + v, scratch, packed_at + 2 * step * PANEL + v)
+                    _unpack(code, w_at + step * PANEL + v, table, p * TABLE, scratch, packed_at + 2 * step * PANEL + v)
             _add_tiles(
                 x, first * n_inputs + s * span, n_inputs, span, scales, totals, first, spans, s,
                 scratch, packed_at, rows, scratch, at, to, len(minimum) > 0,
@@ -167,7 +169,7 @@ def span_of(group):
 @lean_part
 def _with_span(sums, dots, scale, total, weights, p, g, n_zeros, v):
     """Return the sums of 16 outputs with those of a span added, as a tile adds them."""
-    _, of_w, zero, minimum, outer_scale, outer_minimum, n_groups = weights
+    _, of_w, zero, minimum, outer_scale, outer_minimum, n_groups, _ = weights
     inner = p * n_groups + g
     outer = inner * len(outer_scale) // len(of_w) if len(outer_scale) else 0
     s, nothing = load(of_w, inner * PANEL + v), fill(np.float32(0))
@@ -190,7 +192,7 @@ def _add_row(x, scales, totals, row, weights, p, n_inputs, span, n_zeros, steps,
     for s in range(spans):
         g = s if spans_of_group == 1 else s // spans_of_group
         x_at, w_at = row * n_inputs + s * span, (p * spans + s) * steps * PANEL
-        dots_0, dots_1, dots_2, dots_3 = dots_of_row(x, x_at, weights[0], w_at, steps)
+        dots_0, dots_1, dots_2, dots_3 = dots_of_row(x, x_at, weights[0], w_at, weights[7], p * TABLE, steps)
         scale, total = spread(scales, row * spans + s), spread(totals, row * spans + s)
         sum_0 = _with_span(sum_0, dots_0, scale, total, weights, p, g, n_zeros, 0)
         sum_1 = _with_span(sum_1, dots_1, scale, total, weights, p, g, n_zeros, LANES)
@@ -205,7 +207,7 @@ def _add_row(x, scales, totals, row, weights, p, n_inputs, span, n_zeros, steps,
 @lean_part
 def add_panel(rounded, scales, totals, first, rows, weights, p, n_inputs, span, scratch, at):
     """Write the sums of rows from `first` on for a panel to scratch, from `at` on; return where they begin."""
-    code, scale, zero, minimum, _, _, n_groups = weights
+    code, scale, zero, minimum, _, _, n_groups, table = weights
     spans, spans_of_group, n_zeros = n_inputs // span, n_inputs // n_groups // span, len(zero) * n_groups // len(scale)
     per_step = n_inputs * len(scale) // n_groups // len(code)  # inputs
     steps, in_block = span // per_step, max(1, BLOCK // max(span, 16))
@@ -230,7 +232,7 @@ def add_panel(rounded, scales, totals, first, rows, weights, p, n_inputs, span, 
                 w_at, of_w_at = (p * spans + s) * steps * PANEL, at + (s - block) * 3 * PANEL
                 add_some_rows(
                     some, rounded, row * n_inputs + s * span, n_inputs, scales, totals, row * spans + s, spans,
-                    code, w_at, steps, scratch, of_w_at, len(minimum) > 0, scratch, to,
+                    code, w_at, table, p * TABLE, steps, scratch, of_w_at, len(minimum) > 0, scratch, to,
                 )  # fmt: skip
     return sums_at
 

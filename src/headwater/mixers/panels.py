@@ -40,12 +40,13 @@ from headwater.kernels.recording import empty, flat
 from headwater.kernels.residual import copy_panel_rows_into, widen_panel_rows_into
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 from headwater.kernels.vectors import LANES
-from headwater.mixers.quantised import Quantised
+from headwater.mixers.quantised import TABLE_BITS, Quantised
 from headwater.mixers.weight_memory import Slabs, kept
 
 # what the kernel for integers takes, in its order
 ARRAYS = ("code_NK", "scale_NX", "zero_NX", "minimum_NX", "outer_scale_NS", "outer_minimum_NS")
 OUTER = ("outer_scale_NS", "outer_minimum_NS")
+SCALES = {torch.int8: torch.float16, torch.float8_e4m3fn: torch.float16}  # of Q6_K and NVFP4, as kernels read them
 ACTIVATIONS = {"none": LINEAR, "swish": SILU, "sigmoid": SIGMOID}
 # how rows of pairs of bfloat16 are looked up, by the dtype of the result
 LOOKUPS = {
@@ -164,7 +165,7 @@ def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
     * float16: widened a block at a time;
     * float8: unpacked in registers for up to 6 rows, a block at a time for more; to bfloat16 for the dot product with
       rows in bfloat16, as above, else to float32 (`kernels/float8.py`);
-    * integers: with rows rounded to int8 (`kernels/integers.py`).
+    * integers, and codes of a table: with rows rounded to int8 (`kernels/integers.py`).
 
     The benchmark behind the table is `benchmarks.products`, a row for each format and number of rows; decision 035 has
     its figures. Arrays lie in huge pages, where the system has them.
@@ -209,12 +210,11 @@ def _held_float8(weight: Quantised, dtype: torch.dtype) -> Held:
 def _held_codes(weight: Quantised) -> Held:
     # few combinations of types, each of which is compiled: all of these conversions are exact
     as_read: dict[str, Any] = {name: part.float() for name, part in weight.parts() if name in OUTER}
-    if weight.scale_NX.dtype in (torch.int8, torch.bfloat16):  # int8: of Q6_K
-        as_read["scale_NX"] = weight.scale_NX.to(
-            torch.float16 if weight.scale_NX.dtype == torch.int8 else torch.float32
-        )
-    weight = replace(weight, **as_read)
-    n_groups, small = weight.scale_NX.shape[1], weight.bits <= 4
+    read_as = SCALES.get(weight.scale_NX.dtype, weight.scale_NX.dtype)
+    if read_as == torch.bfloat16 and weight.table is None:  # a table's are powers of two, one for 32 inputs
+        read_as = torch.float32
+    weight = replace(weight, **as_read, scale_NX=weight.scale_NX.to(read_as))
+    n_groups, small = weight.scale_NX.shape[1], weight.bits <= TABLE_BITS
     codes_NK = weight.code_NK.contiguous().view(torch.int32)
     if small:
         codes_NK = codes_NK[:, 0::2] | codes_NK[:, 1::2] << 4
@@ -234,7 +234,10 @@ def _held_codes(weight: Quantised) -> Held:
         some["code_NK"] = codes.reshape(len(index_R), -1).view(torch.uint8)
         return replace(none, **some).values()
 
-    return Held((*in_order, n_groups), rows, multiply_integers, multiply_integers)
+    table = np.empty(0, np.float32)  # its type tells that there is none
+    if weight.table is not None:
+        table = np.tile(np.array(weight.table, np.uint8), -(-weight.shape[0] // PANEL))
+    return Held((*in_order, n_groups, table), rows, multiply_integers, multiply_integers)
 
 
 def scratch(floats: int) -> np.ndarray[Any, Any]:

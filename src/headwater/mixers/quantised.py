@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 MAX_BITS = 8
+TABLE_BITS = 4  # of codes that stand for numbers of a table
 INPUT_GROUP = 8  # inputs whose codes kernels read at a time
 
 
@@ -20,8 +21,9 @@ INPUT_GROUP = 8  # inputs whose codes kernels read at a time
 class Quantised:
     """A weight [N, K]: `scale · (code − zero) − minimum`, each operation rounded to float32.
 
-    Groups of K / X successive inputs share a scale, a zero and a minimum. If there are groups of groups, a group's
-    scale is `outer_scale · scale`, rounded to float32, and its minimum `outer_minimum · minimum`.
+    Codes may stand for numbers of a table, which the formula takes instead: those of IQ4_NL, MXFP4 and NVFP4. Groups of
+    K / X successive inputs share a scale, a zero and a minimum. If there are groups of groups, a group's scale is
+    `outer_scale · scale`, rounded to float32, and its minimum `outer_minimum · minimum`.
     """
 
     code_NK: Tensor  # uint8, below 2^bits, or float8_e4m3fn
@@ -31,6 +33,7 @@ class Quantised:
     minimum_NX: Tensor | None = None
     outer_scale_NS: Tensor | None = None  # float16 or float32
     outer_minimum_NS: Tensor | None = None
+    table: tuple[int, ...] | None = None  # 16 numbers from 0 to 255 that codes of at most 4 bits stand for
 
     def __post_init__(self) -> None:
         n_in, n_groups = self.code_NK.shape[1], self.scale_NX.shape[1]
@@ -38,6 +41,8 @@ class Quantised:
             raise ValueError(f"{n_in} inputs cannot be divided into {n_groups} groups of a multiple of {INPUT_GROUP}")
         if not 1 <= self.bits <= MAX_BITS:
             raise ValueError(f"codes have {self.bits} bits, must be 1 to {MAX_BITS}")
+        if self.table is not None and (self.bits > TABLE_BITS or len(self.table) != 1 << TABLE_BITS):
+            raise ValueError(f"{len(self.table)} numbers for codes of {self.bits} bits, must be 16 for at most 4")
 
     @property
     def shape(self) -> torch.Size:
@@ -78,12 +83,18 @@ class Quantised:
     def values(self) -> Tensor:
         """Return the weight in float32."""
         scale_NX, minimum_NX = self.scales()
-        code_NXg = self.code_NK.unflatten(1, (scale_NX.shape[1], -1)).float()
+        code_NXg = self._numbers().unflatten(1, (scale_NX.shape[1], -1))
         value_NXg = (code_NXg - self.zero_NX.float()[:, :, None]) * scale_NX[:, :, None]
         if minimum_NX is not None:
             value_NXg -= minimum_NX[:, :, None]
         value_NK: Tensor = value_NXg.flatten(1)
         return value_NK
+
+    def _numbers(self) -> Tensor:
+        """Return what codes stand for, float32."""
+        if self.table is None:
+            return self.code_NK.float()
+        return torch.tensor(self.table, dtype=torch.float32)[self.code_NK.int()]
 
     def scales(self) -> tuple[Tensor, Tensor | None]:
         """Return scales and minimums of groups, float32 [N, X]."""
@@ -109,7 +120,7 @@ class Quantised:
 def joined(parts: Sequence[Quantised]) -> Quantised:
     """Return the outputs of several weights, one after the other, of one format and group. Raises ValueError."""
     first = parts[0]
-    if any((part.bits, part.group) != (first.bits, first.group) for part in parts):
+    if any((part.bits, part.group, part.table) != (first.bits, first.group, first.table) for part in parts):
         raise ValueError(f"weights of {sorted({(part.bits, part.group) for part in parts})} (bits, group) do not join")
     names = [name for name, _ in first.parts()]
     whole: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}

@@ -126,7 +126,7 @@ def format_of(weight: Weight) -> tuple[object, ...]:
     """Return all that has to be equal for two weights to be one."""
     if isinstance(weight, Tensor):
         return (weight.dtype,)
-    return (weight.bits, *((name, part.dtype, part.shape[1]) for name, part in weight.parts()))
+    return (weight.bits, weight.table, *((name, part.dtype, part.shape[1]) for name, part in weight.parts()))
 
 
 def values_of(stored: Stored) -> Tensor:
