@@ -17,6 +17,7 @@ from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.cache.pool import Pool
 from headwater.cache.segments.store import SegmentStore
+from headwater.cache.tails import Tails
 from headwater.plan import CacheLayout, Draft, Saving
 
 Key = tuple[bytes, int]
@@ -40,7 +41,8 @@ class Headwater:
         self.pool = Pool(layout)
         policy = make_eviction(self.eviction, layout)
         self.index = Index(4 * page, 1, policy)
-        self.evictor = Evictor(self.index, self.pool, policy, SegmentStore(layout, self.pool), {})
+        stored = SegmentStore(layout, self.pool), Tails(layout, self.index, self.pool)
+        self.evictor = Evictor(self.index, self.pool, policy, *stored, {})
         self.evictor.reserving = True  # no PrefixCache stands above the tree here, so nothing else may reserve
         self.root = self.index.root("")
         self.index.pin(self.root)

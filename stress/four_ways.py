@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from headwater.account import CacheAccount
 from headwater.config import ServeConfig
@@ -199,7 +200,7 @@ class Comparison:
 def four_engines(stack: ExitStack, loaded: LoadedModel, check: SelfCheck, drafts: str) -> dict[str, Engine]:
     """Return started engines, which `stack` stops: with drafts and a cache, with one of them, and with neither."""
     pages = pages_of(loaded)
-    kinds = {
+    kinds: dict[str, dict[str, Any]] = {
         "drafts and cache": {"memory": pages, "speculation": drafts},
         "drafts": {"memory": PLENTY, "speculation": drafts, "cache": False},
         "cache": {"memory": pages},

@@ -48,7 +48,7 @@ def draw(recipe: Recipe, source: Source, step: int) -> Batch:
         ids, labels = source.sequence(rng, stage.length, kind, recall)
         token_BT[row, : len(ids)] = ids
         label_BT[row, : len(ids)] = labels
-    return Batch(*map(torch.from_numpy, (token_BT, label_BT)), _seen(recipe, source, step, token_BT))
+    return Batch(torch.from_numpy(token_BT), torch.from_numpy(label_BT), _seen(recipe, source, step, token_BT))
 
 
 def _seen(recipe: Recipe, source: Source, step: int, token_BT: np.ndarray) -> torch.Tensor | None:

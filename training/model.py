@@ -72,7 +72,7 @@ class DeltaNetLayer(Weights):
         self.shape = shape
 
     def forward(self, x_BTC: torch.Tensor, norm: Norm, apart: Apart | None = None) -> torch.Tensor:
-        rows, *gates = self.project(x_BTC, norm)
+        rows, z, b, a = self.project(x_BTC, norm)
         weight_nX = self["conv1d.weight"][:, 0].T.contiguous()
         mixed = ShortConvolution.apply(rows, weight_nX)
         forget_BT1 = alone_BT = None
@@ -80,7 +80,7 @@ class DeltaNetLayer(Weights):
             forget_BT1, alone_BT = apart.forget_BT1, apart.alone_BT
             at = apart.first(len(weight_nX) - 1)
             mixed = mixed.index_put(at, ShortConvolution.apply(rows[at], weight_nX))
-        chunks, z = self.before(mixed, *gates, forget_BT1)
+        chunks, z = self.before(mixed, z, b, a, forget_BT1)
         return self.after(x_BTC, (chunks.read_MntK, chunks.attend_Mntt), advance(chunks), z, alone_BT)
 
     def project(self, x_BTC: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, ...]:

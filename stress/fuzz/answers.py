@@ -34,7 +34,7 @@ MARKUP = (
 
 def formats(data: bytes) -> None:
     drawn = Drawn(data)
-    thinking, tool_format, cuts = bool(drawn.below(2)), drawn.choice(FORMATS), drawn.bytes(8)
+    thinking, tool_format, cuts = bool(drawn.below(2)), drawn.choice(FORMATS), drawn.some_bytes(8)
     text = drawn.rest.decode("utf-8", "replace")
 
     def parse(parts: list[str]) -> list[Delta]:
@@ -67,7 +67,7 @@ def odd_event(drawn: Drawn) -> bytes:
 def events(data: bytes) -> None:
     drawn = Drawn(data)
     odd = odd_event(drawn) if drawn.below(2) else b""
-    cuts, stream = drawn.bytes(8), odd + drawn.rest
+    cuts, stream = drawn.some_bytes(8), odd + drawn.rest
     whole = EventParser().feed(stream)
     parser = EventParser()
     assert [event for part in pieces(cuts, stream) for event in parser.feed(part)] == whole

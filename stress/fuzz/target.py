@@ -35,14 +35,14 @@ class Drawn:
     def choice(self, options: Sequence[T]) -> T:
         return options[self.below(len(options))]
 
-    def bytes(self, most: int) -> bytes:
+    def some_bytes(self, most: int) -> bytes:
         size = self.below(most + 1)
         part = self._data[self._at : self._at + size]
         self._at += size
         return part
 
     def text(self, most: int) -> str:
-        return self.bytes(most).decode("utf-8", "replace")
+        return self.some_bytes(most).decode("utf-8", "replace")
 
     @property
     def rest(self) -> bytes:
