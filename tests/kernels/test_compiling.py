@@ -120,6 +120,7 @@ def test_folder_writable_by_others_or_by_no_user_is_not_used(tmp_path: Path, mod
 PACKED = """
 import hashlib, torch
 from dataclasses import replace
+from headwater.kernels import NF4
 from headwater.mixers.linear import Linear
 from headwater.mixers.numerics import Numerics
 from headwater.mixers.quantised import Quantised
@@ -127,8 +128,9 @@ from headwater.models.quantisation import float8
 of = torch.Generator().manual_seed(0)
 codes, zeros = (torch.randint(0, 16, (96, n), generator=of, dtype=torch.uint8) for n in (128, 4))
 weight = Quantised(codes, 4, torch.randn(96, 4, generator=of).half(), zeros)
+nf4 = replace(weight, scale_NX=weight.scale_NX.float(), zero_NX=zeros[:, :1] * 0, table=NF4)
 numbers = torch.randn(96, 128, generator=of).to(torch.float8_e4m3fn)
-weights = weight, replace(weight, table=tuple(range(0, 256, 17))), float8(numbers, torch.rand(96, 4, generator=of))
+weights = weight, nf4, replace(weight, table=tuple(range(0, 256, 17))), float8(numbers, torch.rand(96, 4, generator=of))
 digest = hashlib.sha256()
 for weight in weights:
     for rows in (9, 3):

@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("numba", reason="numba is not installed")
 
 from headwater.engine.proof.cpu_checks import broken_experts, narrowed
+from headwater.kernels import NF4
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.kernels.experts import MAX_ROWS_PER_THREAD
 from headwater.kernels.integers import multiply_integers
@@ -59,6 +60,10 @@ def in_float8(generator: torch.Generator) -> Quantised:
     )
 
 
+def nf4(weight: Quantised) -> Quantised:
+    return replace(weight, scale_NX=weight.scale_NX.float(), zero_NX=weight.zero_NX * 0, table=NF4)
+
+
 FORMATS = {
     "float32": (torch.float32, lambda g: torch.randn(N_OUT, N_IN, generator=g)),
     "bfloat16": (torch.float32, lambda g: torch.randn(N_OUT, N_IN, generator=g).bfloat16()),
@@ -67,6 +72,8 @@ FORMATS = {
     "float16": (torch.float32, lambda g: torch.randn(N_OUT, N_IN, generator=g).half()),
     "float8": (torch.float32, in_float8),
     "float8, bfloat16 rows": (torch.bfloat16, in_float8),
+    "nf4": (torch.float32, lambda g: nf4(codes(4, g, False))),
+    "nf4, bfloat16 rows": (torch.bfloat16, lambda g: nf4(codes(4, g, False))),
     "int8": (torch.float32, lambda g: codes(8, g, False)),
     "int4": (torch.float32, lambda g: codes(4, g, False)),
     "codes of a table": (torch.float32, lambda g: replace(codes(4, g, False), table=tuple(range(0, 256, 17)))),

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ HEIGHTS_OF_FORMS = (1, 7, 33, 257)  # of products with an activation or a factor
 SIZES = ((64, 100), (256, 37), (130, 65), (1024, 512), (1536, 256), (3072, 128))
 DTYPES = (torch.float32, torch.bfloat16)
 GUARDED = ("compiled", "tiled")
-GROUPED = ("float8", "int4", "int8", "table")  # weights with scales of groups of inputs
+GROUPED = ("float8", "int4", "int8", "nf4", "table")  # weights with scales of groups of inputs
 
 
 @pytest.fixture(autouse=True, params=[None, AVX2], ids=["here", "avx2"])
@@ -74,8 +75,16 @@ def in_float8(n_out: int, n_in: int, groups: int = 2, of_scales: torch.dtype = t
     return float8(code_NK.view(torch.float8_e4m3fn), (random(n_out, groups).abs() / 256).to(of_scales))
 
 
+def in_nf4(n_out: int, n_in: int, groups: int = 2) -> Quantised:
+    plain = quantised(n_out, n_in, 4, groups)
+    return replace(plain, zero_NX=plain.zero_NX[:, :1] * 0, scale_NX=plain.scale_NX.float(), table=kernels.NF4)
+
+
 def unpacked(weight: Quantised) -> torch.Tensor:
-    """The values of float8 weights in numpy: sign, exponent and mantissa, times the scale, rounded to float32."""
+    """The values of float8 weights in numpy: sign, exponent and mantissa, times the scale, rounded to float32; nf4."""
+    if weight.table is not None:
+        number_NK = np.array(weight.table, np.float32)[weight.code_NK]
+        return torch.from_numpy(number_NK * weight.scale_NX.numpy().repeat(weight.group, 1))
     code_NK = weight.code_NK.view(torch.uint8).numpy().astype(np.int64)
     exponent_NK, mantissa_NK = code_NK >> 3 & 15, code_NK & 7
     normal_NK = np.ldexp(8 + mantissa_NK, exponent_NK - 10)
@@ -91,6 +100,7 @@ WEIGHTS = {
     "float8": in_float8,
     "int4": quantised,
     "int8": lambda n_out, n_in: quantised(n_out, n_in, 8),
+    "nf4": in_nf4,
     "table": of_table,
 }
 
@@ -124,7 +134,7 @@ def rounded_product(weight: Quantised, x_RK: torch.Tensor) -> torch.Tensor:
 
 def product(weight: torch.Tensor | Quantised, x_RK: torch.Tensor, mode: str) -> torch.Tensor:
     """The product in the dtype of x; with integers rows are rounded, except by torch."""
-    if isinstance(weight, Quantised) and not weight.is_float8 and mode != "plain":
+    if isinstance(weight, Quantised) and not weight.is_float and mode != "plain":
         return rounded_product(weight, x_RK.float()).to(x_RK.dtype)
     return x_RK @ values(weight).to(x_RK.dtype).T
 
@@ -243,17 +253,18 @@ def test_weights_in_bfloat16_give_the_bits_of_their_float32_copies(rows: int) ->
         assert torch.equal(as_held(x_RK, 0), Linear(weight_NK.float())(x_RK, 0))
 
 
-FLOAT8 = {
+FLOATS = {
     "blocks": lambda: in_float8(130, 512, 4),
     "small groups": lambda: in_float8(64, 264, 33),
     "a scale an output, odd outputs": lambda: in_float8(37, 72, 1),
     "scales of 16 bits": lambda: in_float8(70, 256, 2, torch.bfloat16),
+    "nf4": lambda: in_nf4(130, 512, 8),
 }
 
 
-@pytest.mark.parametrize("form", FLOAT8)
-def test_values_of_float8_are_those_of_the_reference(form: str) -> None:
-    weight = FLOAT8[form]()
+@pytest.mark.parametrize("form", FLOATS)
+def test_values_of_floats_are_those_of_the_reference(form: str) -> None:
+    weight = FLOATS[form]()
     wanted_NK, row_R = unpacked(weight), torch.tensor([5, 0, 36, 5])
     assert torch.equal(weight.values(), wanted_NK)
     assert torch.equal(Linear(weight, numerics=Numerics("compiled")).rows(row_R), wanted_NK[row_R])
@@ -262,12 +273,12 @@ def test_values_of_float8_are_those_of_the_reference(form: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 65])
-@pytest.mark.parametrize("form", FLOAT8)
-def test_float8_gives_the_bits_of_its_values(form: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", FLOATS)
+def test_floats_give_the_bits_of_their_values(form: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32 on any processor; in bfloat16, too, by its dot product if it has one: values are rounded to it."""
     amx = pytest.importorskip("headwater.kernels.amx", reason="numba is not installed")
     monkeypatch.setattr(amx, "usable", lambda: False)
-    weight = FLOAT8[form]()
+    weight = FLOATS[form]()
     value_NK, x_RK = unpacked(weight), random(rows, weight.shape[1])
     assert torch.equal(Linear(weight, numerics=Numerics("compiled"))(x_RK, 0), Linear(value_NK)(x_RK, 0))
     x_RK = x_RK.bfloat16()
@@ -280,9 +291,10 @@ def test_float8_gives_the_bits_of_its_values(form: str, rows: int, monkeypatch: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 6, 7, 65])
-def test_float8_rows_do_not_depend_on_other_rows_or_threads(rows: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", [in_float8, in_nf4])
+def test_rows_of_floats_do_not_depend_on_other_rows_or_threads(kind: Any, rows: int, dtype: torch.dtype) -> None:
     compiling = pytest.importorskip("headwater.kernels.compiling", reason="numba is not installed")
-    linear = Linear(in_float8(200, 256, 2), numerics=Numerics("compiled"), dtype=dtype)
+    linear = Linear(kind(200, 256, 2), numerics=Numerics("compiled"), dtype=dtype)
     x_RK = random(rows, 256, dtype=dtype)
     beside = x_RK.clone()
     beside[1:] = torch.nan
@@ -297,11 +309,12 @@ def test_float8_rows_do_not_depend_on_other_rows_or_threads(rows: int, dtype: to
         compiling.use_threads(before)
 
 
-def test_float8_takes_a_byte_a_weight_and_its_scales() -> None:
+@pytest.mark.parametrize(("kind", "n_bytes"), [(in_float8, 1), (in_nf4, 0.5)])
+def test_floats_take_their_bytes_and_those_of_scales(kind: Any, n_bytes: float) -> None:
     panels = pytest.importorskip("headwater.mixers.panels", reason="numba is not installed")
     for dtype in DTYPES:
-        codes, scales, n_groups = panels.held(in_float8(128, 512, 4), dtype).arrays
-        assert (codes.nbytes, scales.nbytes, n_groups) == (128 * 512, 4 * 128 * 4, 4)
+        codes, scales, n_groups = panels.held(kind(128, 512, 4), dtype).arrays
+        assert (codes.nbytes, scales.nbytes, n_groups) == (n_bytes * 128 * 512, 4 * 128 * 4, 4)
 
 
 @pytest.mark.pairs

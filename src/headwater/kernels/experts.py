@@ -14,7 +14,7 @@ from numba.core.extending import overload
 
 from headwater.kernels import amx
 from headwater.kernels.compiling import kernel, part
-from headwater.kernels.float8 import add_float8, elements
+from headwater.kernels.float8 import KINDS, add_float8, elements
 from headwater.kernels.integers import add_panel, round_row, span_of
 from headwater.kernels.product import _some_widened, _widen, finish, some_rows_of_many
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
@@ -72,7 +72,7 @@ def _add(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at):
 
 @overload(_add)
 def _add_by_format(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at):
-    if weights[0].dtype == types.int16:
+    if weights[0].dtype in KINDS:
         return lambda x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at: _add_float8(
             x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at
         )

@@ -1,11 +1,13 @@
-"""Weights in float8 (e4m3) in panels: tiles that unpack them in registers, and blocks of them that many rows share.
+"""Weights in float8 (e4m3) and nf4 in panels: tiles that unpack them in registers, and blocks that many rows share.
 
-The bits of a number, moved to those of a float16, are that number over 256, exactly; scales in panels are 256 times the
-weight's. A weight is its number times its scale, rounded to float32, and to bfloat16 after that for the processor's dot
-product. NaN has no such bits: readers of checkpoints refuse it.
+The bits of a float8 number, moved to those of a float16, are that number over 256, exactly; scales in panels are 256
+times the weight's. NaN has no such bits: readers of checkpoints refuse it. A code of nf4 stands for one of 16 numbers,
+which are looked up. A weight is its number times its scale, rounded to float32, and to bfloat16 after that for the
+processor's dot product.
 
-A weight in panels is three values: two codes of an output, for two successive inputs, in an int16; scales of groups of
-inputs, float32, 64 of a panel for each group; the number of groups. For a panel, its rows and sums see `tile.py`.
+A weight in panels is three values: two codes of an output, for two successive inputs, in an int16 (float8) or a uint8
+(nf4); scales of groups of inputs, float32, 64 of a panel for each group; the number of groups. For a panel, its rows
+and sums see `tile.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +18,20 @@ from llvmlite import ir
 from numba import types
 from numba.core.extending import overload
 
+from headwater.kernels import NF4
 from headwater.kernels.compiling import lean_part
-from headwater.kernels.instructions import FLOATS, INTS, LANES, SHORTS, address, called, intrinsic
-from headwater.kernels.tile import BLOCK, HEIGHTS, PAIRS, PANEL, VECTORS, Bfloat16, Dot, lowered
+from headwater.kernels.instructions import (
+    BYTES,
+    FLOATS,
+    INTS,
+    LANES,
+    SHORTS,
+    address,
+    called,
+    int_constant,
+    intrinsic,
+)
+from headwater.kernels.tile import BLOCK, HEIGHTS, PAIRS, PANEL, VECTORS, WIDE, Bfloat16, Dot, lowered
 from headwater.kernels.vectors import f32x16, load, store
 
 BIAS = 256  # by which a float8's exponent makes it larger than the float16 of the same bits
@@ -78,6 +91,48 @@ class Float8Dot(Dot):
         return [called(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, upper, lower)]
 
 
+def _pair(builder: ir.IRBuilder, pointer: ir.Value) -> list[ir.Value]:
+    """Return the numbers of nf4 of 16 outputs for two inputs, float32."""
+    codes = builder.zext(builder.load(pointer, align=1), INTS)
+    halves = builder.and_(codes, int_constant(15)), builder.lshr(codes, int_constant(4))
+    return [_of_nf4(builder, half) for half in halves]
+
+
+def _of_nf4(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
+    """Return the numbers that 16 codes stand for."""
+    table = ir.Constant(FLOATS, list(NF4))
+    if WIDE:
+        return called(builder, "llvm.x86.avx512.permvar.sf.512", FLOATS, table, codes)
+    found = ir.Constant(FLOATS, [NF4[0]] * LANES)
+    for code, number in enumerate(NF4[1:], 1):
+        chosen = builder.icmp_signed("==", codes, int_constant(code))
+        found = builder.select(chosen, ir.Constant(FLOATS, [number] * LANES), found)
+    return found
+
+
+class Nf4(Float8):
+    """Weights in nf4, inputs in float32; two inputs a step."""
+
+    unit = BYTES
+    weights = staticmethod(_pair)
+
+
+class Nf4Dot(Float8Dot):
+    """Weights in nf4, inputs in bfloat16, two inputs a step: AVX512-BF16's dot product."""
+
+    unit = BYTES
+
+    @staticmethod
+    def weights(builder: ir.IRBuilder, pointer: ir.Value) -> list[ir.Value]:
+        lanes = [lane + LANES * half for lane in range(LANES) for half in range(2)]
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), lanes)
+        return [builder.shuffle_vector(*_pair(builder, pointer), mask)]
+
+
+# of weights in panels, by the type of their codes: with inputs in float32, and in pairs of bfloat16
+KINDS: dict[Any, tuple[Any, Any]] = {types.int16: (Float8, Float8Dot), types.uint8: (Nf4, Nf4Dot)}
+
+
 def tile_of(rows: int) -> Any:
     """Return the tile of `rows` rows: `kernels/tile.py`'s, for weights of one group, with the outputs' scales."""
 
@@ -85,7 +140,7 @@ def tile_of(rows: int) -> Any:
     def tile(_, x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh, scale, scale_at):
         index = types.intp
         kinds = (x, index, index, index, w, index, index, total, index, types.boolean, scale, index)
-        return types.none(*kinds), lowered(Float8Dot if x.dtype == types.int32 else Float8, rows)
+        return types.none(*kinds), lowered(KINDS[w.dtype][x.dtype == types.int32], rows)
 
     return tile
 
@@ -93,14 +148,16 @@ def tile_of(rows: int) -> Any:
 tile_1, tile_2, tile_4, tile_6 = map(tile_of, HEIGHTS)
 
 
-def _unpacking(kind: Any, of: Any, result: Any) -> Any:
+def _unpacking(dot: bool, of: Any, result: Any) -> Any:
     """Return the operation that unpacks the weights of 16 outputs for two inputs, given their scales."""
 
     @intrinsic
     def unpacked(_, array, index, scale):
+        kind = KINDS[array.dtype][dot]
+
         def lower(context, builder, signature, arguments):
             value, at, scales = arguments
-            pointer = builder.bitcast(address(context, builder, array, value, at), SHORTS.as_pointer())
+            pointer = builder.bitcast(address(context, builder, array, value, at), kind.unit.as_pointer())
             return result(context, builder, signature, kind.scaled(builder, kind.weights(builder, pointer), scales))
 
         return of(array, types.intp, f32x16), lower
@@ -109,12 +166,12 @@ def _unpacking(kind: Any, of: Any, result: Any) -> Any:
 
 
 two_inputs = _unpacking(
-    Float8,
+    False,
     types.UniTuple(f32x16, 2),
     lambda context, builder, signature, weights: context.make_tuple(builder, signature.return_type, weights),
 )
 pairs_of_bfloat16 = _unpacking(
-    Float8Dot, f32x16, lambda context, builder, signature, weights: builder.bitcast(weights[0], FLOATS)
+    True, f32x16, lambda context, builder, signature, weights: builder.bitcast(weights[0], FLOATS)
 )
 
 

@@ -19,7 +19,7 @@ from numba.core.extending import overload
 
 from headwater.kernels import amx
 from headwater.kernels.compiling import kernel, lean_part
-from headwater.kernels.float8 import add_float8, elements, round_float8, widen_float8
+from headwater.kernels.float8 import KINDS, add_float8, elements, round_float8, widen_float8
 from headwater.kernels.functions import sigmoid, silu
 from headwater.kernels.tile import BLOCK, HEIGHTS, LINES, PANEL, ROWS, VECTORS, fetching_tile_of, tile_of
 from headwater.kernels.vectors import LANES, load, lower_half, store, upper_half
@@ -125,7 +125,7 @@ def _widen(x, weights, p, n_inputs, first, last, out, at):
 
 @overload(_widen)
 def _widen_by_format(x, weights, p, n_inputs, first, last, out, at):
-    if weights[0].dtype == types.int16:
+    if weights[0].dtype in KINDS:
         widen = round_float8 if x.dtype == types.int32 else widen_float8
     else:
         widen = _widen_pairs if weights[0].dtype == types.int32 else _widen_floats

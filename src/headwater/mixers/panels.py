@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwater import machine
-from headwater.kernels import amx
+from headwater.kernels import NF4, amx
 from headwater.kernels.compiling import threads_in_use
 from headwater.kernels.float8 import BIAS
 from headwater.kernels.integer_tile import NIBBLES
@@ -163,15 +163,15 @@ def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
       if it has one (AVX512-BF16);
     * bfloat16 otherwise: widened as it is read, or for more than 6 rows on 256-bit registers a block at a time;
     * float16: widened a block at a time;
-    * float8: unpacked in registers for up to 6 rows, a block at a time for more; to bfloat16 for the dot product with
-      rows in bfloat16, as above, else to float32 (`kernels/float8.py`);
+    * float8 and nf4: unpacked in registers for up to 6 rows, a block at a time for more; to bfloat16 for the dot
+      product with rows in bfloat16, as above, else to float32 (`kernels/float8.py`);
     * integers, and codes of a table: with rows rounded to int8 (`kernels/integers.py`).
 
     The benchmark behind the table is `benchmarks.products`, a row for each format and number of rows; decision 035 has
     its figures. Arrays lie in huge pages, where the system has them.
     """
     if isinstance(weight_NK, Quantised):
-        return _held_float8(weight_NK, dtype) if weight_NK.is_float8 else _held_codes(weight_NK)
+        return _held_float(weight_NK, dtype) if weight_NK.is_float else _held_codes(weight_NK)
     n_in = weight_NK.shape[1]
     if weight_NK.dtype == torch.bfloat16:
         panels = _in_panels(F.pad(weight_NK, (0, 1)) if n_in % 2 else weight_NK, 2)
@@ -192,16 +192,22 @@ def _has_dot(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and machine.compiles("avx512_bf16")
 
 
-def _held_float8(weight: Quantised, dtype: torch.dtype) -> Held:
-    n_in, n_groups = weight.shape[1], weight.scale_NX.shape[1]
-    codes = _in_panels(weight.code_NK.contiguous().view(torch.int16))
-    scales = _in_panels(weight.scale_NX.float() * BIAS)
+def _held_float(weight: Quantised, dtype: torch.dtype) -> Held:
+    """Hold float8 numbers, or codes of nf4; their kernels know no other table of floats. Raises ValueError for one."""
+    n_groups, width, bias = weight.scale_NX.shape[1], weight.shape[1] // 2, 1 if weight.table else BIAS
+    if weight.table not in (None, NF4):
+        raise ValueError(f"codes stand for the floats {weight.table}, must be those of nf4")
+    code_NK = weight.code_NK.contiguous()
+    codes = _in_panels(code_NK[:, 0::2] | code_NK[:, 1::2] << 4 if weight.table else code_NK.view(torch.int16))
+    scales = _in_panels(weight.scales()[0] * bias)
     none = weight.rows(torch.empty(0, dtype=torch.int64))  # copies, so that no code is kept in addition to the panels
 
     def rows(index_R: Tensor) -> Tensor:
-        code_RK = _rows(codes, n_in // 2, 1, index_R).view(none.code_NK.dtype)
-        scale_RX, zero_RX = _rows(scales, n_groups, 1, index_R) / BIAS, none.zero_NX.new_zeros(len(index_R), 1)
-        return replace(none, code_NK=code_RK, scale_NX=scale_RX, zero_NX=zero_RX).values()
+        code_RK = _rows(codes, width, 1, index_R)
+        if none.table:
+            code_RK = torch.stack((code_RK & 15, code_RK >> 4), 2).flatten(1)
+        scale_RX, zero_RX = _rows(scales, n_groups, 1, index_R) / bias, none.zero_NX.new_zeros(len(index_R), 1)
+        return replace(none, code_NK=code_RK.view(none.code_NK.dtype), scale_NX=scale_RX, zero_NX=zero_RX).values()
 
     arrays = codes.numpy(), scales.numpy(), n_groups
     return Held(arrays, rows, multiply_float8, widen_and_multiply, dot=_has_dot(dtype))

@@ -21,9 +21,9 @@ INPUT_GROUP = 8  # inputs whose codes kernels read at a time
 class Quantised:
     """A weight [N, K]: `scale · (code − zero) − minimum`, each operation rounded to float32.
 
-    Codes may stand for numbers of a table, which the formula takes instead: those of IQ4_NL, MXFP4 and NVFP4. Groups of
-    K / X successive inputs share a scale, a zero and a minimum. If there are groups of groups, a group's scale is
-    `outer_scale · scale`, rounded to float32, and its minimum `outer_minimum · minimum`.
+    Codes may stand for numbers of a table, which the formula takes instead: those of IQ4_NL, MXFP4, NVFP4 and nf4.
+    Groups of K / X successive inputs share a scale, a zero and a minimum. If there are groups of groups, a group's
+    scale is `outer_scale · scale`, rounded to float32, and its minimum `outer_minimum · minimum`.
     """
 
     code_NK: Tensor  # uint8, below 2^bits, or float8_e4m3fn
@@ -33,7 +33,8 @@ class Quantised:
     minimum_NX: Tensor | None = None
     outer_scale_NS: Tensor | None = None  # float16 or float32
     outer_minimum_NS: Tensor | None = None
-    table: tuple[int, ...] | None = None  # 16 numbers from 0 to 255 that codes of at most 4 bits stand for
+    # 16 numbers that codes of at most 4 bits stand for: integers from 0 to 255, or floats, which have no zero
+    table: tuple[int, ...] | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         n_in, n_groups = self.code_NK.shape[1], self.scale_NX.shape[1]
@@ -50,9 +51,10 @@ class Quantised:
         return self.code_NK.shape
 
     @property
-    def is_float8(self) -> bool:
-        """Whether codes are numbers of float8, which have no zero and no minimum."""
-        return self.code_NK.dtype == torch.float8_e4m3fn
+    def is_float(self) -> bool:
+        """Whether codes are float8, or stand for a table's floats: both have no zero and no minimum."""
+        of_table = self.table is not None and isinstance(self.table[0], float)
+        return self.code_NK.dtype == torch.float8_e4m3fn or of_table
 
     @property
     def group(self) -> int:
