@@ -25,11 +25,10 @@ def scales(seed: int, *shape: int) -> np.ndarray:
 
 
 def words(integers_RC: np.ndarray, bits: int) -> torch.Tensor:
-    """Integers of a row in words of 32 bits, the first in the lowest bits; the last word is filled with zeros."""
-    per_word = 32 // bits
-    padded = np.pad(integers_RC, ((0, 0), (0, -integers_RC.shape[1] % per_word))).astype(np.uint32)
-    fields = padded.reshape(len(padded), -1, per_word) << np.arange(0, 32, bits, dtype=np.uint32)
-    return torch.from_numpy(np.bitwise_or.reduce(fields, -1).view(np.int32).copy())
+    """Bits of a row's integers one after the other, the lowest first, in words of 32 bits; zeros fill the last word."""
+    bit_RB = ((integers_RC[:, :, None] >> np.arange(bits)) & 1).reshape(len(integers_RC), -1)
+    byte_RB = np.packbits(np.pad(bit_RB, ((0, 0), (0, -bit_RB.shape[1] % 32))), 1, "little")
+    return torch.from_numpy(byte_RB.view(np.int32))
 
 
 def spread(groups_NX: np.ndarray, n_in: int) -> np.ndarray:
@@ -42,17 +41,26 @@ def affine(code: np.ndarray, zero: np.ndarray, scale: np.ndarray) -> Weight:
     return difference * spread(scale.astype(np.float32), n_in)
 
 
-def gptq(n: int, k: int, bits: int = 4, less: int = 1, seed: int = 0) -> tuple[Parts, Weight]:
+def gptq(
+    n: int, k: int, bits: int = 4, less: int = 1, seed: int = 0, group_K: np.ndarray | None = None
+) -> tuple[Parts, Weight]:
     groups = k // GROUP
+    group_K = np.arange(k, dtype=np.int32) // GROUP if group_K is None else group_K
     code, zero = integers(seed, 0, 2**bits, n, k), integers(seed + 1, 1, 2**bits, n, groups)
     scale = scales(seed + 2, n, groups)
     parts = {
         "qweight": words(code, bits).T.contiguous(),
         "qzeros": words(zero.T - less, bits),
         "scales": torch.from_numpy(scale.T.copy()),
-        "g_idx": torch.arange(k, dtype=torch.int32) // GROUP,
+        "g_idx": torch.from_numpy(group_K),
     }
-    return parts, affine(code, zero, scale)
+    return parts, (code - zero[:, group_K]).astype(np.float32) * scale.astype(np.float32)[:, group_K]
+
+
+def gptq_in_act_order(n: int, k: int, bits: int = 4, seed: int = 0) -> tuple[Parts, Weight]:
+    """Groups of inputs that were sorted by a measure which all weights with these inputs share."""
+    order_K = np.random.default_rng(k).permutation(k).astype(np.int32)
+    return gptq(n, k, bits, seed=seed, group_K=order_K // GROUP)
 
 
 def awq(n: int, k: int, seed: int = 0) -> tuple[Parts, Weight]:
@@ -107,6 +115,12 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], tuple[Parts, Weight]
     "gptq, 4 bits": ({"quant_method": "gptq", "bits": 4}, gptq),
     "gptq, 8 bits": ({"quant_method": "gptq", "bits": 8}, lambda n, k: gptq(n, k, 8)),
     "gptq, 2 bits": ({"quant_method": "gptq", "bits": 2}, lambda n, k: gptq(n, k, 2)),
+    "gptq, 3 bits": ({"quant_method": "gptq", "bits": 3}, lambda n, k: gptq(n, k, 3)),
+    "gptq, act order": ({"quant_method": "gptq", "bits": 4, "desc_act": True}, gptq_in_act_order),
+    "gptq, 3 bits in act order": (
+        {"quant_method": "gptq", "bits": 3, "desc_act": True},
+        lambda n, k: gptq_in_act_order(n, k, 3),
+    ),
     "gptq_v2": (
         {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
         lambda n, k: gptq(n, k, less=0),

@@ -68,6 +68,13 @@ class Held:
     few_rows: int = ROWS  # rows, at most, that `few` multiplies
     pairs: bool = False  # two inputs of an output are side by side
     dot: bool = False  # multiplies bfloat16 inputs
+    order_K: Tensor | None = None  # the input of each code of a row, if not their own order
+
+    def ordered(self, x_RK: Tensor) -> Tensor:
+        """Return the inputs of rows in the order of codes."""
+        if self.order_K is None:
+            return x_RK
+        return torch.index_select(x_RK, 1, self.order_K, out=empty(len(x_RK), len(self.order_K), dtype=x_RK.dtype))
 
 
 class PanelProduct:
@@ -129,7 +136,7 @@ class PanelProduct:
 
     def _inputs(self, x_RK: Tensor) -> tuple[np.ndarray[Any, Any], int]:
         """Return the rows as the kernel reads them, and the elements from one to the next."""
-        odd = self.held.pairs and self.n_in % 2
+        x_RK, odd = self.held.ordered(x_RK), self.held.pairs and self.n_in % 2
         x_RK = F.pad(x_RK, (0, 1)) if odd else x_RK
         if self.held.dot:
             x_RK = x_RK.contiguous()
@@ -243,7 +250,7 @@ def _held_codes(weight: Quantised) -> Held:
     table = np.empty(0, np.float32)  # its type tells that there is none
     if weight.table is not None:
         table = np.tile(np.array(weight.table, np.uint8), -(-weight.shape[0] // PANEL))
-    return Held((*in_order, n_groups, table), rows, multiply_integers, multiply_integers)
+    return Held((*in_order, n_groups, table), rows, multiply_integers, multiply_integers, order_K=weight.order_K)
 
 
 def scratch(floats: int) -> np.ndarray[Any, Any]:

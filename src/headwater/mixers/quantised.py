@@ -22,7 +22,7 @@ class Quantised:
     """A weight [N, K]: `scale · (code − zero) − minimum`, each operation rounded to float32.
 
     Codes may stand for numbers of a table, which the formula takes instead: those of IQ4_NL, MXFP4, NVFP4 and nf4.
-    Groups of K / X successive inputs share a scale, a zero and a minimum. If there are groups of groups, a group's
+    Groups of K / X successive codes share a scale, a zero and a minimum. If there are groups of groups, a group's
     scale is `outer_scale · scale`, rounded to float32, and its minimum `outer_minimum · minimum`.
     """
 
@@ -35,6 +35,7 @@ class Quantised:
     outer_minimum_NS: Tensor | None = None
     # 16 numbers that codes of at most 4 bits stand for: integers from 0 to 255, or floats, which have no zero
     table: tuple[int, ...] | tuple[float, ...] | None = None
+    order_K: Tensor | None = None  # int64: the input of each code of a row, if groups are not of successive inputs
 
     def __post_init__(self) -> None:
         n_in, n_groups = self.code_NK.shape[1], self.scale_NX.shape[1]
@@ -90,7 +91,7 @@ class Quantised:
         if minimum_NX is not None:
             value_NXg -= minimum_NX[:, :, None]
         value_NK: Tensor = value_NXg.flatten(1)
-        return value_NK
+        return value_NK if self.order_K is None else torch.empty_like(value_NK).index_copy_(1, self.order_K, value_NK)
 
     def _numbers(self) -> Tensor:
         """Return what codes stand for, float32."""
@@ -114,8 +115,8 @@ class Quantised:
         return outer_NS.float().repeat_interleave(self.scale_NX.shape[1] // outer_NS.shape[1], 1)
 
     def parts(self) -> list[tuple[str, Tensor]]:
-        """Return the tensors that it has, by name."""
-        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        """Return the tensors with a row for each output that it has, by name."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "order_K")
         return [(name, value) for name, value in values if isinstance(value, Tensor)]
 
 

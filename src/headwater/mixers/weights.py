@@ -126,7 +126,8 @@ def format_of(weight: Weight) -> tuple[object, ...]:
     """Return all that has to be equal for two weights to be one."""
     if isinstance(weight, Tensor):
         return (weight.dtype,)
-    return (weight.bits, weight.table, *((name, part.dtype, part.shape[1]) for name, part in weight.parts()))
+    order = None if weight.order_K is None else weight.order_K.numpy().tobytes()
+    return (weight.bits, weight.table, order, *((name, part.dtype, part.shape[1]) for name, part in weight.parts()))
 
 
 def values_of(stored: Stored) -> Tensor:

@@ -7,6 +7,7 @@ read: neither is rounded to 8 bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import gcd
 from typing import Any, Protocol
 
@@ -15,14 +16,21 @@ from torch import Tensor
 
 from headwater.config_keys import ConfigKeys
 from headwater.mixers.quantised import Quantised
-from headwater.models.families.quantised import GPTQ_FORMATS, block_of, check_quantisation, groups_of, quantisation
+from headwater.models.families.quantised import (
+    GPTQ_BITS,
+    GPTQ_FORMATS,
+    block_of,
+    check_quantisation,
+    groups_of,
+    quantisation,
+)
 
 WORD = 32  # bits
 BYTE = 8
 NAN = 0x7F  # bits of a float8 NaN, without its sign
 AWQ_BITS = 4
 AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # of outputs 0 to 7 in a word, from the lowest bits
-PACKED, SCALE, ZERO = "weight_packed", "weight_scale", "weight_zero_point"
+PACKED, SCALE, ZERO, G_IDX = "weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"
 
 
 class Method(Protocol):
@@ -65,11 +73,11 @@ def _awq_ordered(word_RV: Tensor) -> Tensor:
 
 
 class Gptq:
-    """GPTQ (Frantar et al., 2022): integers of 2, 4 or 8 bits in words along the inputs; scales, zeros of groups.
+    """GPTQ (Frantar et al., 2022): integers of 2, 3, 4 or 8 bits in words along the inputs; scales, zeros of groups.
 
     Tensors of a module, as AutoGPTQ and GPTQModel write them: `qweight` [K · bits / 32, N], `qzeros`
-    [X, N · bits / 32], `scales` [X, N], `g_idx` [K]. The first format stores zeros less 1. Bits and groups follow from
-    the tensors' shapes.
+    [X, N · bits / 32], `scales` [X, N], `g_idx` [K], the group of each input. The first format stores zeros less 1.
+    Bits and groups follow from the tensors' shapes.
     """
 
     marks = ("qweight",)
@@ -85,9 +93,9 @@ class Gptq:
         scale_XN = check_shape("scales", parts["scales"], len(parts["scales"]), n_out)
         groups = len(scale_XN)
         word_XV = check_shape("qzeros", parts["qzeros"], groups, n_out * bits // 32)
-        check_order(parts.get("g_idx"), groups)
         zero_XN = (unpacked(word_XV, bits) + self.less) & (2**bits - 1)
-        return Quantised(unpacked(word_WN.T, bits), bits, scale_XN.T.contiguous(), zero_XN.T.contiguous())
+        weight = Quantised(unpacked(word_WN.T, bits), bits, scale_XN.T.contiguous(), zero_XN.T.contiguous())
+        return with_groups_of(weight, parts.get("g_idx"), "g_idx")
 
 
 class Fp8:
@@ -121,7 +129,7 @@ class Compressed:
     """
 
     marks = (PACKED, SCALE)
-    parts = ("weight", PACKED, SCALE, ZERO, "weight_g_idx", "weight_shape", "input_scale", "input_zero_point")
+    parts = ("weight", PACKED, SCALE, ZERO, G_IDX, "weight_shape", "input_scale", "input_zero_point")
 
     def __init__(self, keys: ConfigKeys) -> None:
         weights = (ConfigKeys(group.optional("weights") or {}) for group in groups_of(keys))
@@ -130,11 +138,11 @@ class Compressed:
     def read(self, parts: Mapping[str, Tensor], n_out: int, n_in: int) -> Quantised:
         blocked = self.block if len(parts[SCALE]) not in (1, n_out) else None
         scale_NX = scale_by_row(parts[SCALE], n_out, n_in, blocked, SCALE)
-        check_order(parts.get("weight_g_idx"), scale_NX.shape[1])
         if PACKED in parts:
             bits = bits_of(parts[PACKED].shape[1], n_in, PACKED)
             code_NK = unpacked(check_shape(PACKED, parts[PACKED], n_out, n_in * bits // 32), bits)
-            return Quantised(code_NK, bits, scale_NX, _unsigned_zeros(parts.get(ZERO), bits, n_out))
+            weight = Quantised(code_NK, bits, scale_NX, _unsigned_zeros(parts.get(ZERO), bits, n_out))
+            return with_groups_of(weight, parts.get(G_IDX), G_IDX)
         weight_NK = check_shape("weight", parts["weight"], n_out, n_in)
         if weight_NK.dtype == torch.float8_e4m3fn:
             return float8(weight_NK, scale_NX)
@@ -175,18 +183,21 @@ def method_of(config: dict[str, Any]) -> Method | None:
 
 def unpacked(word_RW: Tensor, bits: int) -> Tensor:
     """Return the unsigned integers in words of int32, uint8 [R, W · 32 / bits], those of the lowest bits first."""
-    byte_RB = word_RW.contiguous().view(torch.uint8)
+    byte_RB, n_bits = word_RW.contiguous().view(torch.uint8), BYTE
     if bits == BYTE:
         return byte_RB
-    mask = 2**bits - 1
-    return torch.stack([(byte_RB >> shift) & mask for shift in range(0, BYTE, bits)], -1).flatten(-2)
+    if bits == 3:  # eight integers in three bytes
+        first, second, third = byte_RB.unflatten(1, (-1, 3)).int().unbind(-1)
+        byte_RB, n_bits = first | second << 8 | third << 16, 3 * BYTE
+    fields = [(byte_RB >> shift) & (2**bits - 1) for shift in range(0, n_bits, bits)]
+    return torch.stack(fields, -1).flatten(-2).to(torch.uint8)
 
 
 def bits_of(words: int, integers: int, name: str) -> int:
-    """Return the bits of an integer, of which `words` words hold `integers`. Raises ValueError unless 2, 4 or 8."""
+    """Return the bits of an integer, of which `words` words hold `integers`. Raises ValueError unless 2, 3, 4 or 8."""
     bits = WORD * words / integers
-    if bits not in (2, 4, 8):
-        raise ValueError(f"{name} has {words} words for {integers} integers, which is {bits:g} bits, not 2, 4 or 8")
+    if bits not in GPTQ_BITS:
+        raise ValueError(f"{name} has {words} words for {integers} integers, which is {bits:g} bits, not 2, 3, 4 or 8")
     return int(bits)
 
 
@@ -197,13 +208,23 @@ def check_shape(name: str, tensor: Tensor, *wanted: int) -> Tensor:
     return tensor
 
 
-def check_order(index_K: Tensor | None, groups: int) -> None:
-    """Raise ValueError if the group of each input, `g_idx`, is not that of successive inputs."""
-    if index_K is None or groups == 1:
-        return
-    successive_K = torch.arange(len(index_K)) // (len(index_K) // groups)
-    if not torch.equal(index_K.to(torch.int64), successive_K):
-        raise ValueError("g_idx gives groups of inputs that do not follow each other (act order), which are not read")
+def with_groups_of(weight: Quantised, group_K: Tensor | None, name: str) -> Quantised:
+    """Return a weight whose inputs are in the groups `group_K`: those of a group follow each other in its codes.
+
+    Groups that do not follow each other come from a quantiser that began with the inputs of the largest activations
+    (act order). Raises ValueError for groups of different sizes.
+    """
+    n_groups = weight.scale_NX.shape[1]
+    if group_K is None or n_groups == 1:
+        return weight
+    group_K = check_shape(name, group_K.to(torch.int64), weight.shape[1])
+    order_K = torch.argsort(group_K, stable=True)
+    wanted_K = torch.arange(len(group_K)) // weight.group
+    if not torch.equal(group_K[order_K], wanted_K):
+        raise ValueError(f"{name} does not have {weight.group} inputs for each of {n_groups} groups")
+    if torch.equal(group_K, wanted_K):
+        return weight
+    return replace(weight, code_NK=weight.code_NK[:, order_K], order_K=order_K)
 
 
 def scale_by_row(scale: Tensor, n_out: int, n_in: int, block: tuple[int, int] | None, name: str) -> Tensor:

@@ -63,7 +63,7 @@ class ExpertProduct:
 
     def _inputs(self, x_RK: Tensor) -> tuple[Array, int, int]:
         """Return rows as the kernel reads them, the elements from one to the next, and the inputs."""
-        n_in = self.n_in + self.n_in % 2 if self.held.pairs else self.n_in
+        n_in, x_RK = self.n_in + self.n_in % 2 if self.held.pairs else self.n_in, self.held.ordered(x_RK)
         if x_RK.shape[1] < n_in:
             x_RK = F.pad(x_RK, (0, 1))
         if self.held.dot:

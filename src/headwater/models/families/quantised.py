@@ -12,7 +12,7 @@ from headwater.config_keys import ConfigKeys, text_config
 from headwater.errors import CheckpointError
 from headwater.spec import FLOAT8, Packed
 
-GPTQ_BITS = (2, 4, 8)
+GPTQ_BITS = (2, 3, 4, 8)
 GPTQ_FORMATS = ("gptq", "gptq_v2")
 PACKED, INTEGER, FLOAT, NAIVE = "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"
 COMPRESSED_FORMATS = (FLOAT, INTEGER, NAIVE, PACKED)
@@ -72,11 +72,6 @@ def _check_gptq(keys: ConfigKeys) -> None:
     found = keys.optional("checkpoint_format") or GPTQ_FORMATS[0]
     if found not in GPTQ_FORMATS:
         raise CheckpointError(f"config.json: key 'checkpoint_format' is {found!r}, must be one of {GPTQ_FORMATS}")
-    if keys.flag("desc_act", False) and keys.integer("group_size", 128) != -1:
-        raise CheckpointError(
-            "config.json: key 'desc_act' is true: groups of inputs that do not follow each other are not read; "
-            "take a checkpoint with desc_act false"
-        )
 
 
 def _check_awq(keys: ConfigKeys) -> None:
