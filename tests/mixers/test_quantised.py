@@ -5,7 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from headwater.mixers.linear import Linear
+from headwater.mixers.numerics import Numerics
 from headwater.mixers.quantised import Quantised, joined
+from headwater.mixers.weights import format_of
 
 
 def weight(n_out=6, n_in=128, groups=4, **fields):
@@ -56,6 +59,17 @@ def test_rows_keep_their_values():
     assert torch.equal(joined([first, second]).values(), some.values())
     with pytest.raises(ValueError, match=r"\(4, 32\), \(4, 64\)"):
         joined([some, weight(groups=2)])
+
+
+def test_product_gathers_inputs_in_the_order_of_groups():
+    plain, order_K = weight(n_out=70), torch.randperm(128)
+    some = replace(plain, order_K=order_K)
+    assert torch.equal(some.values()[:, order_K], plain.values())
+    ordered, linear = (Linear(of, numerics=Numerics("tiled")) for of in (plain, some))
+    for x_RK in (torch.randn(1, 128), torch.randn(9, 200)[:, :128]):
+        assert torch.equal(linear(x_RK, 0), ordered(x_RK[:, order_K], 0))
+    assert torch.equal(linear.rows(torch.tensor([69, 3])), some.values()[[69, 3]])
+    assert format_of(some) != format_of(plain)
 
 
 def test_groups_must_divide_the_inputs():

@@ -182,15 +182,18 @@ def method_of(config: dict[str, Any]) -> Method | None:
 
 
 def unpacked(word_RW: Tensor, bits: int) -> Tensor:
-    """Return the unsigned integers in words of int32, uint8 [R, W · 32 / bits], those of the lowest bits first."""
-    byte_RB, n_bits = word_RW.contiguous().view(torch.uint8), BYTE
+    """Return the unsigned integers in words of int32, uint8 [R, W · 32 / bits], those of the lowest bits first.
+
+    An integer whose bits do not divide 32 may lie in two words.
+    """
+    byte_RB, mask = word_RW.contiguous().view(torch.uint8), 2**bits - 1
     if bits == BYTE:
         return byte_RB
-    if bits == 3:  # eight integers in three bytes
-        first, second, third = byte_RB.unflatten(1, (-1, 3)).int().unbind(-1)
-        byte_RB, n_bits = first | second << 8 | third << 16, 3 * BYTE
-    fields = [(byte_RB >> shift) & (2**bits - 1) for shift in range(0, n_bits, bits)]
-    return torch.stack(fields, -1).flatten(-2).to(torch.uint8)
+    if BYTE % bits == 0:
+        return torch.stack([(byte_RB >> shift) & mask for shift in range(0, BYTE, bits)], -1).flatten(-2)
+    byte_RGb = byte_RB.unflatten(1, (-1, bits)).to(torch.int64)  # of eight integers
+    eight_RG1 = (byte_RGb << torch.arange(0, BYTE * bits, BYTE)).sum(-1, keepdim=True)
+    return (eight_RG1 >> torch.arange(0, BYTE * bits, bits) & mask).flatten(1).to(torch.uint8)
 
 
 def bits_of(words: int, integers: int, name: str) -> int:
