@@ -193,7 +193,8 @@ def unpacked(word_RW: Tensor, bits: int) -> Tensor:
         return torch.stack([(byte_RB >> shift) & mask for shift in range(0, BYTE, bits)], -1).flatten(-2)
     byte_RGb = byte_RB.unflatten(1, (-1, bits)).to(torch.int64)  # of eight integers
     eight_RG1 = (byte_RGb << torch.arange(0, BYTE * bits, BYTE)).sum(-1, keepdim=True)
-    return (eight_RG1 >> torch.arange(0, BYTE * bits, bits) & mask).flatten(1).to(torch.uint8)
+    code_RN: Tensor = (eight_RG1 >> torch.arange(0, BYTE * bits, bits) & mask).flatten(1)
+    return code_RN.to(torch.uint8)
 
 
 def bits_of(words: int, integers: int, name: str) -> int:
