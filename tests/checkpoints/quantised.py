@@ -101,8 +101,95 @@ def float8(n: int, k: int, scale_shape: tuple[int, ...], name: str, block: int =
     scale = scales(seed + 1, *scale_shape).astype(np.float32)
     rows, columns = np.arange(n) // block, np.arange(k) // block
     spread_NK = scale[rows][:, columns] if len(scale_shape) == 2 and scale_shape[0] != n else scale.reshape(-1, 1)
-    parts = {"weight": code, name: torch.from_numpy(scale)}
+    parts = {"weight": code, name: torch.as_tensor(scale)}
     return parts, code.float().numpy() * spread_NK
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+NF4 = np.array(
+    [
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ],
+    np.float32,
+)  # fmt: skip
+
+
+def pairs(code_NK: np.ndarray) -> torch.Tensor:
+    """Codes of 4 bits, two a byte, the first in the lower bits."""
+    return torch.from_numpy((code_NK[:, 0::2] | code_NK[:, 1::2] << 4).astype(np.uint8))
+
+
+def e4m3(seed: int, *shape: int) -> tuple[torch.Tensor, np.ndarray]:
+    """Positive float8 numbers, and their values."""
+    stored = torch.from_numpy(integers(seed, 1, 0x7F, *shape).astype(np.uint8)).view(torch.float8_e4m3fn)
+    return stored, stored.float().numpy()
+
+
+def e8m0(seed: int, *shape: int) -> tuple[torch.Tensor, np.ndarray]:
+    """Exponents of powers of two, plus 127, and the powers."""
+    exponent = integers(seed, 100, 130, *shape)
+    return torch.from_numpy(exponent.astype(np.uint8)), np.ldexp(np.float32(1), exponent - 127).astype(np.float32)
+
+
+def nvfp4(n: int, k: int, reciprocal: bool, seed: int = 0) -> tuple[Parts, Weight]:
+    """NVFP4 of ModelOpt, or of compressed-tensors, which stores the reciprocal of the scale of the whole weight."""
+    code = integers(seed, 0, 16, n, k)
+    (scale, scale_NX), outer = e4m3(seed + 1, n, k // 16), scales(seed + 2, 1).astype(np.float32)
+    if reciprocal:
+        parts = {"weight_packed": pairs(code), "weight_global_scale": torch.from_numpy(outer)}
+        outer = np.float32(1) / outer
+    else:
+        parts = {"weight": pairs(code), "weight_scale_2": torch.from_numpy(outer)[0]}
+        parts["input_scale"] = torch.tensor(0.5)
+    return parts | {"weight_scale": scale}, E2M1[code] * spread(scale_NX * outer, k)
+
+
+def mxfp4(n: int, k: int, name: str = "weight_packed", seed: int = 0) -> tuple[Parts, Weight]:
+    code, (scale, scale_NX) = integers(seed, 0, 16, n, k), e8m0(seed + 1, n, k // 32)
+    return {name: pairs(code), "weight_scale": scale}, E2M1[code] * spread(scale_NX, k)
+
+
+def gpt_oss(n: int, k: int, seed: int = 0) -> tuple[Parts, Weight]:
+    parts, weight = mxfp4(n, k, "blocks", seed)
+    return {"blocks": parts["blocks"].view(n, k // 32, 16), "scales": parts["weight_scale"]}, weight
+
+
+def mxfp8(n: int, k: int, seed: int = 0) -> tuple[Parts, Weight]:
+    (code, number_NK), (scale, scale_NX) = e4m3(seed, n, k), e8m0(seed + 1, n, k // 32)
+    return {"weight": code, "weight_scale": scale}, number_NK * spread(scale_NX, k)
+
+
+def nf4(n: int, k: int, nested: bool = False, seed: int = 0) -> tuple[Parts, Weight]:
+    """nf4 of bitsandbytes, in blocks of 32 of the flattened weight; scales in float32, or bytes with scales of 16."""
+    code, block = integers(seed, 0, 16, n, k), 32
+    state = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": [n, k]}
+    scale_M = scales(seed + 1, n * k // block).astype(np.float32)
+    parts = {"weight.absmax": torch.from_numpy(scale_M), "weight.quant_map": torch.tensor(NF4)}
+    if nested:
+        byte_M, map_256 = integers(seed + 1, 0, 256, len(scale_M)).astype(np.uint8), scales(seed + 2, 256)
+        outer = scales(seed + 3, -(-len(byte_M) // 16)).astype(np.float32)
+        map_256, offset = map_256.astype(np.float32), 0.0371
+        scale_M = map_256[byte_M] * outer.repeat(16)[: len(byte_M)] + np.float32(offset)
+        state |= {"nested_blocksize": 16, "nested_dtype": "float32", "nested_offset": offset}
+        tensors = {"absmax": byte_M, "nested_absmax": outer, "nested_quant_map": map_256}
+        parts |= {f"weight.{name}": torch.from_numpy(array) for name, array in tensors.items()}
+    text = torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8)
+    parts["weight"] = pairs(code.reshape(-1, 2)[:, ::-1])  # the first in the upper bits; [N · K / 2, 1]
+    parts["weight.quant_state.bitsandbytes__nf4"] = text
+    return parts, (NF4[code].reshape(-1, block) * scale_M[:, None]).reshape(n, k)
+
+
+def bnb_int8(n: int, k: int, seed: int = 0) -> tuple[Parts, Weight]:
+    code, largest_N = integers(seed, -127, 128, n, k), scales(seed + 1, n).astype(np.float32)
+    parts = {"weight": torch.from_numpy(code.astype(np.int8)), "SCB": torch.from_numpy(largest_N)}
+    parts["weight_format"] = torch.tensor(0, dtype=torch.uint8)
+    return parts, code.astype(np.float32) * (largest_N / np.float32(127))[:, None]
+
+
+def modelopt(algorithm: str, **keys: object) -> dict[str, object]:
+    return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"], **keys}
 
 
 def compressed(kind: str, **weights: object) -> dict[str, object]:
@@ -111,6 +198,7 @@ def compressed(kind: str, **weights: object) -> dict[str, object]:
 
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], tuple[Parts, Weight]]]] = {
     "gptq, 4 bits": ({"quant_method": "gptq", "bits": 4}, gptq),
     "gptq, 8 bits": ({"quant_method": "gptq", "bits": 8}, lambda n, k: gptq(n, k, 8)),
@@ -142,8 +230,46 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], tuple[Parts, Weight]
         lambda n, k: blocks(n, k),
     ),
     "fp8, blocks": (FP8, lambda n, k: float8(n, k, (-(-n // 128), -(-k // 128)), "weight_scale_inv")),
+    "fp8, powers of two": (FP8, lambda n, k: with_powers(n, k)),
     "fp8, a scale for all": (FP8, lambda n, k: float8(n, k, (1,), "weight_scale")),
+    "fbgemm_fp8": ({"quant_method": "fbgemm_fp8"}, lambda n, k: float8(n, k, (n, 1), "weight_scale")),
+    "modelopt, fp8": (modelopt("FP8"), lambda n, k: float8(n, k, (), "weight_scale")),
+    "modelopt, fp8 of outputs": (
+        modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+        lambda n, k: float8(n, k, (n,), "weight_scale"),
+    ),
+    "modelopt, fp8 of blocks": (
+        modelopt("FP8_PB_WO"),
+        lambda n, k: float8(n, k, (-(-n // 128), -(-k // 128)), "weight_scale"),
+    ),
+    "modelopt, nvfp4": (modelopt("NVFP4", group_size=16), lambda n, k: nvfp4(n, k, reciprocal=False)),
+    "modelopt, mxfp4": (modelopt("W4A8_MXFP4_FP8"), lambda n, k: mxfp4(n, k, "weight")),
+    "modelopt, mxfp8": (modelopt("MXFP8"), mxfp8),
+    "nvfp4 of compressed-tensors": (
+        compressed("nvfp4-pack-quantized", num_bits=4, type="float", group_size=16),
+        lambda n, k: nvfp4(n, k, reciprocal=True),
+    ),
+    "mxfp4 of compressed-tensors": (
+        compressed("mxfp4-pack-quantized", num_bits=4, type="float", group_size=32),
+        mxfp4,
+    ),
+    "mxfp8 of compressed-tensors": (
+        compressed("mxfp8-quantized", num_bits=8, type="float", group_size=32),
+        mxfp8,
+    ),
+    "nf4": (BNB, nf4),
+    "nf4, nested scales": (BNB | {"bnb_4bit_use_double_quant": True}, lambda n, k: nf4(n, k, nested=True)),
+    "int8 of bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_int8),
 }
+
+
+def with_powers(n: int, k: int) -> tuple[Parts, Weight]:
+    """Blocks of 128 by 128 whose scales are powers of two, in float8's type for them."""
+    parts, _ = float8(n, k, (1,), "weight_scale")
+    scale, scale_XY = e8m0(9, -(-n // 128), -(-k // 128))
+    spread_NK = scale_XY[np.arange(n) // 128][:, np.arange(k) // 128]
+    weight = parts["weight"].float().numpy() * spread_NK
+    return {"weight": parts["weight"], "weight_scale_inv": scale.view(torch.float8_e8m0fnu)}, weight
 
 
 def blocks(n: int, k: int) -> tuple[Parts, Weight]:

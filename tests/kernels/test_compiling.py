@@ -124,7 +124,7 @@ from headwater.kernels import NF4
 from headwater.mixers.linear import Linear
 from headwater.mixers.numerics import Numerics
 from headwater.mixers.quantised import Quantised
-from headwater.models.quantisation import float8
+from headwater.models.packing import float8
 of = torch.Generator().manual_seed(0)
 codes, zeros = (torch.randint(0, 16, (96, n), generator=of, dtype=torch.uint8) for n in (128, 4))
 weight = Quantised(codes, 4, torch.randn(96, 4, generator=of).half(), zeros)

@@ -24,7 +24,7 @@ from headwater.mixers.panels import PanelProduct
 from headwater.mixers.quantised import Quantised
 from headwater.mixers.weights import Weights
 from headwater.models import quantiser
-from headwater.models.quantisation import float8
+from headwater.models.packing import float8
 from tests.mixers.test_moe import FORMS, QWEN, WIDTH, Plain, module, weights_of
 
 COUNTS = [0, 1, 2, 7, 0, MAX_ROWS_PER_THREAD + 3, 1]  # rows of each expert

@@ -28,7 +28,7 @@ from headwater.mixers.numerics import MODES, Numerics
 from headwater.mixers.products import TorchProduct, product_dtype
 from headwater.mixers.quantised import Quantised, joined
 from headwater.models.families import read_config
-from headwater.models.quantisation import float8
+from headwater.models.packing import float8
 from tests.engine.proof.test_selfcheck import CONFIG
 from tests.processors import AMX, AVX2, AVX512, AVX512_BF16, pretend
 

@@ -17,11 +17,13 @@ from headwater.mixers.quantised import Quantised
 from headwater.mixers.weights import values_of
 from headwater.models.families import quantised as described
 from headwater.models.families import read_config
+from headwater.models.files import model_config
 from headwater.models.load import load_model
 from headwater.models.profiles import profile_named
 from headwater.models.quantisation import METHODS, method_of
 from headwater.models.tensors import CheckpointTensors, PartTensors
 from tests.checkpoints.quantised import (
+    BNB,
     CASES,
     FP8,
     GROUP,
@@ -29,12 +31,18 @@ from tests.checkpoints.quantised import (
     Weight,
     awq,
     blocks,
+    bnb_int8,
     compressed,
     float8,
+    gpt_oss,
     gptq,
     gptq_in_act_order,
     int8,
+    modelopt,
     module,
+    mxfp8,
+    nf4,
+    nvfp4,
     packed,
     quantise,
 )
@@ -79,6 +87,16 @@ HELD: dict[str, tuple[dict[str, Any], Callable[[int, int], tuple[Parts, Weight]]
         lambda n, k: float8(n, k, (n, 1), "weight_scale"),
         "float8",
     ),
+    "modelopt, nvfp4": (
+        modelopt("NVFP4", group_size=16),
+        lambda n, k: nvfp4(n, k, reciprocal=False),
+        "nvfp4",
+    ),
+    "nvfp4 of compressed-tensors": (*CASES["nvfp4 of compressed-tensors"], "nvfp4"),
+    "mxfp4 of compressed-tensors": (*CASES["mxfp4 of compressed-tensors"], "mxfp4"),
+    "mxfp8 of compressed-tensors": (*CASES["mxfp8 of compressed-tensors"], "float8"),
+    "modelopt, fp8": (*CASES["modelopt, fp8"], "float8"),
+    "int8 of bitsandbytes": (*CASES["int8 of bitsandbytes"], "int8"),
     "float8, blocks of compressed-tensors": (CASES["float8, blocks of compressed-tensors"][0], blocks, "float8"),
 }
 
@@ -180,8 +198,49 @@ def test_experts_are_quantised_one_by_one(case: str, tmp_path: Path) -> None:
     assert torch.equal(values_of(experts)[1], torch.from_numpy(written[1][1]))
 
 
+def halves(n: int, k: int, seed: int) -> tuple[Parts, Weight]:
+    """A scale for gate and one for up."""
+    (gate, weight), (up, other) = (float8(n // 2, k, (1, 1), "weight_scale_inv", seed=seed + half) for half in (0, 1))
+    return {name: torch.cat([gate[name], up[name]]) for name in gate}, np.concatenate([weight, other])
+
+
+STACKED: dict[str, tuple[dict[str, Any], Callable[[int, int, int], tuple[Parts, Weight]]]] = {
+    "fp8, blocks": (FP8, lambda n, k, seed: float8(n, k, (1, 1), "weight_scale_inv", seed=seed)),
+    "fp8, halves": (FP8, lambda n, k, seed: halves(n, k, seed)),
+    "nvfp4": (modelopt("NVFP4"), lambda n, k, seed: nvfp4(n, k, False, seed)),
+    "mxfp4 of gpt-oss": ({"quant_method": "mxfp4"}, gpt_oss),
+}
+
+
+@pytest.mark.parametrize("case", STACKED)
+def test_stacked_experts_are_quantised(case: str, tmp_path: Path) -> None:
+    """As transformers and gpt-oss write them: names of a tensor of all experts, and gate and up as one."""
+    config, write = STACKED[case]
+    sizes = {"gate_up_proj": (2 * N, K), "down_proj": (K, N)}
+    written = {name: [write(*size, seed) for seed in range(3)] for name, size in sizes.items()}
+    stored: Parts = {}
+    for name, experts in written.items():
+        for part in experts[0][0]:
+            suffix = "" if part == "weight" else "_" + part.removeprefix("weight_")
+            stored[f"here.experts.{name}{suffix}"] = torch.stack([parts[part] for parts, _ in experts])
+    tensors = opened(tmp_path, stored, config)
+    found = PartTensors(tensors, "here.", Experts(K, experts=3, per_token=2, intermediate=N).tensors())
+    up, down = found["experts.up_proj.weight"], found["experts.down_proj.weight"]
+    assert isinstance(up, list)
+    for e in range(3):
+        assert torch.equal(up[e].values(), torch.from_numpy(written["gate_up_proj"][e][1][N:]))
+    assert torch.equal(values_of(down)[1], torch.from_numpy(written["down_proj"][1][1]))
+    shapes = Experts(K, experts=4, per_token=2, intermediate=N).tensors()
+    with pytest.raises(CheckpointError, match=r"down_proj.* has shape \[3, .* must be of 4 experts"):
+        PartTensors(tensors, "here.", shapes)["experts.down_proj.weight"]
+
+
 def with_part(part: str, tensor: torch.Tensor, write: Callable[..., tuple[Parts, Weight]] = gptq) -> Parts:
     return write(N, K)[0] | {part: tensor}
+
+
+def nvfp4_of_modelopt(n: int, k: int) -> tuple[Parts, Weight]:
+    return nvfp4(n, k, reciprocal=False)
 
 
 def float8_of_one_scale(n: int, k: int) -> tuple[Parts, Weight]:
@@ -203,6 +262,28 @@ def float8_of_one_scale(n: int, k: int) -> tuple[Parts, Weight]:
             with_part("weight", torch.full((N, K), torch.nan).to(torch.float8_e4m3fn), float8_of_one_scale),
             "weight has 2,048 numbers that are NaN, of 2,048",
         ),
+        (
+            "modelopt, nvfp4",
+            with_part("weight_scale", torch.zeros(N, 3), nvfp4_of_modelopt),
+            "scale is of torch.float32",
+        ),
+        (
+            "modelopt, nvfp4",
+            with_part("pre_quant_scale", torch.ones(K), nvfp4_of_modelopt),
+            "pre_quant_scale, a factor",
+        ),
+        (
+            "modelopt, mxfp8",
+            with_part("weight_scale", torch.full((N, 2), 255, dtype=torch.uint8), mxfp8),
+            "scale is NaN",
+        ),
+        ("nf4", with_part("weight.quant_map", torch.zeros(16), nf4), "quant_map has other numbers than nf4; take the"),
+        ("nf4", with_part("weight.absmax", torch.zeros(3), nf4), r"absmax has shape \[3\], must be \[64\]"),
+        (
+            "int8 of bitsandbytes",
+            with_part("weight_format", torch.tensor(2), bnb_int8),
+            "weight_format is 2, must be 0",
+        ),
         ("fp8, blocks", {"weight": torch.zeros(N, K), "weight_scale": torch.ones(1)}, "torch.float32, must be of"),
     ],
 )
@@ -210,6 +291,26 @@ def test_error_names_the_defect_of_a_quantised_weight(config: str, parts: Parts,
     tensors = opened(tmp_path, module("proj", parts), CASES[config][0])
     with pytest.raises(CheckpointError, match=rf"model.safetensors: .*'proj.weight', 32 by 64: .*{error}"):
         tensors.raw("proj.weight", N, K)
+
+
+def test_blocks_that_cross_rows_are_refused_with_their_size(tmp_path: Path) -> None:
+    tensors = opened(tmp_path, module("proj", nf4(48, 16)[0]), BNB)
+    with pytest.raises(CheckpointError, match=r"'proj.weight', 48 by 16: nf4 has blocks of 32 .* rows of 16; take"):
+        tensors.raw("proj.weight", 48, 16)
+
+
+def test_formats_of_modules_are_mixed_as_their_tensors_say(tmp_path: Path) -> None:
+    """As in MIXED_PRECISION of ModelOpt; a file of its own describes it beside a config.json without it."""
+    (first, weight), (second, other) = nvfp4_of_modelopt(N, K), float8(N, K, (), "weight_scale")
+    layers = {"a": {"quant_algo": "NVFP4"}, "b": {"quant_algo": "NVFP4"}, "c": {"quant_algo": "FP8"}}
+    file = {"producer": {}, "quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(file))
+    config = model_config(tmp_path)
+    tensors = opened(tmp_path, module("a", first) | module("c", second), config["quantization_config"])
+    assert torch.equal(tensors.raw("a.weight", N, K), torch.from_numpy(weight))
+    assert torch.equal(tensors.raw("c.weight", N, K), torch.from_numpy(other))
+    assert described.packed(config, "bfloat16") == ("nvfp4", 0.625, None)
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
@@ -221,9 +322,15 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "bitsandbytes": (
-        {"quant_method": "bitsandbytes"},
-        "'bitsandbytes' are not one of awq, compressed-tensors, fp8, gptq",
+    "quark": (
+        {"quant_method": "quark"},
+        "'quark' are not one of awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8",
+    ),
+    "fp4 of bitsandbytes": (BNB | {"bnb_4bit_quant_type": "fp4"}, "'bnb_4bit_quant_type' is 'fp4', only 'nf4'"),
+    "awq of modelopt": (modelopt("NVFP4_AWQ"), "quant_algo 'NVFP4_AWQ' is not one of FP8.*; take .* NVFP4 or FP8"),
+    "one module of modelopt": (
+        modelopt("MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "W4A16_AWQ"}}),
+        "quant_algo 'W4A16_AWQ' is not one of",
     ),
     "no method": ({"bits": 4}, "None are not one of"),
     "5 bits": ({"quant_method": "gptq", "bits": 5}, "'bits' is 5"),
@@ -231,7 +338,11 @@ REFUSED = {
     "gemv": ({"quant_method": "awq", "version": "GEMV"}, "'version' is 'gemv', only 'gemm'"),
     "e5m2": (FP8 | {"fmt": "e5m2"}, "'fmt' is 'e5m2', only 'e4m3'"),
     "three sizes": (FP8 | {"weight_block_size": [1, 2, 3]}, "'weight_block_size' is .*two sizes"),
-    "nvfp4": (compressed("nvfp4-pack-quantized", num_bits=4, type="float"), "'format' is 'nvfp4-pack-quantized'"),
+    "floats of 6 bits": (compressed("mxfp6-pack-quantized", num_bits=6, type="float"), "'format' is 'mxfp6-pack-"),
+    "another group": (
+        compressed("nvfp4-pack-quantized", num_bits=4, type="float", group_size=64),
+        "4 bits of type 'float', must be .* groups of 16 or 32",
+    ),
     "rotated": (compressed("pack-quantized", num_bits=4) | {"transform_config": {"a": 1}}, "'transform_config'"),
     "sparse": (compressed("pack-quantized", num_bits=4) | {"sparsity_config": {"format": "24"}}, "'sparsity_config'"),
     "2 bits": (compressed("pack-quantized", num_bits=2), "2 bits of type 'int'"),
@@ -257,7 +368,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 @pytest.mark.usefixtures("exact_rows")
 @pytest.mark.parametrize(
-    "case", ["gptq, 4 bits", "gptq, act order", "awq", "packed, 4 bits, asymmetric", "int8", "fp8, blocks"]
+    "case", ["gptq, 4 bits", "gptq, act order", "awq", "packed, 4 bits, asymmetric", "int8", "modelopt, nvfp4"]
 )
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "qwen3_moe"])
 def test_a_quantised_checkpoint_has_the_logits_of_its_values(

@@ -12,12 +12,21 @@ from headwater.models.gguf.config import gguf_config
 from headwater.unreadable import is_gguf
 
 CONFIG = "config.json"
+QUANTISATION = "hf_quant_config.json"  # of ModelOpt, whose older versions write nothing about it to config.json
 EMBEDDED_FOLDER = Path(__file__).parent.parent / "assets" / "headwater-tiny"
 TOKENIZER = "tokenizer.json"
 WITHOUT_TOKENIZER = "transformers writes it: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-SMALL_FILES = (CONFIG, TOKENIZER, "tokenizer_config.json", "generation_config.json", "chat_template.jinja", INDEX)
+SMALL_FILES = (
+    CONFIG,
+    QUANTISATION,
+    TOKENIZER,
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    INDEX,
+)
 
 
 def weight_map(index: Path) -> dict[str, str]:
@@ -55,7 +64,13 @@ def model_config(path: Path) -> dict[str, Any]:
 
     Raises CheckpointError that names the file.
     """
-    return gguf_config(path) if is_gguf(path) else read_json(path / CONFIG)
+    if is_gguf(path):
+        return gguf_config(path)
+    config, quantisation = read_json(path / CONFIG), path / QUANTISATION
+    if quantisation.exists():
+        described = {"quant_method": "modelopt"} | read_json(quantisation).get("quantization", {})
+        config["quantization_config"] = described | (config.get("quantization_config") or {})
+    return config
 
 
 def config_file(path: Path) -> Path:

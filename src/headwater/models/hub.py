@@ -18,7 +18,7 @@ from typing import Any
 from headwater.errors import CheckpointError, DownloadError
 from headwater.hub_name import HubName
 from headwater.models.families import read_folder
-from headwater.models.files import CONFIG, INDEX, SINGLE, TOKENIZER, WITHOUT_TOKENIZER, embedded, is_whole
+from headwater.models.files import CONFIG, INDEX, QUANTISATION, SINGLE, TOKENIZER, WITHOUT_TOKENIZER, embedded, is_whole
 
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack")  # ends of names
 HASH = re.compile("[0-9a-f]{40,64}")
@@ -86,6 +86,8 @@ class Listing:
         if CONFIG not in self.files:
             raise DownloadError(f"{self.name} has no {CONFIG}: it is not a model in Hugging Face format")
         folder = self.get(CONFIG).parent
+        if QUANTISATION in self.files:
+            self.get(QUANTISATION)
         try:
             read_folder(folder)
         except CheckpointError as error:

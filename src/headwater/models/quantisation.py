@@ -1,4 +1,4 @@
-"""Readers of quantised weights in Hugging Face checkpoints: AWQ, GPTQ, FP8 and compressed-tensors.
+"""Readers of quantised weights in Hugging Face checkpoints, one for each tool that writes them.
 
 N outputs, K inputs, X groups of inputs in a row, R rows, W words of 32 bits. Scales of activations and of KV are not
 read: neither is rounded to 8 bits.
@@ -7,45 +7,33 @@ read: neither is rounded to 8 bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from math import gcd
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwater.config_keys import ConfigKeys
 from headwater.mixers.quantised import Quantised
-from headwater.models.families.quantised import (
-    GPTQ_BITS,
-    GPTQ_FORMATS,
-    block_of,
-    check_quantisation,
-    groups_of,
-    quantisation,
+from headwater.models.bitsandbytes import BitsAndBytes
+from headwater.models.families.quantised import GPTQ_FORMATS, block_of, check_quantisation, groups_of, quantisation
+from headwater.models.packing import (
+    Method,
+    bits_of,
+    check_shape,
+    float4,
+    float8,
+    scale_by_row,
+    signed,
+    unpacked,
+    with_groups_of,
+    zeros,
 )
 
-WORD = 32  # bits
-BYTE = 8
-NAN = 0x7F  # bits of a float8 NaN, without its sign
 AWQ_BITS = 4
 AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # of outputs 0 to 7 in a word, from the lowest bits
 PACKED, SCALE, ZERO, G_IDX = "weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"
-
-
-class Method(Protocol):
-    """Reader of the weights of a checkpoint that one tool has quantised."""
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """Names, after a module's, of which one is there if its weight is quantised."""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names, after a module's, of all tensors that may belong to a quantised weight."""
-
-    def read(self, parts: Mapping[str, Tensor], n_out: int, n_in: int) -> Quantised:
-        """Return the weight [N, K]. Raises ValueError that names the part that is wrong, with both shapes."""
+GLOBAL_SCALE = "weight_global_scale"
+INPUTS = "input_scale", "input_zero_point", "input_global_scale"
 
 
 class Awq:
@@ -106,7 +94,7 @@ class Fp8:
     """
 
     marks = ("weight_scale_inv", "weight_scale")
-    parts = ("weight", *marks, "input_scale", "activation_scale")
+    parts = ("weight", *marks, "input_scale", "activation_scale", "input_scale_ub")
 
     def __init__(self, keys: ConfigKeys) -> None:
         self.block = block_of(keys, "weight_block_size")
@@ -116,28 +104,66 @@ class Fp8:
         if code_NK.dtype != torch.float8_e4m3fn:
             raise ValueError(f"weight is of {code_NK.dtype}, must be of {torch.float8_e4m3fn}")
         name = next(mark for mark in self.marks if mark in parts)
-        scale_NX = scale_by_row(parts[name], n_out, n_in, self.block, name)
-        return float8(code_NK, scale_NX.float())
+        return float8(code_NK, scale_by_row(parts[name], n_out, n_in, self.block, name))
+
+
+class ModelOpt:
+    """ModelOpt of NVIDIA: float8 (e4m3), NVFP4, MXFP4 and MXFP8, each module as the types of its tensors say.
+
+    Tensors of a module: `weight` [N, K] of float8, or [N, K / 2] of bytes with two floats of 4 bits; `weight_scale` of
+    the whole weight, of outputs, of blocks of 128 by 128, or of groups of 16 (e4m3) or 32 inputs (a byte, e8m0);
+    `weight_scale_2`, by which scales in e4m3 are multiplied.
+    """
+
+    marks = ("weight_scale",)
+    parts = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
+
+    def read(self, parts: Mapping[str, Tensor], n_out: int, n_in: int) -> Quantised:
+        weight, scale = parts["weight"], parts["weight_scale"]
+        if "pre_quant_scale" in parts:
+            raise ValueError("pre_quant_scale, a factor for each input, is not read: take one of NVFP4 or FP8 without")
+        if weight.dtype == torch.uint8:
+            return float4(weight, scale, parts.get("weight_scale_2"), n_out, n_in, "weight")
+        scale_NX = scale_by_row(scale, n_out, n_in, (128, 128), "weight_scale")
+        return float8(check_shape("weight", weight, n_out, n_in), scale_NX)
+
+
+class Mxfp4:
+    """MXFP4 (OCP Microscaling Formats 1.0) as gpt-oss stores its experts: floats of 4 bits, a power of two for 32.
+
+    Tensors of all experts: `gate_up_proj_blocks` [E, N, K / 32, 16], two floats a byte; `gate_up_proj_scales`
+    [E, N, K / 32].
+    """
+
+    marks = ("blocks",)
+    parts = ("blocks", "scales")
+
+    def read(self, parts: Mapping[str, Tensor], n_out: int, n_in: int) -> Quantised:
+        return float4(parts["blocks"].flatten(1), parts["scales"], None, n_out, n_in, "blocks")
 
 
 class Compressed:
-    """compressed-tensors of llm-compressor: integers of 4 or 8 bits, packed or not, or float8 numbers.
+    """compressed-tensors of llm-compressor: integers of 4 or 8 bits, packed or not, float8, NVFP4, MXFP4 or MXFP8.
 
     Scales are of groups, outputs or blocks. Tensors of a module: `weight_packed` [N, K · bits / 32] of unsigned
     integers, signed ones plus 2^(bits − 1), or `weight` [N, K] of int8 or float8; `weight_scale` [N, X]; for asymmetric
-    groups `weight_zero_point`, packed along the outputs, [N · bits / 32, X], or plain.
+    groups `weight_zero_point`, packed along the outputs, [N · bits / 32, X], or plain. Floats of 4 bits are two a byte
+    in `weight_packed`; those of NVFP4 have `weight_global_scale`, by which scales are divided.
     """
 
     marks = (PACKED, SCALE)
-    parts = ("weight", PACKED, SCALE, ZERO, G_IDX, "weight_shape", "input_scale", "input_zero_point")
+    parts = ("weight", PACKED, SCALE, ZERO, G_IDX, GLOBAL_SCALE, "weight_shape", *INPUTS)
 
     def __init__(self, keys: ConfigKeys) -> None:
         weights = (ConfigKeys(group.optional("weights") or {}) for group in groups_of(keys))
         self.block = next((block for block in (block_of(w, "block_structure") for w in weights) if block), None)
 
     def read(self, parts: Mapping[str, Tensor], n_out: int, n_in: int) -> Quantised:
-        blocked = self.block if len(parts[SCALE]) not in (1, n_out) else None
-        scale_NX = scale_by_row(parts[SCALE], n_out, n_in, blocked, SCALE)
+        if PACKED in parts and parts[PACKED].dtype == torch.uint8:
+            outer = parts.get(GLOBAL_SCALE)
+            outer = None if outer is None else 1 / outer.float()
+            return float4(parts[PACKED], parts[SCALE], outer, n_out, n_in, PACKED)
+        scale_NX = scale_by_row(parts[SCALE], n_out, n_in, self.block, SCALE)
         if PACKED in parts:
             bits = bits_of(parts[PACKED].shape[1], n_in, PACKED)
             code_NK = unpacked(check_shape(PACKED, parts[PACKED], n_out, n_in * bits // 32), bits)
@@ -148,7 +174,7 @@ class Compressed:
             return float8(weight_NK, scale_NX)
         if weight_NK.dtype != torch.int8:
             raise ValueError(f"weight is of {weight_NK.dtype}, must be of torch.int8 or {torch.float8_e4m3fn}")
-        return Quantised(_unsigned(weight_NK, 8), 8, scale_NX, _unsigned_zeros(parts.get(ZERO), 8, n_out))
+        return Quantised(signed(weight_NK, 8), 8, scale_NX, _unsigned_zeros(parts.get(ZERO), 8, n_out))
 
 
 def _unsigned_zeros(zero: Tensor | None, bits: int, n_out: int) -> Tensor:
@@ -157,20 +183,19 @@ def _unsigned_zeros(zero: Tensor | None, bits: int, n_out: int) -> Tensor:
         return zeros(n_out, 2 ** (bits - 1))
     if zero.dtype == torch.int32:
         return unpacked(zero.T, bits).T[:n_out].contiguous()
-    plain = _unsigned(zero, bits)
+    plain = signed(zero, bits)
     return plain.expand(n_out, 1).contiguous() if zero.numel() == 1 else plain.reshape(n_out, -1)
-
-
-def _unsigned(signed: Tensor, bits: int) -> Tensor:
-    code: Tensor = signed.to(torch.int16) + 2 ** (bits - 1)
-    return code.to(torch.uint8)
 
 
 METHODS: dict[str, Callable[[ConfigKeys], Method]] = {
     "awq": lambda keys: Awq(),
+    "bitsandbytes": lambda keys: BitsAndBytes(),
     "compressed-tensors": Compressed,
+    "fbgemm_fp8": Fp8,
     "fp8": Fp8,
     "gptq": Gptq,
+    "modelopt": lambda keys: ModelOpt(),
+    "mxfp4": lambda keys: Mxfp4(),
 }
 
 
@@ -179,84 +204,3 @@ def method_of(config: dict[str, Any]) -> Method | None:
     check_quantisation(config)
     described = quantisation(config)
     return None if described is None else METHODS[described["quant_method"]](ConfigKeys(described))
-
-
-def unpacked(word_RW: Tensor, bits: int) -> Tensor:
-    """Return the unsigned integers in words of int32, uint8 [R, W · 32 / bits], those of the lowest bits first.
-
-    An integer whose bits do not divide 32 may lie in two words.
-    """
-    byte_RB, mask = word_RW.contiguous().view(torch.uint8), 2**bits - 1
-    if bits == BYTE:
-        return byte_RB
-    if BYTE % bits == 0:
-        return torch.stack([(byte_RB >> shift) & mask for shift in range(0, BYTE, bits)], -1).flatten(-2)
-    byte_RGb = byte_RB.unflatten(1, (-1, bits)).to(torch.int64)  # of eight integers
-    eight_RG1 = (byte_RGb << torch.arange(0, BYTE * bits, BYTE)).sum(-1, keepdim=True)
-    code_RN: Tensor = (eight_RG1 >> torch.arange(0, BYTE * bits, bits) & mask).flatten(1)
-    return code_RN.to(torch.uint8)
-
-
-def bits_of(words: int, integers: int, name: str) -> int:
-    """Return the bits of an integer, of which `words` words hold `integers`. Raises ValueError unless 2, 3, 4 or 8."""
-    bits = WORD * words / integers
-    if bits not in GPTQ_BITS:
-        raise ValueError(f"{name} has {words} words for {integers} integers, which is {bits:g} bits, not 2, 3, 4 or 8")
-    return int(bits)
-
-
-def check_shape(name: str, tensor: Tensor, *wanted: int) -> Tensor:
-    """Return the tensor. Raises ValueError, with both shapes, for another shape than the one wanted."""
-    if tuple(tensor.shape) != wanted:
-        raise ValueError(f"{name} has shape {list(tensor.shape)}, must be {list(wanted)}")
-    return tensor
-
-
-def with_groups_of(weight: Quantised, group_K: Tensor | None, name: str) -> Quantised:
-    """Return a weight whose inputs are in the groups `group_K`: those of a group follow each other in its codes.
-
-    Groups that do not follow each other come from a quantiser that began with the inputs of the largest activations
-    (act order). Raises ValueError for groups of different sizes.
-    """
-    n_groups = weight.scale_NX.shape[1]
-    if group_K is None or n_groups == 1:
-        return weight
-    group_K = check_shape(name, group_K.to(torch.int64), weight.shape[1])
-    order_K = torch.argsort(group_K, stable=True)
-    wanted_K = torch.arange(len(group_K)) // weight.group
-    if not torch.equal(group_K[order_K], wanted_K):
-        raise ValueError(f"{name} does not have {weight.group} inputs for each of {n_groups} groups")
-    if torch.equal(group_K, wanted_K):
-        return weight
-    return replace(weight, code_NK=weight.code_NK[:, order_K], order_K=order_K)
-
-
-def scale_by_row(scale: Tensor, n_out: int, n_in: int, block: tuple[int, int] | None, name: str) -> Tensor:
-    """Return scales [N, X] from one for all, one an output, one a group of inputs, or one a block of both.
-
-    A last block that is smaller makes groups smaller: 576 inputs in blocks of 128 are groups of 64.
-    """
-    if scale.numel() == 1:
-        return scale.reshape(1, 1).expand(n_out, 1).contiguous()
-    scale = scale.reshape(len(scale), -1)
-    if block is None:
-        return check_shape(name, scale, n_out, scale.shape[1])
-    rows, columns = block
-    check_shape(name, scale, -(-n_out // rows), -(-n_in // columns))
-    group = gcd(columns, n_in)
-    of_row_N = torch.arange(n_out) // rows
-    of_group_X = torch.arange(n_in // group) * group // columns
-    return scale[of_row_N][:, of_group_X]
-
-
-def float8(code_NK: Tensor, scale_NX: Tensor) -> Quantised:
-    """Return a weight whose codes are float8 numbers (e4m3) as they are. Raises ValueError if one is NaN."""
-    n_nan = int((code_NK.view(torch.uint8) & NAN == NAN).sum())
-    if n_nan:
-        raise ValueError(f"weight has {n_nan:,} numbers that are NaN, of {code_NK.numel():,}")
-    return Quantised(code_NK, BYTE, scale_NX, zeros(len(code_NK), 0))
-
-
-def zeros(n_out: int, zero: int) -> Tensor:
-    """Return one zero for all groups of an output, [N, 1]."""
-    return torch.full((n_out, 1), zero, dtype=torch.uint8)

@@ -16,7 +16,7 @@ from headwater.errors import CheckpointError
 from headwater.layers.layer import Layer
 from headwater.mixers.quantised import INPUT_GROUP, Quantised
 from headwater.mixers.weights import Stored, values_of
-from headwater.models.quantisation import float8
+from headwater.models.packing import float8
 
 BITS = {"int8": 8, "int4": 4}
 GROUPS = (128, 64)

@@ -18,7 +18,7 @@ from headwater.errors import CheckpointError
 from headwater.mixers.quantised import Quantised
 from headwater.mixers.weights import Stored, values_of
 from headwater.models.files import INDEX, SINGLE, weight_files, weight_map
-from headwater.models.quantisation import Method
+from headwater.models.packing import Method
 from headwater.unreadable import why_missing, why_unreadable
 
 JOINED = re.compile(r"\b(gate|up)_proj\b")  # what may be one tensor, gate_up_proj
@@ -92,27 +92,47 @@ class CheckpointTensors(ModelTensors):
         return [name for name in self._source if name not in self._read_names]
 
     def stored(self, name: str, *shape: int) -> Stored:
-        if self._is_quantised(name):
-            return self._quantised(name, *shape)
-        return of_shape(self._read(name), shape, f"{self._source[name]}: tensor {name!r}")
+        if not self._is_quantised(name):
+            return of_shape(self._read(name), shape, f"{self._source[name]}: tensor {name!r}")
+        assert self._method is not None
+        names = {part: found for part in self._method.parts if (found := self._part(name, part))}
+        parts = {part: self._read(found) for part, found in names.items()}
+        if len(shape) == 2:
+            return self._of_parts(name, parts, *shape)
+        for part, tensor in parts.items():
+            if tensor.shape[:1] != shape[:1]:
+                what = f"{self._source[names[part]]}: tensor {names[part]!r}"
+                raise CheckpointError(f"{what} has shape {list(tensor.shape)}, must be of {shape[0]} experts")
+        return [
+            self._of_parts(name, {part: tensor[e] for part, tensor in parts.items()}, *shape[1:])
+            for e in range(shape[0])
+        ]
 
     def _is_quantised(self, name: str) -> bool:
-        if self._method is None or not name.endswith(".weight"):
-            return False
-        module = name.removesuffix("weight")
-        return any(module + mark in self._source for mark in self._method.marks)
+        return self._method is not None and any(self._part(name, mark) for mark in self._method.marks)
 
-    def _quantised(self, name: str, *shape: int) -> Quantised:
+    def _part(self, name: str, part: str) -> str | None:
+        """Return the name of a part of a quantised weight: after a module's name, or after that of stacked experts.
+
+        `experts.down_proj` has `experts.down_proj_scale_inv`, of all experts.
+        """
+        if name.endswith(".weight"):
+            named = [name.removesuffix("weight") + part]
+        elif "experts." in name:
+            named = [f"{name}_{part}", f"{name}_{part.removeprefix('weight_')}", *[name] * (part == "weight")]
+        else:
+            return None
+        return next((one for one in named if one in self._source), None)
+
+    def _of_parts(self, name: str, parts: Mapping[str, torch.Tensor], n_out: int, n_in: int) -> Quantised:
         assert self._method is not None
-        module = name.removesuffix("weight")
-        parts = {part: self._read(module + part) for part in self._method.parts if module + part in self._source}
-        n_out, n_in = shape
         try:
             return self._method.read(parts, n_out, n_in)
         except KeyError as error:
+            module = name.removesuffix("weight")
             raise CheckpointError(f"{self._folder}: tensor {module + error.args[0]!r} is missing") from error
         except ValueError as error:
-            where = self._source[module + next(iter(parts))]
+            where = self._source[self._part(name, next(iter(parts))) or name]
             raise CheckpointError(f"{where}: quantised weight {name!r}, {n_out} by {n_in}: {error}") from error
 
     def _read(self, name: str) -> torch.Tensor:

@@ -37,8 +37,8 @@ FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{file}").FAMILY 
 ALL_REFUSE = (
     Refusal(
         "other methods of quantisation",
-        {"quantization_config": {"quant_method": "bitsandbytes"}},
-        "quantised weights of 'bitsandbytes' are not one of ",
+        {"quantization_config": {"quant_method": "quark"}},
+        "quantised weights of 'quark' are not one of ",
     ),
     Refusal("another family", {"model_type": "gpt2"}, "model_type 'gpt2' is not one of "),
 )

@@ -5,6 +5,7 @@ No torch: a checkpoint that cannot be read is refused before its weights are dow
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,21 @@ from headwater.spec import FLOAT8, Packed
 GPTQ_BITS = (2, 3, 4, 8)
 GPTQ_FORMATS = ("gptq", "gptq_v2")
 PACKED, INTEGER, FLOAT, NAIVE = "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"
-COMPRESSED_FORMATS = (FLOAT, INTEGER, NAIVE, PACKED)
+NVFP4, MXFP4, MXFP8, NF4 = "nvfp4", "mxfp4", "mxfp8", "nf4"
+COMPRESSED_FORMATS = (FLOAT, INTEGER, NAIVE, PACKED, "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized")
+# bytes of a weight: of codes of 4 bits, scales in float16 for 16 inputs, bfloat16 for 32, float32 for 64; of float8
+SMALL_FLOATS = {NVFP4: 0.5 + 2 / 16, MXFP4: 0.5 + 2 / 32, NF4: 0.5 + 4 / 64, MXFP8: 1 + 4 / 32, FLOAT8: 1}
+MODELOPT = {  # algorithms of ModelOpt, and how weights are held; those that differ in activations only are alike
+    "FP8": FLOAT8,
+    "FP8_PER_CHANNEL_PER_TOKEN": FLOAT8,
+    "FP8_PB_WO": FLOAT8,
+    "MXFP8": MXFP8,
+    "NVFP4": NVFP4,
+    "W4A16_NVFP4": NVFP4,
+    "W4A8_NVFP4_FP8": NVFP4,
+    "W4A8_MXFP4_FP8": MXFP4,
+}
+MIXED = "MIXED_PRECISION"
 KEYS = ("quantization_config", "compression_config")  # the second: of older checkpoints of compressed-tensors
 
 
@@ -52,6 +67,9 @@ def packed(config: dict[str, Any], stored: str) -> Packed | None:
     if described is None:
         return None
     keys = ConfigKeys(described)
+    small = _small_float(keys)
+    if small is not None:
+        return Packed(FLOAT8 if small == MXFP8 else small, SMALL_FLOATS[small])
     if described["quant_method"] == "compressed-tensors":
         groups = groups_of(keys)
         keys = ConfigKeys(groups[0].optional("weights") or {} if groups else {})
@@ -59,11 +77,32 @@ def packed(config: dict[str, Any], stored: str) -> Packed | None:
         of_group = (0 if keys.flag("symmetric", True) else 1) + (4 if stored == "bfloat16" else 2)
     else:
         bits, group, of_group = keys.integer("bits", 4), keys.integer("group_size", 128), 1 + 2
-    if described["quant_method"] == "fp8" or keys.optional("type") == "float":
+    if described["quant_method"] in ("fp8", "fbgemm_fp8") or keys.optional("type") == "float":
         block = block_of(keys, "weight_block_size") or block_of(keys, "block_structure")
         group = block[1] if block else keys.integer("group_size", -1)
         return Packed(FLOAT8, 1 + (4 / group if group > 0 else 0))
     return Packed(f"int{bits}", (0.5 if bits <= 4 else 1) + (of_group / group if group > 0 else 0))
+
+
+def _small_float(keys: ConfigKeys) -> str | None:
+    """Return the form of most weights, if it is one of `SMALL_FLOATS` that the method does not describe by its bits."""
+    method = keys.optional("quant_method")
+    if method == "modelopt":
+        return Counter(MODELOPT[algorithm] for algorithm in _algorithms(keys)).most_common(1)[0][0]
+    if method == "compressed-tensors":
+        weights = [group.optional("weights") or {} for group in groups_of(keys)]
+        of_floats = [f"{w.get('num_bits')}, {w.get('group_size')}" for w in weights if w.get("type") == "float"]
+        return {"4, 16": NVFP4, "4, 32": MXFP4, "8, 32": MXFP8}.get(of_floats[0]) if of_floats else None
+    if method == "bitsandbytes":
+        return None if keys.flag("load_in_8bit", False) else NF4
+    return MXFP4 if method == MXFP4 else None
+
+
+def _algorithms(keys: ConfigKeys) -> list[str]:
+    """Return the algorithm of each module that ModelOpt names, or the one of all."""
+    named = keys.optional("quantized_layers") or {}
+    of_modules = [str(module.get("quant_algo")) for module in named.values()]
+    return of_modules or [str(keys.optional("quant_algo"))]
 
 
 def _check_gptq(keys: ConfigKeys) -> None:
@@ -86,6 +125,24 @@ def _check_fp8(keys: ConfigKeys) -> None:
     block_of(keys, "weight_block_size")
 
 
+def _check_modelopt(keys: ConfigKeys) -> None:
+    for algorithm in _algorithms(keys):
+        if algorithm not in MODELOPT:
+            raise CheckpointError(
+                f"config.json: ModelOpt's quant_algo {algorithm!r} is not one of {', '.join(MODELOPT)}; take a "
+                f"checkpoint of NVFP4 or FP8"
+            )
+
+
+def _check_bitsandbytes(keys: ConfigKeys) -> None:
+    kind = "int8" if keys.flag("load_in_8bit", False) else keys.optional("bnb_4bit_quant_type") or "fp4"
+    if kind not in ("int8", NF4):
+        raise CheckpointError(
+            f"config.json: key 'bnb_4bit_quant_type' is {kind!r}, only 'nf4' is read; take that, or the model in 16 "
+            f"bits with --weights int4"
+        )
+
+
 def _check_compressed(keys: ConfigKeys) -> None:
     if keys.optional("transform_config"):
         raise CheckpointError("config.json: key 'transform_config' asks for rotations of weights, which are not read")
@@ -103,8 +160,11 @@ def _check_compressed(keys: ConfigKeys) -> None:
 
 def _check_compressed_weights(keys: ConfigKeys) -> None:
     bits, kind = keys.integer("num_bits", 8), keys.optional("type") or "int"
-    if bits not in (4, 8) or (kind, bits) == ("float", 4):
-        raise CheckpointError(f"config.json: weights have {bits} bits of type {kind!r}, must be 4 or 8 of 'int', or 8")
+    if bits not in (4, 8) or ((kind, bits) == ("float", 4) and keys.optional("group_size") not in (16, 32)):
+        raise CheckpointError(
+            f"config.json: weights have {bits} bits of type {kind!r}, must be 4 or 8 bits, as floats of 4 in groups of "
+            f"16 or 32"
+        )
     block_of(keys, "block_structure")
 
 
@@ -129,7 +189,11 @@ def block_of(keys: ConfigKeys, key: str) -> tuple[int, int] | None:
 
 METHODS: dict[str, Callable[[ConfigKeys], None]] = {
     "awq": _check_awq,
+    "bitsandbytes": _check_bitsandbytes,
     "compressed-tensors": _check_compressed,
+    "fbgemm_fp8": lambda keys: None,
     "fp8": _check_fp8,
     "gptq": _check_gptq,
+    "modelopt": _check_modelopt,
+    "mxfp4": lambda keys: None,
 }
