@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 GROUP = 16
+BLOCK = 32  # inputs of groups in MXFP4 and MXFP8, and of blocks in nf4
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in each place of a word, from the lowest bits
 Parts = dict[str, torch.Tensor]
 Weight = np.ndarray  # float32 [N, K]
@@ -147,23 +148,23 @@ def nvfp4(n: int, k: int, reciprocal: bool, seed: int = 0) -> tuple[Parts, Weigh
 
 
 def mxfp4(n: int, k: int, name: str = "weight_packed", seed: int = 0) -> tuple[Parts, Weight]:
-    code, (scale, scale_NX) = integers(seed, 0, 16, n, k), e8m0(seed + 1, n, k // 32)
+    code, (scale, scale_NX) = integers(seed, 0, 16, n, k), e8m0(seed + 1, n, k // BLOCK)
     return {name: pairs(code), "weight_scale": scale}, E2M1[code] * spread(scale_NX, k)
 
 
 def gpt_oss(n: int, k: int, seed: int = 0) -> tuple[Parts, Weight]:
     parts, weight = mxfp4(n, k, "blocks", seed)
-    return {"blocks": parts["blocks"].view(n, k // 32, 16), "scales": parts["weight_scale"]}, weight
+    return {"blocks": parts["blocks"].view(n, k // BLOCK, 16), "scales": parts["weight_scale"]}, weight
 
 
 def mxfp8(n: int, k: int, seed: int = 0) -> tuple[Parts, Weight]:
-    (code, number_NK), (scale, scale_NX) = e4m3(seed, n, k), e8m0(seed + 1, n, k // 32)
+    (code, number_NK), (scale, scale_NX) = e4m3(seed, n, k), e8m0(seed + 1, n, k // BLOCK)
     return {"weight": code, "weight_scale": scale}, number_NK * spread(scale_NX, k)
 
 
 def nf4(n: int, k: int, nested: bool = False, seed: int = 0) -> tuple[Parts, Weight]:
-    """nf4 of bitsandbytes, in blocks of 32 of the flattened weight; scales in float32, or bytes with scales of 16."""
-    code, block = integers(seed, 0, 16, n, k), 32
+    """nf4 of bitsandbytes, in blocks of the flattened weight; scales in float32, or bytes with scales of 16."""
+    code, block = integers(seed, 0, 16, n, k), BLOCK
     state = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": [n, k]}
     scale_M = scales(seed + 1, n * k // block).astype(np.float32)
     parts = {"weight.absmax": torch.from_numpy(scale_M), "weight.quant_map": torch.tensor(NF4)}
@@ -275,7 +276,7 @@ def with_powers(n: int, k: int) -> tuple[Parts, Weight]:
 def blocks(n: int, k: int) -> tuple[Parts, Weight]:
     """Blocks of 16 outputs and 32 inputs."""
     parts, _ = float8(n, k, (n, 1), "weight_scale")
-    scale = scales(9, -(-n // 16), -(-k // 32)).astype(np.float32)
+    scale = scales(9, -(-n // 16), -(-k // BLOCK)).astype(np.float32)
     parts["weight_scale"] = torch.from_numpy(scale)
     spread_NK = scale[np.arange(n) // 16][:, np.arange(k) // 32]
     return parts, parts["weight"].float().numpy() * spread_NK
@@ -292,11 +293,12 @@ def quantise(plain: Path, folder: Path, case: str) -> Path:
     tensors, replaced = load_file(plain / "model.safetensors"), {}
     for key in [key for key, tensor in tensors.items() if key.endswith("_proj.weight") and tensor.ndim == 2]:
         n, k = tensors[key].shape
-        if n % 8 or k % GROUP:
+        if n % 8 or k % BLOCK:
             continue
         parts, weight = write(n, k)
         shrink = float(tensors[key].std() / weight.std())
-        parts = {part: t * shrink if "scale" in part else t for part, t in parts.items()}
+        scaled = parts.keys() & {"weight_scale_2", "weight.absmax"} or {part for part in parts if "scale" in part}
+        parts = {part: t * shrink if part in scaled else t for part, t in parts.items()}
         replaced |= module(key.removesuffix(".weight"), parts)
         del tensors[key]
     assert replaced

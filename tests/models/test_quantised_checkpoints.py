@@ -383,13 +383,14 @@ def test_a_quantised_checkpoint_has_the_logits_of_its_values(
     assert torch.equal(logits(quantised), logits(plain))
 
 
+@pytest.mark.parametrize("case", ["fp8, blocks", "nf4"])
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_moe"])
-def test_float8_checkpoint_gives_the_bits_of_its_values(
-    name: str, checkpoint: Callable[[str], Path], tmp_path: Path
+def test_checkpoint_of_floats_gives_the_bits_of_its_values(
+    name: str, case: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """By kernels, which hold a byte a weight: those of the numbers times their scales, held in float32."""
+    """By kernels, which hold a byte a weight, or half of one: numbers times their scales, held in float32."""
     pytest.importorskip("numba", reason="numba is not installed")
-    folder = quantise(checkpoint(name), tmp_path / "quantised", "fp8, blocks")
+    folder = quantise(checkpoint(name), tmp_path / "quantised", case)
     config = json.loads((folder / "config.json").read_text())
     tensors = CheckpointTensors(folder, torch.float32, torch.device("cpu"), method_of(config))
     plain = Path(shutil.copytree(checkpoint(name), tmp_path / "plain"))
