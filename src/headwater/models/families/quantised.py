@@ -18,8 +18,8 @@ GPTQ_FORMATS = ("gptq", "gptq_v2")
 PACKED, INTEGER, FLOAT, NAIVE = "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"
 NVFP4, MXFP4, MXFP8, NF4 = "nvfp4", "mxfp4", "mxfp8", "nf4"
 COMPRESSED_FORMATS = (FLOAT, INTEGER, NAIVE, PACKED, "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized")
-# bytes of a weight: of codes of 4 bits, scales in float16 for 16 inputs, bfloat16 for 32, float32 for 64; of float8
-SMALL_FLOATS = {NVFP4: 0.5 + 2 / 16, MXFP4: 0.5 + 2 / 32, NF4: 0.5 + 4 / 64, MXFP8: 1 + 4 / 32, FLOAT8: 1}
+# bytes of a weight: codes, and scales in float16 for 16 inputs, bfloat16 or float32 for 32, float32 for 64 or a row
+ELEMENT_BYTES = {NVFP4: 0.5 + 2 / 16, MXFP4: 0.5 + 2 / 32, NF4: 0.5 + 4 / 64, MXFP8: 1 + 4 / 32, FLOAT8: 1, "int8": 1}
 MODELOPT = {  # algorithms of ModelOpt, and how weights are held; those that differ in activations only are alike
     "FP8": FLOAT8,
     "FP8_PER_CHANNEL_PER_TOKEN": FLOAT8,
@@ -67,9 +67,9 @@ def packed(config: dict[str, Any], stored: str) -> Packed | None:
     if described is None:
         return None
     keys = ConfigKeys(described)
-    small = _small_float(keys)
-    if small is not None:
-        return Packed(FLOAT8 if small == MXFP8 else small, SMALL_FLOATS[small])
+    form = _form(keys)
+    if form is not None:
+        return Packed(FLOAT8 if form == MXFP8 else form, ELEMENT_BYTES[form])
     if described["quant_method"] == "compressed-tensors":
         groups = groups_of(keys)
         keys = ConfigKeys(groups[0].optional("weights") or {} if groups else {})
@@ -84,8 +84,8 @@ def packed(config: dict[str, Any], stored: str) -> Packed | None:
     return Packed(f"int{bits}", (0.5 if bits <= 4 else 1) + (of_group / group if group > 0 else 0))
 
 
-def _small_float(keys: ConfigKeys) -> str | None:
-    """Return the form of most weights, if it is one of `SMALL_FLOATS` that the method does not describe by its bits."""
+def _form(keys: ConfigKeys) -> str | None:
+    """Return the form of most weights if it has one size in all checkpoints, by `ELEMENT_BYTES`."""
     method = keys.optional("quant_method")
     if method == "modelopt":
         return Counter(MODELOPT[algorithm] for algorithm in _algorithms(keys)).most_common(1)[0][0]
@@ -94,7 +94,7 @@ def _small_float(keys: ConfigKeys) -> str | None:
         of_floats = [f"{w.get('num_bits')}, {w.get('group_size')}" for w in weights if w.get("type") == "float"]
         return {"4, 16": NVFP4, "4, 32": MXFP4, "8, 32": MXFP8}.get(of_floats[0]) if of_floats else None
     if method == "bitsandbytes":
-        return None if keys.flag("load_in_8bit", False) else NF4
+        return "int8" if keys.flag("load_in_8bit", False) else NF4
     return MXFP4 if method == MXFP4 else None
 
 
