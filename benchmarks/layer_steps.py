@@ -24,7 +24,9 @@ from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
+from headwater.memory.tails import TailMemory
 from headwater.mixers.batch import StepBatch
+from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 from headwater.models.build import layer_classes, layer_function
 from headwater.models.hybrid import Function, Step
@@ -68,8 +70,7 @@ class Kind:
         pages = -(-(context + 1) // self.spec.page_size)
         arena = Arena(self.spec, n_sequences * pages)
         arena.pages.fill_(FILL)
-        states = StateMemory(self.spec.state, n_sequences, max(1, self.spec.checkpoint_pages) * self.spec.page_bytes)
-        states.bytes_RB.fill_(FILL)
+        states = self._states(n_sequences)
         batch = StepBatch(
             token_N=torch.zeros(n_sequences, dtype=torch.int64),
             position_N=torch.full((n_sequences,), context),
@@ -82,6 +83,25 @@ class Kind:
         step = Step(batch, attention if self.spec.attention_layers else None, states, self.dtype, (), None)
         x_BC = torch.randn(n_sequences, WIDTH).to(self.dtype)
         return lambda: [function(x_BC, step) for function in self.functions]
+
+    def leg(self, page: int, kept: int, rows: int) -> Callable[[], object]:
+        """Return a function that computes the next rows of a sequence, after `kept` tokens of a tail after a page."""
+        start, pages = page + kept, -(-(page + kept + rows) // self.spec.page_size)
+        arena, states, tails = Arena(self.spec, pages), self._states(1), TailMemory(self.spec, 1)
+        for memory in (arena.pages, tails.bytes_RB):
+            memory.fill_(FILL)
+        table_P, none = torch.arange(pages), torch.arange(0)
+        one = Slice(0, rows, start, 0, table_P, page // self.spec.page_size, kept=kept)
+        batch = StepBatch(torch.zeros(rows, dtype=torch.int64), start + torch.arange(rows), (one,), none, (), none)
+        attention = layer_classes("cpu").attention_step.of(batch, arena, self.dtype)
+        step = Step(batch, attention if self.spec.attention_layers else None, states, self.dtype, tails=tails)
+        x_NC = torch.randn(rows, WIDTH).to(self.dtype)
+        return lambda: [function(x_NC, step) for function in self.functions]
+
+    def _states(self, n_sequences: int) -> StateMemory:
+        states = StateMemory(self.spec.state, n_sequences, max(1, self.spec.checkpoint_pages) * self.spec.page_bytes)
+        states.bytes_RB.fill_(FILL)
+        return states
 
     def bytes_read(self, n_sequences: int, context: int) -> float:
         """Bytes that a step reads."""

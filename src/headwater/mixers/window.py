@@ -97,10 +97,13 @@ class Rings:
     memory_RWGD: Tensor  # strided by row
     kept: Kept = field(default_factory=Kept)  # of drafts
 
-    def read(self, row: int, start: int, end: int) -> Tensor:
-        """Copy the tokens at positions [start, end) in order, [end − start, G, D]; the ring must hold them all."""
-        position_T = torch.arange(start, end, device=self.memory_RWGD.device)
-        return self.memory_RWGD[row, position_T % self.memory_RWGD.shape[1]]
+    def runs(self, start: int, end: int) -> Iterator[tuple[slice, slice]]:
+        """Yield the ring rows of at most W tokens at positions [start, end), with the tokens counted from `start`."""
+        window = self.memory_RWGD.shape[1]
+        at, n = start % window, end - start
+        first = min(n, window - at)
+        yield slice(at, at + first), slice(0, first)
+        yield slice(0, n - first), slice(first, n)
 
     def laid_out(self, row: int, new_TGD: Tensor, start: int, bounds: tuple[int, int]) -> Tensor:
         """Lay out positions [first, last) of a sequence: tokens from the ring before `start`, the new ones, zeros."""
@@ -109,7 +112,8 @@ class Rings:
         known = max(first, start - window)
         laid_TGD = new_TGD.new_empty(last - first, *new_TGD.shape[1:])
         laid_TGD[: known - first] = 0
-        laid_TGD[known - first : start - first] = self.read(row, known, start)
+        for rows, tokens in self.runs(known, start):
+            laid_TGD[known - first : start - first][tokens] = self.memory_RWGD[row, rows]
         laid_TGD[start - first : end - first] = new_TGD
         laid_TGD[end - first :] = 0
         return laid_TGD
@@ -125,6 +129,12 @@ class Rings:
             ring_WGD[head:] = 0
         else:
             ring_WGD[head:] = laid_TGD[position - window - first : turn - first]
+
+    def extend(self, row: int, laid_TGD: Tensor, first: int, start: int, end: int) -> None:
+        """Write the tokens at positions [start, end), laid out from `first` on, to a ring with those before."""
+        start = max(start, end - self.memory_RWGD.shape[1])
+        for rows, tokens in self.runs(start, end):
+            self.memory_RWGD[row, rows] = laid_TGD[start - first : end - first][tokens]
 
     def at(self, row_B: Tensor, position_B: Tensor) -> Tensor:
         """Copy one token of each of B sequences, [B, G, D], or several of one."""
@@ -255,8 +265,9 @@ class WindowAttentionMixer:
         if s.length:
             self._attend_slice_into(out_TGQD, q_TGQD, laid, s, first)
         for ring, laid_TGD in zip(rings, laid, strict=True):
-            for position, row in (*s.saves, (s.end, s.slot)):
+            for position, row in s.saves:
                 ring.store(row, laid_TGD, first, position)
+            ring.extend(s.slot, laid_TGD, first, start, s.end)
 
     def _attend_slice_into(
         self, out_TGQD: Tensor, q_TGQD: Tensor, laid: tuple[Tensor, Tensor], s: Slice, first: int
