@@ -360,6 +360,25 @@ def test_stats_report_computed_tokens_and_held_pages(make):
         assert sum(stats.cache.pages_by_use().values()) == stats.cache.pages_total
 
 
+def test_idle_engine_provides_the_memory_that_a_next_turn_takes(make, monkeypatch):
+    with make(500) as rig:
+        layout, pool = rig.engine.scheduler.layout, rig.engine.scheduler.cache.pool
+        provided, all_of_them = set(), threading.Event()
+
+        def provide(page: int) -> None:
+            provided.add(page)
+            if len(provided) == 2 * (1 + layout.checkpoint_pages + max(layout.tail_pages)):
+                all_of_them.set()
+
+        monkeypatch.setattr(rig.engine.runner.arena, "provide", provide)
+        collect(rig.engine, generation(words(100, 1)))
+        assert all_of_them.wait(PATIENCE)
+        ahead, free = set(provided), set(pool.kv.free_ids())
+        collect(rig.engine, generation(words(100, 1) + words(20, 2)))
+        assert rig.engine.drain(60)
+        assert free - set(pool.kv.free_ids()) <= ahead
+
+
 def test_the_tree_shows_a_resumed_prefix_as_hot(make):
     with make(500) as rig:
         for _ in range(2):

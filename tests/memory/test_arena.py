@@ -142,6 +142,20 @@ def test_scratch_memory_that_was_expected_takes_no_page_faults() -> None:
         assert all(one.equal(other) for one, other in zip(found, known, strict=True))
 
 
+def test_page_that_was_provided_takes_no_page_fault() -> None:
+    spec = read_config(CONFIG, "float32")
+    arena = Arena(spec, 3 * HUGE_BYTES // spec.page_bytes)
+    page = arena.n_pages // 2
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    arena.provide(page)
+    provided = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    if provided == before:
+        pytest.skip("the system provides no memory ahead")
+    arena.pages[page] = 1
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - provided < 2, "the test's own objects may take one"
+    assert not arena.pages[page - 1].any()
+
+
 def test_memory_may_be_expected_while_steps_gather() -> None:
     spec = read_config(CONFIG, "float32")
     arena = Arena(spec, n_pages=40)

@@ -32,6 +32,10 @@ class Region:
         del self._stack[-count:]
         return taken
 
+    def upcoming(self, count: int) -> array[int]:
+        """Return the page ids that are taken next, at most `count`."""
+        return self._stack[max(0, len(self._stack) - count) :]
+
     def give(self, pages: Sequence[int]) -> None:
         """Return pages to the region."""
         self._stack.extend(pages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -120,7 +120,20 @@ class StepLoop:
             self.execute(planned)
         with self._changed:
             self._answering.stepped()
+            pages = self._pages_ahead()
+        for page in pages:
+            if not self._scheduler.idle:
+                break
+            self._runner.arena.provide(page)
         return True
+
+    def _pages_ahead(self) -> Sequence[int]:
+        """Return the pages that a next turn takes first, for which nothing waits now: two tails and two checkpoints."""
+        if not self._scheduler.idle:
+            return ()
+        layout, pool = self._scheduler.layout, self._scheduler.cache.pool
+        count = 2 * (1 + layout.checkpoint_pages + max(layout.tail_pages, default=0))
+        return (*pool.kv.upcoming(count), *pool.states.upcoming(count if pool.split else 0))
 
     def execute(self, planned: Planned) -> None:
         """Run a step, publish what it computed, and sample from its logits. If that fails, only its requests do."""

@@ -46,13 +46,13 @@ class LazyBytes:
                 self._map.madvise(_HUGE)
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)[:size]
 
-    def provide(self, size: int) -> None:
-        """Let the system provide the first `size` bytes now, if it can; other threads continue meanwhile."""
+    def provide(self, size: int, first: int = 0) -> None:
+        """Let the system provide `size` bytes from `first` on now, if it can; other threads continue meanwhile."""
         if self._map is None or _MADVISE is None:
             return
-        address = self.tensor.data_ptr()
-        for start in range(0, size, HUGE_BYTES):  # in small steps: another thread that maps memory waits for one
-            length = min(HUGE_BYTES, size - start)
+        address, first = self.tensor.data_ptr(), first // mmap.PAGESIZE * mmap.PAGESIZE
+        for start in range(first, first + size, HUGE_BYTES):  # another thread that maps memory waits for one of them
+            length = min(HUGE_BYTES, first + size - start)
             if _MADVISE(ctypes.c_void_p(address + start), ctypes.c_size_t(length), _POPULATE):
                 return
 
@@ -136,6 +136,11 @@ class Arena:
         """Provide scratch memory for a sequence of `n_tokens` tokens, which no step waits for then. For any thread."""
         for scratch in set(self._scratch.values()):
             scratch.expect(n_tokens)
+
+    def provide(self, page: int) -> None:
+        """Let the system provide the memory of a page now: first use of 2 MB takes 0.3 ms, on virtual machines 5."""
+        size = self.pages.shape[1]
+        self._memory.provide(size, page * size)
 
     def discard(self, page_ids: Iterable[int]) -> None:
         """Return the physical memory of pages that are lent to a slot, and so neither read nor written."""

@@ -105,6 +105,10 @@ class Rings:
         yield slice(at, at + first), slice(0, first)
         yield slice(0, n - first), slice(first, n)
 
+    def read(self, row: int, start: int, end: int) -> Tensor:
+        """Copy the tokens at positions [start, end) in order, [end − start, G, D]; the ring must hold them all."""
+        return torch.cat([self.memory_RWGD[row, rows] for rows, _ in self.runs(start, end)])
+
     def laid_out(self, row: int, new_TGD: Tensor, start: int, bounds: tuple[int, int]) -> Tensor:
         """Lay out positions [first, last) of a sequence: tokens from the ring before `start`, the new ones, zeros."""
         first, last = bounds
