@@ -38,7 +38,7 @@ from headwater.models.load import LoadedModel, load_model
 from headwater.models.quantiser import BITS
 from headwater.spec import WEIGHTS
 from papers.results import commit_of
-from tests.gguf.convert import convert
+from tests.gguf_files.convert import convert
 from tests.support import Bench
 
 WINDOWS, TOKENS, PREFILLED = 16, 320, 64

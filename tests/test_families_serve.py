@@ -16,7 +16,7 @@ from headwater.models.families import read_folder
 from headwater.models.files import embedded
 from headwater.server.app import create_app
 from tests.checkpoints import SMALLEST
-from tests.gguf.convert import convert
+from tests.gguf_files.convert import convert
 from tests.server.routes.test_serving import Server
 
 PROMPT = "the quiet river flows under the old stone bridge and " * 30

@@ -127,7 +127,7 @@ def test_report_of_the_lab_is_written(python: Path, tmp_path: Path) -> None:
 def test_wheel_metadata_has_licence_and_readme_with_absolute_links(python: Path) -> None:
     (folder,) = python.parents[1].glob("lib/python*/site-packages/headwater-*.dist-info")
     metadata = email.message_from_bytes((folder / "METADATA").read_bytes())
-    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-Expression"] == "Apache-2.0 AND MIT"
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert (folder / "licenses" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     readme = str(metadata.get_payload())

@@ -18,7 +18,7 @@ from headwater.evaluate.summary import Estimate
 from headwater.models.files import embedded
 from headwater.models.load import load_model, read_spec
 from tests import checkpoints
-from tests.gguf.convert import convert
+from tests.gguf_files.convert import convert
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ from headwater.setting import SettingError
 from headwater.tiers.memory import MemoryStore
 from tests.engine.test_engine import collect, generation
 from tests.exactness.rig import verify_every_draft, words
-from tests.gguf.convert import convert
+from tests.gguf_files.convert import convert
 from tests.processors import AVX2, AVX512, pretend
 from tests.support import Bench
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from headwater.config import WEIGHTS
 from tests.checkpoints import checkpoint
 from tests.checkpoints.quantised import quantise
-from tests.gguf.convert import convert
+from tests.gguf_files.convert import convert
 
 # by name, the case of `tests.checkpoints.quantised`
 METHODS = {

@@ -12,38 +12,38 @@ import torch
 from headwater.errors import CheckpointError
 from headwater.mixers.quantised import Quantised
 from headwater.models.gguf import names as changes
+from headwater.models.gguf.blocks import TYPES, Plain
 from headwater.models.gguf.config import HELD
 from headwater.models.gguf.file import read_header
-from headwater.models.gguf.tensors import TYPES, Plain
 from headwater.models.gguf.tokenizer import special_tokens, tokenizer_of
 from headwater.models.load import load_model, read_spec
-from tests.gguf.blocks import FORMATS, decode, encode, random_blocks
-from tests.gguf.convert import convert
-from tests.gguf.writer import pack
+from tests.gguf_files.blocks import ALL_FORMATS, FORMATS, decode, encode, random_blocks
+from tests.gguf_files.convert import convert
+from tests.gguf_files.writer import pack
 
 FACTS = {"general.architecture": "qwen3", "qwen3.block_count": 1}
 
 
 def read_blocks(name: str, byte_NY: np.ndarray) -> Quantised:
-    kind = TYPES[FORMATS[name].number]
+    kind, form = TYPES[ALL_FORMATS[name].number], ALL_FORMATS[name]
     assert not isinstance(kind, Plain)
-    assert (kind.name, kind.inputs, kind.bytes) == (name, FORMATS[name].inputs, FORMATS[name].bytes)
+    assert (kind.name, kind.inputs, kind.bytes) == (name, form.inputs, form.bytes)
     return kind.read(torch.from_numpy(byte_NY).view(len(byte_NY), -1, kind.bytes))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ALL_FORMATS)
 def test_any_block_has_the_values_of_its_format_to_the_bit(name: str) -> None:
     byte_NY = random_blocks(name, n_out=5, blocks=3)
     assert torch.equal(read_blocks(name, byte_NY).values(), torch.from_numpy(decode(name, byte_NY)))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ALL_FORMATS)
 def test_bytes_of_an_element_are_those_that_panels_take(name: str) -> None:
     panels = pytest.importorskip("headwater.mixers.panels", reason="numba is not installed")
     weight = read_blocks(name, random_blocks(name, n_out=64, blocks=32))
     arrays = panels.held(weight, torch.float32).arrays
     held = sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
-    assert HELD[FORMATS[name].number] == (name, pytest.approx(held / weight.code_NK.numel(), rel=0.01))
+    assert HELD[ALL_FORMATS[name].number] == (name, pytest.approx(held / weight.code_NK.numel(), rel=0.01))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -54,10 +54,10 @@ def test_encoded_numbers_come_back_as_near_as_their_bits_allow(name: str) -> Non
     assert np.abs(found.values().numpy() - x_NK).max() < steps
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ALL_FORMATS)
 @pytest.mark.parametrize("run", [8, 16, 64, 128])
 def test_inputs_are_reordered_with_their_scales(name: str, run: int) -> None:
-    weight = read_blocks(name, random_blocks(name, 3, 1024 // FORMATS[name].inputs))
+    weight = read_blocks(name, random_blocks(name, 3, 1024 // ALL_FORMATS[name].inputs))
     order = torch.randperm(1024 // run, generator=torch.Generator().manual_seed(0))
     moved = changes.inputs(order, run)(weight)
     assert isinstance(moved, Quantised)
@@ -66,7 +66,7 @@ def test_inputs_are_reordered_with_their_scales(name: str, run: int) -> None:
     assert torch.equal(changes.inputs(order, run)(plain), moved.values())
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ALL_FORMATS)
 def test_rows_are_reordered(name: str) -> None:
     weight = read_blocks(name, random_blocks(name, 6, 2))
     order = changes.of_heads(changes.grouped(2, 4), 1, before=2)
@@ -129,7 +129,8 @@ SIZES = FACTS | {
 @pytest.mark.parametrize(
     ("tensors", "error"),
     [
-        (of_tensor((32, 32), 23, b""), "'blk.0.attn_q.weight' is of type IQ4_XS, which is not one of .*Q4_K"),
+        (of_tensor((32, 32), 34, b""), "'blk.0.attn_q.weight' is of type TQ1_0, .* take a file with Q2_K in its place"),
+        (of_tensor((32, 32), 77, b""), "'blk.0.attn_q.weight' is of type 77, which is not one of .*IQ4_XS"),
         (of_tensor((32, 24), 8, b""), "has 24 inputs, blocks of Q8_0 have 32"),
         (of_tensor((32, 32), 8, bytes(1000)), "ends at byte .* of a file of .*: the download was cut off"),
         (of_tensor((32, 64), 8, bytes(32 * 68)), r"'blk.0.attn_q.weight' has shape \[32, 64\], .* ask for \[32, 32\]"),

@@ -14,8 +14,9 @@ from headwater.models.gguf.names import NAMINGS
 from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.models.profiles import load_profile
 from headwater.setting import SettingError
-from tests.gguf.convert import FAMILIES, convert
-from tests.gguf.values import as_float32
+from tests.gguf_files.blocks import RANDOM_FORMATS
+from tests.gguf_files.convert import FAMILIES, convert
+from tests.gguf_files.values import as_float32
 from tests.support import Bench
 
 TOKENS = list(range(300, 400))
@@ -73,7 +74,7 @@ def test_a_quantised_file_has_the_logits_of_its_values(
 
 
 @pytest.mark.usefixtures("exact_rows")
-@pytest.mark.parametrize("form", ["Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("form", ["Q4_K", "Q5_K", "Q6_K", *RANDOM_FORMATS])
 def test_a_file_of_k_formats_has_the_logits_of_its_values(
     form: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:

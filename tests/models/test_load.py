@@ -21,7 +21,7 @@ from headwater.models.load import load_model, read_spec
 from headwater.models.tensors import CheckpointTensors, ModelTensors
 from headwater.setting import SettingError
 from tests.covering import cells
-from tests.gguf.convert import convert
+from tests.gguf_files.convert import convert
 from tests.processors import AMX, AVX2, AVX512, AVX512_BF16, pretend
 from tests.support import Bench
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
+from headwater.models.gguf.blocks import TYPES, Plain
 from headwater.models.gguf.file import read_header
-from headwater.models.gguf.tensors import TYPES, Plain
-from tests.gguf.writer import PLAIN, pack
+from tests.gguf_files.writer import PLAIN, pack
 
 DTYPES = dict(PLAIN.values())
 

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.gguf.writer import write
+from tests.gguf_files.blocks import ALL_FORMATS
+from tests.gguf_files.writer import write
 
 Config = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -377,7 +378,7 @@ def convert(
 
     def form_of(name: str, tensor: Tensor) -> str:
         chosen = next((other for end, other in (forms or {}).items() if name.endswith(end)), form)
-        blocks = 256 if chosen.endswith("_K") else 32 if chosen.startswith("Q") else 1
+        blocks = ALL_FORMATS[chosen].inputs if chosen in ALL_FORMATS else 1
         fits = tensor.ndim > 1 and "conv1d" not in name and "norm" not in name and tensor.shape[-1] % blocks == 0
         return chosen if fits else "F32"
 

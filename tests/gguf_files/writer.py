@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.gguf.blocks import FORMATS, encode
+from tests.gguf_files.blocks import ALL_FORMATS, encode
 
 ALIGNMENT = 32
 PLAIN = {"F32": (0, torch.float32), "F16": (1, torch.float16), "BF16": (30, torch.bfloat16)}
@@ -40,7 +40,7 @@ def raw(tensor: torch.Tensor, form: str) -> tuple[int, bytes]:
         number, dtype = PLAIN[form]
         return number, tensor.to(dtype).contiguous().view(torch.uint8).numpy().tobytes()
     rows = tensor.float().reshape(-1, tensor.shape[-1]).numpy()
-    return FORMATS[form].number, encode(form, rows).tobytes()
+    return ALL_FORMATS[form].number, encode(form, rows).tobytes()
 
 
 def pack(
@@ -66,4 +66,4 @@ def write(file: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[t
 
 def blocks(array: np.ndarray, form: str, n_in: int) -> tuple[tuple[int, ...], int, bytes]:
     """A tensor of `pack` from blocks [N, bytes of a row]."""
-    return (len(array), n_in), FORMATS[form].number, array.tobytes()
+    return (len(array), n_in), ALL_FORMATS[form].number, array.tobytes()

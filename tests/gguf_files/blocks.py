@@ -1,13 +1,18 @@
-"""Blocks of ggml's formats in numpy: an encoder of each, and the reference that decodes a block value by value.
+"""Blocks of ggml's formats in numpy: encoders, and the reference that decodes a block value by value.
 
 The formulas are those of ggml-quants.c; the encoders round to the nearest code of a group's range. They encode all
-blocks at once, [blocks, inputs]: a file of the embedded model has 150,000.
+blocks at once, [blocks, inputs]: a file of the embedded model has 150,000. Formats without an encoder have blocks of
+random codes; the package `gguf` decodes them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
+import torch
+
+from headwater.models.gguf.blocks import TYPES, Blocks
 
 Floats = np.ndarray
 Bytes = np.ndarray
@@ -21,8 +26,8 @@ class Format:
     number: int
     inputs: int
     bytes: int
-    encode: Callable[[Floats], Bytes]  # of blocks
-    decode: Callable[[Bytes], Floats]  # of one block
+    encode: Callable[[Floats], Bytes] | None  # of blocks
+    decode: Callable[[Bytes], Floats] | None  # of one block
     scales: tuple[int, ...]  # bytes at which float16 numbers stand
 
 
@@ -207,23 +212,52 @@ FORMATS = {
     "Q5_K": Format(13, 256, 176, encode_q5_k, decode_q5_k, (0, 2)),
     "Q6_K": Format(14, 256, 210, encode_q6_k, decode_q6_k, (208,)),
 }
+RANDOM_FORMATS = {
+    "Q2_K": Format(10, 256, 84, None, None, (80, 82)),
+    "Q3_K": Format(11, 256, 110, None, None, (108,)),
+    "IQ2_XXS": Format(16, 256, 66, None, None, (0,)),
+    "IQ2_XS": Format(17, 256, 74, None, None, (0,)),
+    "IQ3_XXS": Format(18, 256, 98, None, None, (0,)),
+    "IQ4_NL": Format(20, 32, 18, None, None, (0,)),
+    "IQ3_S": Format(21, 256, 110, None, None, (0,)),
+    "IQ2_S": Format(22, 256, 82, None, None, (0,)),
+    "IQ4_XS": Format(23, 256, 136, None, None, (0,)),
+    "MXFP4": Format(39, 32, 17, None, None, ()),
+}
+ALL_FORMATS = FORMATS | RANDOM_FORMATS
 
 
 def encode(name: str, x_NK: Floats) -> Bytes:
-    """Blocks of a weight, [N, bytes of a row]."""
-    form = FORMATS[name]
+    """Blocks of a weight, [N, bytes of a row]; random ones of the same magnitude, if the format has no encoder."""
+    form = ALL_FORMATS[name]
+    if form.encode is None:
+        return random_blocks(name, len(x_NK), x_NK.shape[1] // form.inputs, magnitude=float(x_NK.std()))
     return form.encode(x_NK.astype(f32).reshape(-1, form.inputs)).reshape(len(x_NK), -1)
 
 
 def decode(name: str, byte_NY: Bytes) -> Floats:
-    form = FORMATS[name]
+    form = ALL_FORMATS[name]
+    if form.decode is None:
+        quants = pytest.importorskip("gguf.quants", reason="gguf, of the extra test, is not installed")
+        return quants.dequantize(byte_NY, form.number)
     return np.stack([form.decode(block) for block in byte_NY.reshape(-1, form.bytes)]).reshape(len(byte_NY), -1)
 
 
-def random_blocks(name: str, n_out: int, blocks: int, seed: int = 0) -> Bytes:
-    """Blocks of any bytes, whose float16 numbers are finite."""
-    form, rng = FORMATS[name], np.random.default_rng(seed)
+def random_blocks(name: str, n_out: int, blocks: int, seed: int = 0, magnitude: float | None = None) -> Bytes:
+    """Blocks of any bytes, whose float16 numbers are finite; or whose values have a magnitude."""
+    form, rng = ALL_FORMATS[name], np.random.default_rng(seed)
     byte = rng.integers(0, 256, (n_out, blocks, form.bytes), dtype=np.uint8)
     for at in form.scales:
         byte[:, :, at : at + 2] = rng.normal(0, 0.1, (n_out, blocks, 1)).astype(f16).view(np.uint8)
+    if magnitude is not None:
+        kind = TYPES[form.number]
+        assert isinstance(kind, Blocks)
+        if not form.scales:  # a power of two
+            byte[:, :, 0] = 128
+        times = magnitude / float(kind.read(torch.from_numpy(byte)).values().std())
+        for at in form.scales:
+            field = byte[:, :, at : at + 2]
+            field[:] = (field.copy().view(f16).astype(f32) * times).astype(f16).view(np.uint8)
+        if not form.scales:
+            byte[:, :, 0] = 128 + round(np.log2(times))
     return byte.reshape(n_out, -1)
