@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WRITTEN = re.compile(r"(?!.*\.\.)(?![^@]*--)(\w[\w.-]*/\w[\w.-]*)(?:@([^\s/]\S*))?")
+GGUF_PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")  # name of a part of a GGUF file: NAME-00001-of-00003.gguf
 SNAPSHOT = re.compile(r"models--(\w[\w.-]*?)--(\w[\w.-]*)/snapshots/[^/]+")  # in huggingface_hub's cache
 
 
@@ -36,4 +37,9 @@ class HubName:
 def name_of(folder: Path) -> str:
     """Return the name of the model in a folder or a GGUF file: ORG/NAME in a hub's cache, otherwise the path's name."""
     path = folder.resolve()
-    return str(HubName.of_folder(folder) or (path.stem if path.suffix == ".gguf" else path.name))
+    return str(HubName.of_folder(folder) or _without_ending(path.name))
+
+
+def _without_ending(name: str) -> str:
+    part = GGUF_PART.fullmatch(name)
+    return part[1] if part else name.removesuffix(".gguf")

@@ -1,24 +1,41 @@
-"""A GGUF file with the values of another's tensors, in float32."""
+"""GGUF files from others: with the values of one's tensors, in float32, and the parts of one."""
 
 from pathlib import Path
 
 import torch
 
-from headwater.models.gguf.blocks import TYPES, Plain
+from headwater.models.gguf.blocks import TYPES, Plain, bytes_of
 from headwater.models.gguf.file import read_header
 from tests.gguf_files.writer import PLAIN, pack
 
 DTYPES = dict(PLAIN.values())
 
 
+def contents(file: Path) -> dict[str, tuple[tuple[int, ...], int, bytes]]:
+    """The tensors of a file as `pack` takes them."""
+    content = file.read_bytes()
+    return {
+        name: (place.shape, place.type, content[place.start :][: bytes_of(place)])
+        for name, place in read_header(file).tensors.items()
+    }
+
+
+def in_parts(file: Path, n: int) -> list[Path]:
+    """Write a file's tensors to `n` parts, as llama-gguf-split does: the first has the metadata."""
+    tensors, metadata, parts = list(contents(file).items()), read_header(file).metadata, []
+    for i in range(n):
+        split = {"split.no": i, "split.count": n, "split.tensors.count": len(tensors)}
+        parts.append(file.with_name(f"{file.stem}-{i + 1:05}-of-{n:05}.gguf"))
+        parts[-1].write_bytes(pack({**(metadata if i == 0 else {}), **split}, dict(tensors[i::n])))
+    return parts
+
+
 def as_float32(file: Path, out: Path) -> Path:
-    header, content = read_header(file), file.read_bytes()
-    ends = [*sorted(place.start for place in header.tensors.values()), len(content)]
+    header = read_header(file)
     tensors = {}
-    for name, place in header.tensors.items():
+    for name, (_, _, content) in contents(file).items():
+        place, raw = header.tensors[name], bytearray(content)
         kind = TYPES[place.type]
-        end = next(end for end in ends if end > place.start)
-        raw = bytearray(content[place.start : end])
         n = torch.Size(place.shape).numel()
         if isinstance(kind, Plain):
             values = torch.frombuffer(raw, dtype=kind.dtype, count=n).float()

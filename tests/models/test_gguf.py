@@ -148,7 +148,7 @@ def test_error_names_the_defect_of_a_gguf_tensor(tensors: Any, error: str, tmp_p
     [
         ({"general.architecture": "llama"}, "architecture 'llama' is not one of .*qwen35"),
         ({"qwen3.block_count": None}, r"key 'qwen3\.block_count' is missing from the metadata"),
-        ({"split.count": 3}, "one of 3 parts"),
+        ({"split.count": 3}, "it is part 1 of 3 by its metadata: keep the names of parts .* NAME-00001-of-00003.gguf"),
         ({"qwen3.rope.scaling.type": "yarn"}, "key 'rope_scaling' is "),
     ],
 )

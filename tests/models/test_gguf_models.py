@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from headwater.config import ServeConfig
+from headwater.engine.proof.fingerprint import weights_digest
+from headwater.errors import CheckpointError
 from headwater.hub_name import name_of
 from headwater.models.families import read_folder
 from headwater.models.gguf.config import CONFIGS
@@ -16,7 +18,7 @@ from headwater.models.profiles import load_profile
 from headwater.setting import SettingError
 from tests.gguf_files.blocks import RANDOM_FORMATS
 from tests.gguf_files.convert import FAMILIES, convert
-from tests.gguf_files.values import as_float32
+from tests.gguf_files.values import as_float32, in_parts
 from tests.support import Bench
 
 TOKENS = list(range(300, 400))
@@ -136,3 +138,23 @@ def test_file_is_accepted_like_a_folder(checkpoint: Callable[[str], Path], tmp_p
         ServeConfig(model=tmp_path / "other.gguf")
     with pytest.raises(SettingError, match=r"small\.gguf is a GGUF file: name that file, not its folder"):
         ServeConfig(model=tmp_path)
+
+
+def test_file_in_parts_is_served_by_the_name_of_any(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    file = convert(checkpoint("qwen3_5_blocks"), tmp_path / "model.gguf", "Q4_K")
+    first, second, third = in_parts(file, 3)
+    expected_V, tokens = greedy(load_model(file, "float32"), 3)
+    for part in (first, third):
+        loaded = load_model(part, "float32")
+        found_V, ours = greedy(loaded, 3)
+        assert torch.equal(found_V, expected_V)
+        assert (ours, loaded.name) == (tokens, "model")
+    assert read_spec(first).weight_bytes == read_spec(file).weight_bytes
+    assert weights_digest(first) == weights_digest(second) != weights_digest(file)
+    second.rename(tmp_path / "other.gguf")
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.gguf is missing, one of 3 parts"):
+        read_spec(first)
+    third.rename(second)
+    third.write_bytes(first.read_bytes())
+    with pytest.raises(CheckpointError, match=r"it is part 3 of 3 by its metadata: keep the names of parts"):
+        read_spec(first)

@@ -25,6 +25,7 @@ from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.slices import Slice
+from headwater.models.gguf.file import parts_of
 from headwater.models.load import LoadedModel
 from headwater.tiers.fingerprint import Fingerprint
 
@@ -86,7 +87,9 @@ def _sources(names: Iterable[str]) -> str:
 
 def weights_digest(path: Path) -> str:
     """Return the digest of a checkpoint's files; it is kept in the cache folder until a file changes."""
-    files = sorted({file for pattern in WEIGHT_FILES for file in path.glob(pattern)}) if path.is_dir() else [path]
+    files = parts_of(path)
+    if path.is_dir():
+        files = sorted({file for pattern in WEIGHT_FILES for file in path.glob(pattern)})
     known = [_identity(file) for file in files]
     try:
         kept = own_folder() / f"weights-{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]}.txt"

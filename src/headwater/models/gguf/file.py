@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.errors import CheckpointError
+from headwater.hub_name import GGUF_PART
 from headwater.unreadable import why_no_gguf
 
 MAGIC = b"GGUF"
@@ -27,18 +28,19 @@ MAX_DIMENSIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """A tensor of a GGUF file: its shape, outputs first, the number of its type, and its first byte in the file."""
+    """A tensor of a GGUF file: its shape, outputs first, the number of its type, its file, and its first byte there."""
 
     shape: tuple[int, ...]
     type: int
+    file: Path
     start: int
 
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """Metadata and table of tensors of a GGUF file."""
+    """Metadata and table of tensors of a GGUF file, or of the parts of one."""
 
-    path: Path
+    path: Path  # of the first part
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorPlace]
 
@@ -54,17 +56,42 @@ class GgufHeader:
         return self.metadata[key]
 
 
+def parts_of(path: Path) -> list[Path]:
+    """Return the parts of a file, by its name: NAME-00001-of-00003.gguf and so on; of another name only itself."""
+    found = GGUF_PART.fullmatch(path.name)
+    if found is None:
+        return [path]
+    return [path.with_name(f"{found[1]}-{i:05}-of-{found[2]}.gguf") for i in range(1, int(found[2]) + 1)]
+
+
 def read_header(path: Path) -> GgufHeader:
-    """Read the header of a file. Raises CheckpointError for a file that is not a GGUF file, or a part of one."""
+    """Read the header of a file, which may be any part of one. Raises CheckpointError if one is missing or broken."""
+    parts = parts_of(path)
+    for part in parts:
+        if not part.is_file():
+            raise CheckpointError(f"{path}: {part.name} is missing, one of {len(parts)} parts: download it as well")
     try:
-        facts = path.stat()
-        return _read_header(path, facts.st_mtime_ns, facts.st_size)
+        return _read_headers(tuple((part, part.stat().st_mtime_ns, part.stat().st_size) for part in parts))
     except OSError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
 
 @lru_cache(maxsize=2)
-def _read_header(path: Path, changed: int, size: int) -> GgufHeader:
+def _read_headers(parts: tuple[tuple[Path, int, int], ...]) -> GgufHeader:
+    """Read the headers of all parts as one: metadata are the first part's."""
+    headers = [_read_header(path, size) for path, _, size in parts]
+    for i, header in enumerate(headers):
+        place, n = header.metadata.get("split.no", 0), header.metadata.get("split.count", 0) or 1
+        if (place, n) != (i, len(parts)):
+            raise CheckpointError(
+                f"{header.path}: it is part {place + 1} of {n} by its metadata: keep the names of parts that "
+                f"llama-gguf-split gives, NAME-{place + 1:05}-of-{n:05}.gguf"
+            )
+    tensors = {name: place for header in headers for name, place in header.tensors.items()}
+    return GgufHeader(headers[0].path, headers[0].metadata, tensors)
+
+
+def _read_header(path: Path, size: int) -> GgufHeader:
     if size < len(MAGIC):
         raise CheckpointError(f"{path}: its {size} bytes are not a GGUF file")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -135,22 +162,19 @@ def _parse(path: Path, cursor: _Cursor) -> GgufHeader:
     if not isinstance(alignment, int) or alignment < 1:
         raise CheckpointError(f"{path}: key 'general.alignment' is {alignment!r}, must be a number of bytes")
     first = -(-cursor.at // alignment) * alignment
-    tensors = {name: TensorPlace(place.shape, place.type, first + place.start) for name, place in table}
-    if metadata.get("split.count", 1) > 1:
-        raise CheckpointError(
-            f"{path}: it is one of {metadata['split.count']} parts: join them with `llama-gguf-split --merge`"
-        )
+    tensors = {name: TensorPlace(shape, kind, path, first + start) for name, shape, kind, start in table}
     return GgufHeader(path, metadata, tensors)
 
 
-def _place(cursor: _Cursor) -> tuple[str, TensorPlace]:
+def _place(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    """Return a tensor's name, its shape, the number of its type, and its first byte after the header."""
     name, n = cursor.text(), cursor.number("I")
     if n > MAX_DIMENSIONS:
         raise IndexError(f"tensor {name!r} has {n} dimensions")
     shape = tuple(cursor.number("Q") for _ in range(n))
     if prod(shape) > len(cursor.content) * 8:
         raise IndexError(f"tensor {name!r} has shape {list(shape[::-1])}")
-    return name, TensorPlace(shape[::-1], cursor.number("I"), cursor.number("Q"))
+    return name, shape[::-1], cursor.number("I"), cursor.number("Q")
 
 
 def _shortest(value: float) -> float:

@@ -25,29 +25,28 @@ from headwater.models.tensors import ModelTensors, of_shape
 
 
 class GgufTensors(ModelTensors):
-    """Tensors of one file. A plain tensor that no converter changed is a view of the mapped file."""
+    """Tensors of one file, or of its parts. A plain tensor that no converter changed is a view of the mapped file."""
 
     def __init__(self, path: Path, config: dict[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(dtype, device)
         self._header = read_header(path)
         self._sources = sources(self._header.architecture, config)
         self._read_names: set[str] = set()
-        self._mapped: mmap.mmap | None = None
+        self._mapped: dict[Path, mmap.mmap] = {}
         for name, place in self._header.tensors.items():
             self._check(name, place)
 
     def __contains__(self, name: str) -> bool:
         return name in self._sources and self._sources[name][0] in self._header.tensors
 
-    @property
-    def _content(self) -> mmap.mmap:
-        if self._mapped is None:
-            with self._header.path.open("rb") as file:
-                self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return self._mapped
+    def _content(self, path: Path) -> mmap.mmap:
+        if path not in self._mapped:
+            with path.open("rb") as file:
+                self._mapped[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return self._mapped[path]
 
     def unmap(self) -> None:
-        self._mapped = None
+        self._mapped.clear()
 
     def unread(self) -> list[str]:
         return [name for name in self._header.tensors if name not in self._read_names]
@@ -59,7 +58,7 @@ class GgufTensors(ModelTensors):
         self._read_names.add(theirs)
         place = self._header.tensors[theirs]
         of_experts = len(place.shape) > 2 and not isinstance(TYPES[place.type], Plain)
-        what = f"{self._header.path}: tensor {theirs!r}"
+        what = f"{place.file}: tensor {theirs!r}"
         if of_experts:
             _check_shape(what, place.shape, shape)
             return [self._quantised(place, e) for e in range(shape[0])]
@@ -71,7 +70,7 @@ class GgufTensors(ModelTensors):
 
     def _check(self, name: str, place: TensorPlace) -> None:
         """Raise CheckpointError for a tensor that cannot be read, or that the file does not hold as a whole."""
-        what = f"{self._header.path}: tensor {name!r}"
+        what = f"{place.file}: tensor {name!r}"
         if place.type not in TYPES:
             found, nearest = OTHERS.get(place.type, (str(place.type), ""))
             known = ", ".join(kind.name for kind in TYPES.values())
@@ -81,15 +80,17 @@ class GgufTensors(ModelTensors):
         if not isinstance(kind, Plain) and place.shape[-1] % kind.inputs:
             raise CheckpointError(f"{what} has {place.shape[-1]} inputs, blocks of {kind.name} have {kind.inputs}")
         end = place.start + bytes_of(place)
-        if end > len(self._content):
-            size = len(self._content)
+        size = len(self._content(place.file))
+        if end > size:
             raise CheckpointError(f"{what} ends at byte {end:,} of a file of {size:,}: the download was cut off")
 
     def _numbers(self, place: TensorPlace) -> torch.Tensor:
         kind = TYPES[place.type]
         assert isinstance(kind, Plain)
         n = prod(place.shape)
-        return torch.frombuffer(self._content, dtype=kind.dtype, count=n, offset=place.start).view(place.shape)
+        return torch.frombuffer(self._content(place.file), dtype=kind.dtype, count=n, offset=place.start).view(
+            place.shape
+        )
 
     def _quantised(self, place: TensorPlace, expert: int = 0) -> Quantised:
         """Return the weight [N, K], of one expert if there are several."""
@@ -99,7 +100,7 @@ class GgufTensors(ModelTensors):
         blocks = n_in // kind.inputs
         size = n_out * blocks * kind.bytes
         start = place.start + expert * size
-        byte = torch.frombuffer(self._content, dtype=torch.uint8, count=size, offset=start)
+        byte = torch.frombuffer(self._content(place.file), dtype=torch.uint8, count=size, offset=start)
         return kind.read(byte.view(n_out, blocks, kind.bytes))
 
 
