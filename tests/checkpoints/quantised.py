@@ -117,6 +117,9 @@ NF4 = np.array(
 )  # fmt: skip
 
 
+FP4 = np.float32([0, 1 / 16, 8, 12, 4, 6, 2, 3, 0, -1 / 16, -8, -12, -4, -6, -2, -3]) / np.float32(12)
+
+
 def pairs(code_NK: np.ndarray) -> torch.Tensor:
     """Codes of 4 bits, two a byte, the first in the lower bits."""
     return torch.from_numpy((code_NK[:, 0::2] | code_NK[:, 1::2] << 4).astype(np.uint8))
@@ -162,12 +165,13 @@ def mxfp8(n: int, k: int, seed: int = 0) -> tuple[Parts, Weight]:
     return {"weight": code, "weight_scale": scale}, number_NK * spread(scale_NX, k)
 
 
-def nf4(n: int, k: int, nested: bool = False, seed: int = 0) -> tuple[Parts, Weight]:
-    """nf4 of bitsandbytes, in blocks of the flattened weight; scales in float32, or bytes with scales of 16."""
+def nf4(n: int, k: int, nested: bool = False, kind: str = "nf4", seed: int = 0) -> tuple[Parts, Weight]:
+    """nf4 or fp4 of bitsandbytes, in blocks of the flattened weight; scales in float32, or bytes with scales of 16."""
     code, block = integers(seed, 0, 16, n, k), BLOCK
-    state = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": [n, k]}
+    table = {"nf4": NF4, "fp4": FP4}[kind]
+    state = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": [n, k]}
     scale_M = scales(seed + 1, n * k // block).astype(np.float32)
-    parts = {"weight.absmax": torch.from_numpy(scale_M), "weight.quant_map": torch.tensor(NF4)}
+    parts = {"weight.absmax": torch.from_numpy(scale_M), "weight.quant_map": torch.tensor(table)}
     if nested:
         byte_M, map_256 = integers(seed + 1, 0, 256, len(scale_M)).astype(np.uint8), scales(seed + 2, 256)
         outer = scales(seed + 3, -(-len(byte_M) // 16)).astype(np.float32)
@@ -178,8 +182,8 @@ def nf4(n: int, k: int, nested: bool = False, seed: int = 0) -> tuple[Parts, Wei
         parts |= {f"weight.{name}": torch.from_numpy(array) for name, array in tensors.items()}
     text = torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8)
     parts["weight"] = pairs(code.reshape(-1, 2)[:, ::-1])  # the first in the upper bits; [N · K / 2, 1]
-    parts["weight.quant_state.bitsandbytes__nf4"] = text
-    return parts, (NF4[code].reshape(-1, block) * scale_M[:, None]).reshape(n, k)
+    parts[f"weight.quant_state.bitsandbytes__{kind}"] = text
+    return parts, (table[code].reshape(-1, block) * scale_M[:, None]).reshape(n, k)
 
 
 def bnb_int8(n: int, k: int, seed: int = 0) -> tuple[Parts, Weight]:
@@ -210,6 +214,8 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], tuple[Parts, Weight]
         {"quant_method": "gptq", "bits": 3, "desc_act": True},
         lambda n, k: gptq_in_act_order(n, k, 3),
     ),
+    "auto-round": ({"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4}, gptq),
+    "auto-round, awq": ({"quant_method": "auto-round", "packing_format": "auto_round:auto_awq"}, awq),
     "gptq_v2": (
         {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
         lambda n, k: gptq(n, k, less=0),
@@ -260,6 +266,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], tuple[Parts, Weight]
     ),
     "nf4": (BNB, nf4),
     "nf4, nested scales": (BNB | {"bnb_4bit_use_double_quant": True}, lambda n, k: nf4(n, k, nested=True)),
+    "fp4": (BNB | {"bnb_4bit_quant_type": "fp4"}, lambda n, k: nf4(n, k, kind="fp4")),
     "int8 of bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_int8),
 }
 

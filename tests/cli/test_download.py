@@ -352,6 +352,13 @@ def test_unsupported_architecture_is_refused_before_its_weights_are_downloaded(h
     assert hub.asked("model.safetensors") == []
 
 
+def test_unsupported_format_of_modelopt_is_refused_before_weights(hub, capsys):
+    described = {"quantization": {"quant_algo": "NVFP4_AWQ"}}
+    hub.models[NAME.repository].files["hf_quant_config.json"] = json.dumps(described).encode()
+    assert "ModelOpt's quant_algo 'NVFP4_AWQ' is not one of" in refusal(capsys, "inspect", str(NAME))
+    assert hub.asked("model.safetensors") == []
+
+
 def test_hash_that_is_none_names_no_file_in_the_cache(hub, monkeypatch, tmp_path):
     monkeypatch.setattr("tests.hub_mirror.sha256", lambda content: "../../../outside")
     with pytest.raises(DownloadError, match="an invalid hash of some-org/some-model"):

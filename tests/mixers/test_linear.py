@@ -75,9 +75,9 @@ def in_float8(n_out: int, n_in: int, groups: int = 2, of_scales: torch.dtype = t
     return float8(code_NK.view(torch.float8_e4m3fn), (random(n_out, groups).abs() / 256).to(of_scales))
 
 
-def in_nf4(n_out: int, n_in: int, groups: int = 2) -> Quantised:
+def in_nf4(n_out: int, n_in: int, groups: int = 2, table: tuple[float, ...] = kernels.NF4) -> Quantised:
     plain = quantised(n_out, n_in, 4, groups)
-    return replace(plain, zero_NX=plain.zero_NX[:, :1] * 0, scale_NX=plain.scale_NX.float(), table=kernels.NF4)
+    return replace(plain, zero_NX=plain.zero_NX[:, :1] * 0, scale_NX=plain.scale_NX.float(), table=table)
 
 
 def unpacked(weight: Quantised) -> torch.Tensor:
@@ -259,6 +259,7 @@ FLOATS = {
     "a scale an output, odd outputs": lambda: in_float8(37, 72, 1),
     "scales of 16 bits": lambda: in_float8(70, 256, 2, torch.bfloat16),
     "nf4": lambda: in_nf4(130, 512, 8),
+    "fp4": lambda: in_nf4(130, 512, 8, kernels.FP4),
 }
 
 

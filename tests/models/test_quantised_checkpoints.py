@@ -273,7 +273,11 @@ def float8_of_one_scale(n: int, k: int) -> tuple[Parts, Weight]:
             with_part("weight_scale", torch.full((N, 2), 255, dtype=torch.uint8), mxfp8),
             "scale is NaN",
         ),
-        ("nf4", with_part("weight.quant_map", torch.zeros(16), nf4), "quant_map has other numbers than nf4; take the"),
+        (
+            "nf4",
+            with_part("weight.quant_map", torch.zeros(16), nf4),
+            "quant_map has other numbers than nf4 and fp4; take",
+        ),
         ("nf4", with_part("weight.absmax", torch.zeros(3), nf4), r"absmax has shape \[3\], must be \[64\]"),
         (
             "int8 of bitsandbytes",
@@ -322,7 +326,10 @@ REFUSED = {
         {"quant_method": "quark"},
         "'quark' are not one of awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8",
     ),
-    "fp4 of bitsandbytes": (BNB | {"bnb_4bit_quant_type": "fp4"}, "'bnb_4bit_quant_type' is 'fp4', only 'nf4'"),
+    "packing of auto-round": (
+        {"quant_method": "auto-round", "packing_format": "auto_round:gptq"},
+        "'packing_format' is 'auto_round:gptq', must be one of auto_round:auto_gptq, auto_round:auto_awq",
+    ),
     "awq of modelopt": (modelopt("NVFP4_AWQ"), "quant_algo 'NVFP4_AWQ' is not one of FP8.*; take .* NVFP4 or FP8"),
     "one module of modelopt": (
         modelopt("MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "W4A16_AWQ"}}),

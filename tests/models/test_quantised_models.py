@@ -42,7 +42,7 @@ def test_a_quantised_checkpoint_has_the_logits_of_its_values(
     assert torch.equal(logits(quantised), logits(plain))
 
 
-@pytest.mark.parametrize("case", ["fp8, blocks", "nf4"])
+@pytest.mark.parametrize("case", ["fp8, blocks", "nf4", "fp4"])
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_moe"])
 def test_checkpoint_of_floats_gives_the_bits_of_its_values(
     name: str, case: str, checkpoint: Callable[[str], Path], tmp_path: Path

@@ -1,12 +1,12 @@
-"""Weights in float8 (e4m3) and nf4 in panels: tiles that unpack them in registers, and blocks that many rows share.
+"""Weights in float8 (e4m3), nf4 and fp4 in panels: tiles that unpack them in registers, and blocks that many rows share.
 
 The bits of a float8 number, moved to those of a float16, are that number over 256, exactly; scales in panels are 256
-times the weight's. NaN has no such bits: readers of checkpoints refuse it. A code of nf4 stands for one of 16 numbers,
-which are looked up. A weight is its number times its scale, rounded to float32, and to bfloat16 after that for the
+times the weight's. NaN has no such bits: readers of checkpoints refuse it. A code of nf4 or fp4 stands for one of 16
+numbers, which are looked up. A weight is its number times its scale, rounded to float32, and to bfloat16 after that for the
 processor's dot product.
 
-A weight in panels is three values: two codes of an output, for two successive inputs, in an int16 (float8) or a uint8
-(nf4); scales of groups of inputs, float32, 64 of a panel for each group; the number of groups. For a panel, its rows
+A weight in panels is three values: two codes of an output, for two successive inputs, in an int16 (float8), a uint8 (nf4)
+or an int8 (fp4); scales of groups of inputs, float32, 64 of a panel for each group; the number of groups. For a panel, its rows
 and sums see `tile.py`.
 """
 
@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import types
 from numba.core.extending import overload
 
-from headwater.kernels import NF4
+from headwater.kernels import FP4, NF4
 from headwater.kernels.compiling import lean_part
 from headwater.kernels.instructions import (
     BYTES,
@@ -91,46 +91,49 @@ class Float8Dot(Dot):
         return [called(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, upper, lower)]
 
 
-def _pair(builder: ir.IRBuilder, pointer: ir.Value) -> list[ir.Value]:
-    """Return the numbers of nf4 of 16 outputs for two inputs, float32."""
+def _pair(builder: ir.IRBuilder, pointer: ir.Value, table: tuple[float, ...]) -> list[ir.Value]:
+    """Return the numbers of 16 outputs for two inputs, float32."""
     codes = builder.zext(builder.load(pointer, align=1), INTS)
     halves = builder.and_(codes, int_constant(15)), builder.lshr(codes, int_constant(4))
-    return [_of_nf4(builder, half) for half in halves]
+    return [_looked_up(builder, half, table) for half in halves]
 
 
-def _of_nf4(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
+def _looked_up(builder: ir.IRBuilder, codes: ir.Value, table: tuple[float, ...]) -> ir.Value:
     """Return the numbers that 16 codes stand for."""
-    table = ir.Constant(FLOATS, list(NF4))
     if WIDE:
-        return called(builder, "llvm.x86.avx512.permvar.sf.512", FLOATS, table, codes)
-    found = ir.Constant(FLOATS, [NF4[0]] * LANES)
-    for code, number in enumerate(NF4[1:], 1):
+        return called(builder, "llvm.x86.avx512.permvar.sf.512", FLOATS, ir.Constant(FLOATS, list(table)), codes)
+    found = ir.Constant(FLOATS, [table[0]] * LANES)
+    for code, number in enumerate(table[1:], 1):
         chosen = builder.icmp_signed("==", codes, int_constant(code))
         found = builder.select(chosen, ir.Constant(FLOATS, [number] * LANES), found)
     return found
 
 
-class Nf4(Float8):
-    """Weights in nf4, inputs in float32; two inputs a step."""
+def _of_table(table: tuple[float, ...]) -> tuple[Any, Any]:
+    """Return weights whose codes stand for 16 numbers: with inputs in float32, and in pairs of bfloat16."""
 
-    unit = BYTES
-    weights = staticmethod(_pair)
+    class Numbers(Float8):
+        unit = BYTES
+        weights = staticmethod(lambda builder, pointer: _pair(builder, pointer, table))
 
+    class NumbersDot(Float8Dot):
+        unit = BYTES
 
-class Nf4Dot(Float8Dot):
-    """Weights in nf4, inputs in bfloat16, two inputs a step: AVX512-BF16's dot product."""
+        @staticmethod
+        def weights(builder: ir.IRBuilder, pointer: ir.Value) -> list[ir.Value]:
+            lanes = [lane + LANES * half for lane in range(LANES) for half in range(2)]
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), lanes)
+            return [builder.shuffle_vector(*_pair(builder, pointer, table), mask)]
 
-    unit = BYTES
-
-    @staticmethod
-    def weights(builder: ir.IRBuilder, pointer: ir.Value) -> list[ir.Value]:
-        lanes = [lane + LANES * half for lane in range(LANES) for half in range(2)]
-        mask = ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), lanes)
-        return [builder.shuffle_vector(*_pair(builder, pointer), mask)]
+    return Numbers, NumbersDot
 
 
 # of weights in panels, by the type of their codes: with inputs in float32, and in pairs of bfloat16
-KINDS: dict[Any, tuple[Any, Any]] = {types.int16: (Float8, Float8Dot), types.uint8: (Nf4, Nf4Dot)}
+KINDS: dict[Any, tuple[Any, Any]] = {
+    types.int16: (Float8, Float8Dot),
+    types.uint8: _of_table(NF4),
+    types.int8: _of_table(FP4),
+}
 
 
 def tile_of(rows: int) -> Any:

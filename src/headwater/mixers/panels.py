@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwater import machine
-from headwater.kernels import NF4, amx
+from headwater.kernels import FP4, NF4, amx
 from headwater.kernels.compiling import threads_in_use
 from headwater.kernels.float8 import BIAS
 from headwater.kernels.integer_tile import NIBBLES
@@ -47,6 +47,7 @@ from headwater.mixers.weight_memory import Slabs, kept
 ARRAYS = ("code_NK", "scale_NX", "zero_NX", "minimum_NX", "outer_scale_NS", "outer_minimum_NS")
 OUTER = ("outer_scale_NS", "outer_minimum_NS")
 SCALES = {torch.int8: torch.float16, torch.float8_e4m3fn: torch.float16}  # of Q6_K and NVFP4, as kernels read them
+FLOAT_TABLES: dict[Any, torch.dtype] = {NF4: torch.uint8, FP4: torch.int8}  # and what tells kernels which it is
 ACTIVATIONS = {"none": LINEAR, "swish": SILU, "sigmoid": SIGMOID}
 # how rows of pairs of bfloat16 are looked up, by the dtype of the result
 LOOKUPS = {
@@ -170,7 +171,7 @@ def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
       if it has one (AVX512-BF16);
     * bfloat16 otherwise: widened as it is read, or for more than 6 rows on 256-bit registers a block at a time;
     * float16: widened a block at a time;
-    * float8 and nf4: unpacked in registers for up to 6 rows, a block at a time for more; to bfloat16 for the dot
+    * float8, nf4 and fp4: unpacked in registers for up to 6 rows, a block at a time for more; to bfloat16 for the dot
       product with rows in bfloat16, as above, else to float32 (`kernels/float8.py`);
     * integers, and codes of a table: with rows rounded to int8 (`kernels/integers.py`).
 
@@ -200,18 +201,22 @@ def _has_dot(dtype: torch.dtype) -> bool:
 
 
 def _held_float(weight: Quantised, dtype: torch.dtype) -> Held:
-    """Hold float8 numbers, or codes of nf4; their kernels know no other table of floats. Raises ValueError for one."""
+    """Hold float8 numbers, or codes of nf4 or fp4. Raises ValueError for another table of floats."""
     n_groups, width, bias = weight.scale_NX.shape[1], weight.shape[1] // 2, 1 if weight.table else BIAS
-    if weight.table not in (None, NF4):
-        raise ValueError(f"codes stand for the floats {weight.table}, must be those of nf4")
+    if weight.table is not None and weight.table not in FLOAT_TABLES:
+        raise ValueError(f"codes stand for the floats {weight.table}, must be those of nf4 or fp4")
     code_NK = weight.code_NK.contiguous()
-    codes = _in_panels(code_NK[:, 0::2] | code_NK[:, 1::2] << 4 if weight.table else code_NK.view(torch.int16))
+    if weight.table is None:
+        codes = _in_panels(code_NK.view(torch.int16))
+    else:
+        codes = _in_panels(code_NK[:, 0::2] | code_NK[:, 1::2] << 4).view(FLOAT_TABLES[weight.table])
     scales = _in_panels(weight.scales()[0] * bias)
     none = weight.rows(torch.empty(0, dtype=torch.int64))  # copies, so that no code is kept in addition to the panels
 
     def rows(index_R: Tensor) -> Tensor:
         code_RK = _rows(codes, width, 1, index_R)
         if none.table:
+            code_RK = code_RK.view(torch.uint8)
             code_RK = torch.stack((code_RK & 15, code_RK >> 4), 2).flatten(1)
         scale_RX, zero_RX = _rows(scales, n_groups, 1, index_R) / bias, none.zero_NX.new_zeros(len(index_R), 1)
         return replace(none, code_NK=code_RK.view(none.code_NK.dtype), scale_NX=scale_RX, zero_NX=zero_RX).values()

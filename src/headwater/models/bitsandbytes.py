@@ -1,4 +1,4 @@
-"""Weights that bitsandbytes has quantised: nf4, and the int8 of LLM.int8().
+"""Weights that bitsandbytes has quantised: nf4, fp4, and the int8 of LLM.int8().
 
 N outputs, K inputs, X blocks of a row, M blocks of the weight.
 """
@@ -11,11 +11,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from headwater.kernels import NF4
+from headwater.kernels import FP4, NF4
 from headwater.mixers.quantised import Quantised
 from headwater.models.packing import BYTE, check_shape, signed, zeros
 
-ABSMAX, MAP, STATE = "weight.absmax", "weight.quant_map", "weight.quant_state.bitsandbytes__nf4"
+ABSMAX, MAP = "weight.absmax", "weight.quant_map"
+STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 NESTED_ABSMAX, NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
 ROW_SCALE, LAYOUT = "SCB", "weight_format"
 INSTEAD = "take the model in 16 bits, with --weights int4"
@@ -23,9 +24,9 @@ LARGEST = 127  # code of the largest weight of a row
 
 
 class BitsAndBytes:
-    """nf4 (Dettmers et al., 2023): codes of 16 floats, with scales of blocks; or int8 with a scale for each output.
+    """nf4 (Dettmers et al., 2023) and fp4: codes of 16 floats, scales of blocks; or int8 with a scale for each output.
 
-    Tensors of an nf4 module: `weight`, bytes of two codes, the first in the upper bits, of the flattened weight;
+    Tensors of a module of 4 bits: `weight`, bytes of two codes, the first in the upper bits, of the flattened weight;
     `weight.absmax`, the scale of each block; `weight.quant_map`, the 16 floats; `weight.quant_state…`, JSON with
     `blocksize`. Nested scales are bytes: `nested_quant_map` of the byte times `nested_absmax` of
     `nested_blocksize` blocks, plus `nested_offset`.
@@ -34,22 +35,22 @@ class BitsAndBytes:
     """
 
     marks = (ABSMAX, ROW_SCALE)
-    parts = ("weight", ABSMAX, MAP, NESTED_ABSMAX, NESTED_MAP, STATE, ROW_SCALE, LAYOUT)
+    parts = ("weight", ABSMAX, MAP, NESTED_ABSMAX, NESTED_MAP, *STATES, ROW_SCALE, LAYOUT)
 
     def read(self, parts: Mapping[str, Tensor], n_out: int, n_in: int) -> Quantised:
         if ROW_SCALE in parts:
             return _int8(parts, n_out, n_in)
-        state = json.loads(bytes(parts[STATE].tolist()))
-        block = state["blocksize"]
+        state = json.loads(bytes(parts[next((name for name in STATES if name in parts), STATES[0])].tolist()))
+        kind, block, table = state["quant_type"], state["blocksize"], tuple(parts[MAP].tolist())
         if n_in % block:
-            raise ValueError(f"nf4 has blocks of {block} weights, which cross rows of {n_in}; {INSTEAD}")
-        if tuple(parts[MAP].tolist()) != NF4:
-            raise ValueError(f"{MAP} has other numbers than nf4; {INSTEAD}")
+            raise ValueError(f"{kind} has blocks of {block} weights, which cross rows of {n_in}; {INSTEAD}")
+        if table not in (NF4, FP4):
+            raise ValueError(f"{MAP} has other numbers than nf4 and fp4; {INSTEAD}")
         byte = parts["weight"].contiguous().view(torch.uint8).flatten()
         check_shape("weight", byte, n_out * n_in // 2)
         code_NK = torch.stack([byte >> 4, byte & 15], 1).view(n_out, n_in)
         scale_M = check_shape(ABSMAX, _scales(parts, state), n_out * n_in // block)
-        return Quantised(code_NK, 4, scale_M.view(n_out, -1), zeros(n_out, 0), table=NF4)
+        return Quantised(code_NK, 4, scale_M.view(n_out, -1), zeros(n_out, 0), table=table)
 
 
 def _scales(parts: Mapping[str, Tensor], state: Mapping[str, float]) -> Tensor:

@@ -16,10 +16,11 @@ from headwater.spec import FLOAT8, Packed
 GPTQ_BITS = (2, 3, 4, 8)
 GPTQ_FORMATS = ("gptq", "gptq_v2")
 PACKED, INTEGER, FLOAT, NAIVE = "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"
-NVFP4, MXFP4, MXFP8, NF4 = "nvfp4", "mxfp4", "mxfp8", "nf4"
+NVFP4, MXFP4, MXFP8, NF4, FP4 = "nvfp4", "mxfp4", "mxfp8", "nf4", "fp4"
 COMPRESSED_FORMATS = (FLOAT, INTEGER, NAIVE, PACKED, "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized")
 # bytes of a weight: codes, and scales in float16 for 16 inputs, bfloat16 or float32 for 32, float32 for 64 or a row
-ELEMENT_BYTES = {NVFP4: 0.5 + 2 / 16, MXFP4: 0.5 + 2 / 32, NF4: 0.5 + 4 / 64, MXFP8: 1 + 4 / 32, FLOAT8: 1, "int8": 1}
+ELEMENT_BYTES = {NVFP4: 0.5 + 2 / 16, MXFP4: 0.5 + 2 / 32, NF4: 0.5 + 4 / 64, FP4: 0.5 + 4 / 64}
+ELEMENT_BYTES |= {MXFP8: 1 + 4 / 32, FLOAT8: 1, "int8": 1}
 MODELOPT = {  # algorithms of ModelOpt, and how weights are held; those that differ in activations only are alike
     "FP8": FLOAT8,
     "FP8_PER_CHANNEL_PER_TOKEN": FLOAT8,
@@ -30,7 +31,7 @@ MODELOPT = {  # algorithms of ModelOpt, and how weights are held; those that dif
     "W4A8_NVFP4_FP8": NVFP4,
     "W4A8_MXFP4_FP8": MXFP4,
 }
-MIXED = "MIXED_PRECISION"
+PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}  # of AutoRound, and whose tensors they have
 KEYS = ("quantization_config", "compression_config")  # the second: of older checkpoints of compressed-tensors
 
 
@@ -40,6 +41,13 @@ def quantisation(config: dict[str, Any]) -> dict[str, Any] | None:
     described = next((part[key] for part in parts for key in KEYS if part.get(key)), None)
     if described is not None and not isinstance(described, dict):
         raise CheckpointError(f"config.json: key {KEYS[0]!r} is {described!r}, must be an object")
+    if described and described.get("quant_method") == "auto-round":
+        packing = described.get("packing_format", "auto_round:auto_gptq")
+        if packing not in PACKINGS:
+            raise CheckpointError(
+                f"config.json: key 'packing_format' is {packing!r}, must be one of {', '.join(PACKINGS)}"
+            )
+        return described | {"quant_method": PACKINGS[packing]}
     return described
 
 
@@ -94,7 +102,7 @@ def _form(keys: ConfigKeys) -> str | None:
         of_floats = [f"{w.get('num_bits')}, {w.get('group_size')}" for w in weights if w.get("type") == "float"]
         return {"4, 16": NVFP4, "4, 32": MXFP4, "8, 32": MXFP8}.get(of_floats[0]) if of_floats else None
     if method == "bitsandbytes":
-        return "int8" if keys.flag("load_in_8bit", False) else NF4
+        return "int8" if keys.flag("load_in_8bit", False) else str(keys.optional("bnb_4bit_quant_type") or FP4)
     return MXFP4 if method == MXFP4 else None
 
 
@@ -132,15 +140,6 @@ def _check_modelopt(keys: ConfigKeys) -> None:
                 f"config.json: ModelOpt's quant_algo {algorithm!r} is not one of {', '.join(MODELOPT)}; take a "
                 f"checkpoint of NVFP4 or FP8"
             )
-
-
-def _check_bitsandbytes(keys: ConfigKeys) -> None:
-    kind = "int8" if keys.flag("load_in_8bit", False) else keys.optional("bnb_4bit_quant_type") or "fp4"
-    if kind not in ("int8", NF4):
-        raise CheckpointError(
-            f"config.json: key 'bnb_4bit_quant_type' is {kind!r}, only 'nf4' is read; take that, or the model in 16 "
-            f"bits with --weights int4"
-        )
 
 
 def _check_compressed(keys: ConfigKeys) -> None:
@@ -189,7 +188,7 @@ def block_of(keys: ConfigKeys, key: str) -> tuple[int, int] | None:
 
 METHODS: dict[str, Callable[[ConfigKeys], None]] = {
     "awq": _check_awq,
-    "bitsandbytes": _check_bitsandbytes,
+    "bitsandbytes": lambda keys: None,
     "compressed-tensors": _check_compressed,
     "fbgemm_fp8": lambda keys: None,
     "fp8": _check_fp8,
