@@ -276,7 +276,7 @@ def float8_of_one_scale(n: int, k: int) -> tuple[Parts, Weight]:
         (
             "nf4",
             with_part("weight.quant_map", torch.zeros(16), nf4),
-            "quant_map has other numbers than nf4 and fp4; take",
+            "has other numbers than nf4 and fp4; take",
         ),
         ("nf4", with_part("weight.absmax", torch.zeros(3), nf4), r"absmax has shape \[3\], must be \[64\]"),
         (

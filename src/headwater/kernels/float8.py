@@ -1,13 +1,13 @@
-"""Weights in float8 (e4m3), nf4 and fp4 in panels: tiles that unpack them in registers, and blocks that many rows share.
+"""Weights in float8 (e4m3), nf4 and fp4 in panels: tiles that unpack them in registers, blocks that many rows share.
 
 The bits of a float8 number, moved to those of a float16, are that number over 256, exactly; scales in panels are 256
 times the weight's. NaN has no such bits: readers of checkpoints refuse it. A code of nf4 or fp4 stands for one of 16
-numbers, which are looked up. A weight is its number times its scale, rounded to float32, and to bfloat16 after that for the
-processor's dot product.
+numbers, which are looked up. A weight is its number times its scale, rounded to float32, and to bfloat16 after that for
+the processor's dot product.
 
-A weight in panels is three values: two codes of an output, for two successive inputs, in an int16 (float8), a uint8 (nf4)
-or an int8 (fp4); scales of groups of inputs, float32, 64 of a panel for each group; the number of groups. For a panel, its rows
-and sums see `tile.py`.
+A weight in panels is three values: two codes of an output, for two successive inputs, in an int16 (float8), a uint8
+(nf4) or an int8 (fp4); scales of groups of inputs, float32, 64 of a panel for each group; the number of groups. For a
+panel, its rows and sums see `tile.py`.
 """
 
 from __future__ import annotations
