@@ -355,7 +355,7 @@ def test_unsupported_architecture_is_refused_before_its_weights_are_downloaded(h
 def test_unsupported_format_of_modelopt_is_refused_before_weights(hub, capsys):
     described = {"quantization": {"quant_algo": "NVFP4_AWQ"}}
     hub.models[NAME.repository].files["hf_quant_config.json"] = json.dumps(described).encode()
-    assert "ModelOpt's quant_algo 'NVFP4_AWQ' is not one of" in refusal(capsys, "inspect", str(NAME))
+    assert "ModelOpt's quant_algo 'NVFP4_AWQ' is not read" in refusal(capsys, "inspect", str(NAME))
     assert hub.asked("model.safetensors") == []
 
 

@@ -330,10 +330,10 @@ REFUSED = {
         {"quant_method": "auto-round", "packing_format": "auto_round:gptq"},
         "'packing_format' is 'auto_round:gptq', must be one of auto_round:auto_gptq, auto_round:auto_awq",
     ),
-    "awq of modelopt": (modelopt("NVFP4_AWQ"), "quant_algo 'NVFP4_AWQ' is not one of FP8.*; take .* NVFP4 or FP8"),
+    "awq of modelopt": (modelopt("NVFP4_AWQ"), "quant_algo 'NVFP4_AWQ' is not read; take .* NVFP4 or FP8"),
     "one module of modelopt": (
         modelopt("MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "W4A16_AWQ"}}),
-        "quant_algo 'W4A16_AWQ' is not one of",
+        "quant_algo 'W4A16_AWQ' is not read",
     ),
     "no method": ({"bits": 4}, "None are not one of"),
     "5 bits": ({"quant_method": "gptq", "bits": 5}, "'bits' is 5"),
