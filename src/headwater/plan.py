@@ -167,6 +167,7 @@ class Held:
     table: Sequence[int]  # of its KV, in order
     state: Sequence[int]  # of the checkpoint at its end
     after: int  # position of the previous checkpoint of the prefix, or 0
+    tails: Sequence[Tail] = ()  # after its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,7 @@ class Tail:
     kv: Sequence[int]  # the page with their KV in its first rows; none for models without attention
     rows: Sequence[int]  # pages with the last hidden row, then the inputs of the recurrences and windows, by token
     has_hidden: bool = False  # the hidden row after `end`, from which the next token is sampled, is there, or written
+    ids: bytes = field(default=b"", repr=False)  # its token ids, while it is held for a copy
 
 
 @dataclass(frozen=True, slots=True)

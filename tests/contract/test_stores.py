@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ from headwater.tiers.names import (
     RUN,
     SEGMENT,
     STATE,
+    TAIL,
     Names,
     entries_name,
     fingerprint_name,
+    is_name,
     read_key,
     run_name,
     runs_of,
@@ -422,6 +425,9 @@ def test_names_differ_by_key_fingerprint_namespace_and_every_unit_before_their_e
     assert NAMES.digests("n", key + b"more")[:4] == first
     segments = [names.segment(key) for names in (NAMES, Names(bytes(32), "fingerprint", 4), Names(KEY, "other", 4))]
     assert len({*segments, NAMES.segment(key + b"more"), state_name(first, 3)}) == 5
+    tails = [NAMES.tail(first[at], ids, hidden) for at, ids, hidden in product((1, 2), (b"1", b"11"), (False, True))]
+    assert len({*tails, NAMES.tail(others[2][1], b"1", False)}) == 9
+    assert all(map(is_name, tails))
 
 
 def test_key_is_made_once_and_readable_only_by_its_user(tmp_path: Path) -> None:

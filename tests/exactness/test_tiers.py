@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 
 from headwater.account import TierOutcome
 from headwater.config import ServeConfig
+from headwater.schedule.sequence import key_of
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.fingerprint import Fingerprint
+from headwater.tiers.part import Sealer
 from headwater.tiers.store import Store
 from tests.covering import cells
 from tests.exactness.formats import FORMATS
@@ -83,15 +86,14 @@ def test_a_restarted_server_resumes_from_disk(load, same_bits_as_without_a_cache
         turn = rig.ask([*first.everything, *words(40, "turn")])
     assert first.account.cached_tokens == 0
     assert again.account.tier_outcome == TierOutcome.LOADED
-    assert again.account.loaded_tokens == again.account.cached_tokens == (PROMPT - 1) // 64 * 64
-    assert turn.account.cached_tokens >= again.account.cached_tokens
+    assert again.account.loaded_tokens == again.account.cached_tokens == PROMPT
+    assert turn.account.cached_tokens == len(first.everything)
     assert all(same_bits_as_without_a_cache(make, [first, again, turn]))
 
 
 def test_loaded_prefix_changes_no_bit(load, tmp_path):
     make = Make(*load("qwen3_5", "float32", 2))
-    prompt, key = words(PROMPT, "tier"), None
-    contents = []
+    prompt, contents = words(PROMPT, "tier"), []
     for _ in range(2):
         with server(make, disk(tmp_path)) as rig:
             answer = rig.ask(prompt)
@@ -99,18 +101,18 @@ def test_loaded_prefix_changes_no_bit(load, tmp_path):
             cache, pages = rig.engine.scheduler.cache, rig.engine.runner.arena.pages
             with rig.engine.changed:
                 at = (PROMPT - 1) // 64 * 64
-                key = next(key for _, key, end in cache.checkpoints() if end == at)
-                held = cache.hold(10**9, "", key, at)
-                contents.append(pages[[*held.table, *held.state]].clone())
+                held = cache.hold(10**9, "", key_of(prompt), at)
+                (tail,) = held.tails
+                contents.append(pages[[*held.table, *held.state, *tail.kv, *tail.rows]].clone())
                 cache.release(10**9)
     assert answer.account.loaded_tokens
     assert contents[0].equal(contents[1])
     assert contents[0].any()
 
 
-@pytest.mark.parametrize("kind", ["s", "k"])
+@pytest.mark.parametrize("kind", ["s", "k", "t"])
 def test_a_part_that_is_missing_is_a_shallower_hit_or_a_miss(load, same_bits_as_without_a_cache, tmp_path, kind):
-    """Each part of two states is dropped in turn."""
+    """Each part of two states and their tails is dropped in turn."""
     make = Make(*load("qwen3_5", "float32", 2))
     with server(make, disk(tmp_path)) as rig:
         rig.ask(words(PROMPT, "tier")[:700])
@@ -126,7 +128,9 @@ def test_a_part_that_is_missing_is_a_shallower_hit_or_a_miss(load, same_bits_as_
         assert same_bits_as_without_a_cache(make, [again]) == [True]
         file.write_bytes(content)
     assert len(cached) > 1
-    assert max(cached) <= (PROMPT - 1) // 64 * 64
+    assert max(cached) <= PROMPT
+    if kind == "t":
+        assert cached == {(PROMPT - 1) // 64 * 64, PROMPT}
 
 
 PLACES = (0, 5, 30, 60, 100, 200, -40, -1)
@@ -166,13 +170,13 @@ def test_parts_that_are_exchanged_are_found(load, same_bits_as_without_a_cache, 
     assert all(same_bits_as_without_a_cache(make, again))
 
 
-def test_only_the_state_is_read_if_its_kv_is_in_memory(load, same_bits_as_without_a_cache, tmp_path):
+def test_only_state_and_tail_are_read_if_their_kv_is_in_memory(load, same_bits_as_without_a_cache, tmp_path):
     make = Make(*load("qwen3_5", "float32", 2))
     prompt = words(PROMPT, "tier")
     with server(make, disk(tmp_path)) as rig:
         rig.ask(prompt)
-        copied(rig)
         rig.settle()
+        copied(rig)
         cache, read = rig.engine.scheduler.cache, rig.engine.scheduler.tiers.tiers[0].counts
         with rig.engine.changed:
             for node in list(cache.index):
@@ -180,8 +184,8 @@ def test_only_the_state_is_read_if_its_kv_is_in_memory(load, same_bits_as_withou
                     cache.tails.drop(node)
                     cache.pool.states.give(cache.index.drop(node))
         again = rig.ask(prompt)
-        assert read["read"] == 1
-    assert again.account.loaded_tokens == again.account.cached_tokens == (PROMPT - 1) // 64 * 64
+        assert read["read"] == 2
+    assert again.account.loaded_tokens == again.account.cached_tokens == PROMPT
     assert same_bits_as_without_a_cache(make, [again]) == [True]
 
 
@@ -196,8 +200,61 @@ def test_run_partly_in_memory_is_read_whole_and_checked(load, same_bits_as_witho
         again = rig.ask(first.prompt)
         assert tiers.tiers[0].counts["corrupt"] == 0
     assert part.account.loaded_tokens == 0
-    assert again.account.loaded_tokens == (PROMPT - 1) // 64 * 64 - 640
+    assert again.account.loaded_tokens == PROMPT - 700
     assert same_bits_as_without_a_cache(make, [again]) == [True]
+
+
+@pytest.mark.parametrize("at", cells(PLACES, lambda at: at in (5, 200)))
+def test_damaged_tail_is_computed_again_and_stored_again(load, same_bits_as_without_a_cache, tmp_path, at):
+    make = Make(*load("qwen3_5", "float32", 2))
+    first = stored_prompt(make, tmp_path)
+    for file in files_of(tmp_path, "t"):
+        content = bytearray(file.read_bytes())
+        content[at] ^= 0x40
+        file.write_bytes(content)
+    with server(make, disk(tmp_path)) as rig:
+        again = rig.ask(first.prompt)
+        assert rig.engine.scheduler.tiers.tiers[0].counts["corrupt"] >= 1
+    assert (again.account.tier_outcome, again.account.cached_tokens) == (TierOutcome.LOADED, (PROMPT - 1) // 64 * 64)
+    with server(make, disk(tmp_path)) as rig:
+        third = rig.ask(first.prompt)
+    assert third.account.cached_tokens == PROMPT
+    assert all(same_bits_as_without_a_cache(make, [again, third]))
+
+
+def test_evicted_tail_is_read_again_without_its_prefix(load, same_bits_as_without_a_cache, tmp_path):
+    make = Make(*load("qwen3_5", "float32", 2))
+    prompt = words(PROMPT, "tier")
+    with server(make, disk(tmp_path)) as rig:
+        rig.ask(prompt)
+        rig.settle()
+        copied(rig)
+        cache, read = rig.engine.scheduler.cache, rig.engine.scheduler.tiers.tiers[0].counts
+        with rig.engine.changed:
+            for tail in list(cache.tails):
+                cache.tails.evict(tail)
+        again = rig.ask(prompt)
+        assert read["read"] == 1
+    assert (again.account.loaded_tokens, again.account.cached_tokens) == (PROMPT - (PROMPT - 1) // 64 * 64, PROMPT)
+    assert same_bits_as_without_a_cache(make, [again]) == [True]
+
+
+def test_rows_of_another_tail_under_a_valid_seal_change_bits(load, same_bits_as_without_a_cache, tmp_path):
+    """The control of these tests: a part whose digest is right, with the content of another prompt's tail."""
+    make = Make(*load("qwen3_5", "float32", 2))
+    with server(make, disk(tmp_path)) as rig:
+        prompts = [rig.ask(words(PROMPT, i), 1).prompt for i in range(2)]
+    sealer, parts = Sealer(KEY), {}
+    for file in files_of(tmp_path, "t"):
+        part = sealer.unseal(file.name, file.read_bytes())
+        if bytes(part.key) in map(key_of, prompts):
+            parts[file] = part
+    (one, part), (_, other) = parts.items()
+    one.write_bytes(b"".join(sealer.seal(one.name, replace(part, payload=other.payload))))
+    with server(make, disk(tmp_path)) as rig:
+        again = [rig.ask(prompt) for prompt in prompts]
+    assert [answer.account.cached_tokens for answer in again] == [PROMPT, PROMPT]
+    assert sorted(same_bits_as_without_a_cache(make, again)) == [False, True]
 
 
 def test_loads_continue_among_other_requests_and_in_short_memory(load, same_bits_as_without_a_cache, tmp_path):

@@ -7,7 +7,7 @@ from itertools import chain
 
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
-from headwater.cache.node import Node
+from headwater.cache.node import Node, StoredTail
 from headwater.cache.pool import Pool
 from headwater.cache.segments.store import SegmentStore
 from headwater.cache.tails import Tails
@@ -24,7 +24,9 @@ def audit(
     """Raise AssertionError at the first broken invariant."""
     check_index(index)
     segments.check()
-    _check_tails(index, tails, [opened for _, opened in plans])
+    read = Counter(opened.mid_page.tail for _, opened in plans if opened.mid_page is not None)
+    read.update(tail for lease in leases for tail in lease.copied)
+    _check_tails(index, tails, read)
     nodes: list[Node] = list(index)
     kv = [*(node.pages for node in nodes), *(lease.private_pages() for lease in leases), *(s.kv for s in segments)]
     states = [*(node.checkpoint or () for node in nodes), *(lease.slot for lease in leases)]
@@ -50,16 +52,15 @@ def audit(
         _check_table(index, lease)
 
 
-def _check_tails(index: Index, tails: Tails, plans: list[OpenPlan]) -> None:
-    """Check that tails are those of nodes, in order and each once, and as often pinned as open plans read them."""
+def _check_tails(index: Index, tails: Tails, read: Counter[StoredTail | None]) -> None:
+    """Check that tails are those of nodes, in order and each once, and as often pinned as they are read."""
     stored = set(tails)
     of_nodes = [tail for node in (*index, *index.roots.values()) for tail in node.tails]
     assert len(of_nodes) == len(stored), f"{len(of_nodes)} tails of nodes, {len(stored)} in the order of use"
-    read = Counter(opened.mid_page.tail for opened in plans if opened.mid_page is not None)
     for tail in of_nodes:
         node = tail.node
         assert tail in stored, f"{tail} is not among those in the order of use"
-        assert tail.pins == read[tail], f"{tail} is pinned {tail.pins} times, and {read[tail]} open plans read it"
+        assert tail.pins == read[tail], f"{tail} is pinned {tail.pins} times, and read {read[tail]} times"
         assert tails.may_begin_at(node), f"{tail} lacks its checkpoint"
         ids = [one.ids for one in node.tails]
         assert ids == sorted(set(ids)), f"tails of {node} are not in order"

@@ -6,6 +6,7 @@ Index and pool are the cache's, and are given to each operation that changes the
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headwater.cache.index import Index
@@ -44,6 +45,7 @@ class Lease:
     slot: array[int] = field(default_factory=lambda: array("i"))
     plan: int | None = None  # id of the open plan
     continued: StoredTail | None = None  # the tail after whose last token its first leg began
+    copied: Sequence[StoredTail] = ()  # tails that are pinned while a prefix is copied
 
     @classmethod
     def begin(cls, draft: Draft, path: list[Node], unit: int, index: Index) -> Lease:
@@ -67,9 +69,9 @@ class Lease:
 
     @classmethod
     def of_path(cls, namespace: str, path: list[Node], end: int) -> Lease:
-        """Return a lease on cached nodes, the first below the root, and on the checkpoint at their end if there is one.
+        """Return a lease on cached nodes and on the checkpoint at their end, if there is one; the caller pins the last.
 
-        The caller pins its node.
+        The path begins below the root, or is the root.
         """
         lease = cls(namespace, path[-1], end, held=path[-1].checkpoint is not None)
         for part in path:

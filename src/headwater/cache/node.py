@@ -88,7 +88,7 @@ class StoredTail:
     has_hidden: bool  # it is the end of a prompt or an answer
     worth: float  # FLOPs a page that it saves
     used: int = 0  # tick of its last use; 0 once its session continued after it
-    pins: int = 0  # open plans that read it
+    pins: int = 0  # open plans and copies that read it
     hits: int = 0  # requests that resumed after some of its tokens
 
     @property

@@ -131,12 +131,14 @@ class PrefixCache:
     # ---- copying to tiers
 
     def hold(self, request: int, namespace: str, key: bytes, at: int, with_state: bool = True) -> Held | None:
-        """Pin the state at position `at` of a key, and the KV before it, until `release`; None if it is not cached.
+        """Pin the state at position `at` of a key, the KV before it and tails after it, until `release`.
 
-        with_state: False for only the KV.
+        None if the state is not cached, or if `at` is 0 and there is no tail. with_state: False for only the KV.
         """
         end = at // self.layout.unit_tokens
         path, depth = self.index.find(namespace, key, end)
+        if not end and namespace in self.index.roots:
+            path = [self.index.roots[namespace]]
         if not path or depth < end:
             return None
         if not with_state:
@@ -145,14 +147,16 @@ class PrefixCache:
             return Held(lease.table[: end * self.layout.unit_pages], (), 0)
         if self.layout.every_page:
             path[-1] = self.index.boundary(path[-1], end)
-        node = path[-1]
-        if node.end != end or (node.checkpoint is None and not self.layout.every_page):
+        node, ids = path[-1], key[end * self.layout.unit_bytes :][: self.layout.unit_bytes]
+        if node.end != end or not (self.tails.may_begin_at(node) and (end or self.tails.longest(node, ids, False))):
             return None
         lease = self.leases[request] = Lease.of_path(namespace, path, at)
         self.index.pin(node, lease.held)
+        lease.copied = self.tails.hold(node, ids)
         above = self.index.deepest_checkpoint(node.parent, end)
         after = 0 if above is None else above.end * self.layout.unit_tokens
-        return Held(lease.table, node.checkpoint or (), after)
+        tails = [self.tails.as_plan(tail, ids) for tail in lease.copied]
+        return Held(lease.table, node.checkpoint or (), after, tails)
 
     def checkpoints(self) -> list[tuple[str, bytes, int]]:
         """Return namespace, key and position of each checkpoint, or else of each prompt's end, the last used first."""
@@ -334,6 +338,10 @@ class PrefixCache:
         self.tails.abandon(opened)
         lease.abandon(opened, self.index, self.pool)
 
+    def drop_tails(self, plan: Plan) -> None:
+        """Give back the tails that an open plan was to write: they could not be read."""
+        self.tails.abandon(self._plans[plan.id][1])
+
     def _close(self, plan: Plan) -> tuple[Lease, OpenPlan]:
         if plan.id not in self._plans:
             raise PlanClosed(f"plan {plan.id} of request {plan.request} is not open")
@@ -351,6 +359,7 @@ class PrefixCache:
         if lease.plan is not None:
             raise ValueError(f"request {request} has plan {lease.plan} open")
         del self.leases[request]
+        self.tails.release(lease.copied)
         lease.release(self.index, self.pool)
 
     # ---- reporting

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from headwater.cache.index import Index
@@ -17,6 +17,8 @@ from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.node import MidPage, Node, StoredTail
 from headwater.cache.pool import Pool
 from headwater.plan import CacheLayout, Draft, Tail
+
+MAX_COPIED_TAILS = 8  # of a checkpoint whose next prompt is not known
 
 MakeRoom = Callable[[int, float, int, bool, int], bool]  # see `Evictor.make_room_for_tail`
 
@@ -75,6 +77,26 @@ class Tails:
                 return MidPage(tokens, node, whole)
         return MidPage(most, node, best) if is_long else None
 
+    def hold(self, node: Node, ids: bytes) -> Sequence[StoredTail]:
+        """Pin the tails of a node that are to be copied: the one with most of these token ids, or the last used ones.
+
+        ids: those that follow in a prompt, if it is known.
+        """
+        longest = self.longest(node, ids, is_whole=False)
+        found = [] if longest is None or longest.tail is None else [longest.tail]
+        if not ids:
+            found = sorted(node.tails, key=lambda tail: tail.used, reverse=True)[:MAX_COPIED_TAILS]
+        for tail in found:
+            self._pin(tail)
+        return found
+
+    def as_plan(self, tail: StoredTail, ids: bytes) -> Tail:
+        """Return a tail, or its beginning that these token ids share, as a copy names it."""
+        n = common_bytes(tail.ids, ids) // self.token_bytes if ids else tail.tokens
+        start, rows = tail.node.end * self._layout.unit_tokens, tail.rows[: self._layout.tail_pages[n]]
+        has_hidden = tail.has_hidden and n == tail.tokens
+        return Tail(start, start + n, tail.kv, rows, has_hidden, tail.ids[: n * self.token_bytes])
+
     def _exact(self, node: Node, ids: bytes) -> StoredTail | None:
         """Return the tail of a node that has exactly these token ids."""
         at = bisect_left(node.tails, ids, key=_ids_of)
@@ -116,9 +138,7 @@ class Tails:
         tail.used = now
         tail.hits += opened.draft.sharing.counts
         self._order.move_to_end(tail)
-        tail.pins += 1
-        if tail.pins == 1:
-            self._pinned_pages += tail.pages
+        self._pin(tail)
         if mid_page.tokens == tail.tokens:
             lease.continued = tail
 
@@ -129,10 +149,20 @@ class Tails:
         tail = opened.mid_page.tail
         if tail is None:
             self._index.unpin(opened.mid_page.node)
-            return
-        tail.pins -= 1
-        if not tail.pins:
-            self._pinned_pages -= tail.pages
+        else:
+            self.release((tail,))
+
+    def _pin(self, tail: StoredTail) -> None:
+        tail.pins += 1
+        if tail.pins == 1:
+            self._pinned_pages += tail.pages
+
+    def release(self, tails: Sequence[StoredTail]) -> None:
+        """Unpin tails."""
+        for tail in tails:
+            tail.pins -= 1
+            if not tail.pins:
+                self._pinned_pages -= tail.pages
 
     def keep(self, opened: OpenPlan, lease: Lease, now: int) -> None:
         """Store the tails that a leg wrote, except those without a checkpoint before them.
@@ -162,9 +192,10 @@ class Tails:
         return next((node for node in last.climb() if node.end == end), None)
 
     def abandon(self, opened: OpenPlan) -> None:
-        """Give back the pages of tails that a leg was to write."""
+        """Give back the pages of tails that a leg was to write; it writes none."""
         for tail in opened.tails:
             self.give(tail)
+        opened.tails = ()
 
     # ---- changes
 

@@ -15,12 +15,12 @@ from headwater.errors import ConfigError
 from headwater.table import Table
 from headwater.tiers.catalog import Catalog
 from headwater.tiers.fingerprint import Fingerprint
-from headwater.tiers.names import ENTRIES, FINGERPRINT, RUN, SEGMENT, STATE, fingerprint_name, read_key, tag_of
+from headwater.tiers.names import ENTRIES, FINGERPRINT, RUN, SEGMENT, STATE, TAIL, fingerprint_name, read_key, tag_of
 from headwater.tiers.part import CorruptPart, Sealer
 from headwater.tiers.place import EXAMPLES, TierPlace
 from headwater.tiers.store import Store
 
-KINDS = {STATE: "states", RUN: "runs of KV", SEGMENT: "segments", ENTRIES: "entries of the MTP head"}
+KINDS = {STATE: "states", RUN: "runs of KV", TAIL: "tails", SEGMENT: "segments", ENTRIES: "entries of the MTP head"}
 UNKNOWN = "unknown"  # of a fingerprint, without the tier key
 
 Place = Annotated[str, Argument(metavar="PLACE", help=f"A tier, as for `serve`: {EXAMPLES}.")]

@@ -27,6 +27,7 @@ from headwater.mixers.batch import StepBatch
 from headwater.mixers.slices import Slice
 from headwater.models.decode_graphs import filled_up_rows
 from headwater.models.mtp import MtpGraphs, MtpModule
+from headwater.plan import Tail
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.limits import MAX_REPLAYED_ROWS
 from headwater.schedule.sequence import Phase
@@ -109,7 +110,9 @@ class MtpRunner:
         dtype: torch.dtype = getattr(torch, spec.dtype_name)
         memory = LazyBytes(n_pages * spec.hidden_size * spec.element_bytes, device).tensor
         self.last_PC = memory.view(dtype).view(n_pages, spec.hidden_size)  # the hidden state of each page's last token
-        self.complete_P = np.zeros(n_pages, np.bool_)  # cached pages, all of whose entries are written
+        self.complete_P = np.zeros(n_pages, np.bool_)  # pages of the cache, all entries of whose tokens are written
+        self._complete_from: dict[int, int] = {}  # by slot: the first page of its last leg that has all entries
+        self._copies: list[tuple[Leg, Tail]] = []  # tails to whose pages entries are copied by `write`
         self.written = threading.Event()  # no entries are late
         self.written.set()
         self._late: list[tuple[AnySequence, Entries]] = []  # to be written by `write`
@@ -155,17 +158,21 @@ class MtpRunner:
 
     @torch.inference_mode()
     def write(self) -> None:
-        """Write the entries that are late, but those of sequences that have ended: their pages may be others' now.
+        """Write the entries that are late, and copy those of tails.
 
-        If that fails, the pages have none.
+        Not for sequences that have ended: their pages may be others' now. If that fails, the pages have none.
         """
-        late, self._late = self._late, []
+        late, copies, self._late, self._copies = self._late, self._copies, [], []
         try:
             self._store([entries for seq, entries in late if seq.phase is not Phase.DONE])
         except Exception:  # no request needs drafts
             log.exception("entries of the head cannot be written")
             for _, entries in late:
                 self.clear(entries.table_P[entries.write_from :].tolist())
+            self._complete_from.clear()
+        for leg, tail in copies:
+            if leg.seq.phase is not Phase.DONE:
+                self._copy_to(leg, tail)
         self.written.set()
 
     def complete(self, pages: Sequence[int]) -> bool:
@@ -228,9 +235,12 @@ class MtpRunner:
         begin, table = s.start // self.page_size, leg.plan.table
         first = max(s.write_from, begin)
         self.complete_P[list(table[first : -(-s.end // self.page_size)])] = False
-        is_known = s.start == 0 or self._waits_at(leg, s.start) or self.complete_P[table[begin - 1]]
-        if first == begin and (s.start % self.page_size or not is_known):
+        is_known = s.start == 0 or self._waits_at(leg, s.start)
+        if s.start % self.page_size:
+            is_known = is_known and self._has_entries(leg.plan.kept)
+        if first == begin and not (is_known or (s.start % self.page_size == 0 and self.complete_P[table[begin - 1]])):
             first += 1
+        self._complete_from[leg.slot] = first
         return table[first : s.end // self.page_size]
 
     def clear(self, pages: Sequence[int]) -> None:
@@ -305,10 +315,25 @@ class MtpRunner:
 
     # -- tails of the cache
 
-    def copy_entries(self, page: int, to: int) -> None:
+    def copy_entries(self, page: int, to: int, is_complete: bool = False) -> None:
         """Copy the entries of a part-filled page, those that are written, to another page."""
         self.arena.pages[to], self.last_PC[to] = self.arena.pages[page], self.last_PC[page]
-        self.complete_P[to] = False
+        self.complete_P[to] = is_complete
+
+    def copy_later(self, leg: Leg, tail: Tail) -> None:
+        """Let `write` copy the entries of a tail that a leg wrote."""
+        self._copies.append((leg, tail))
+        self.written.clear()
+
+    def _copy_to(self, leg: Leg, tail: Tail) -> None:
+        at = tail.start // self.page_size
+        own, plan = leg.plan.table[at], leg.plan
+        has_all = bool(self.complete_P[own]) or at >= self._complete_from.get(leg.slot, at + 1)
+        self.copy_entries(own, tail.kv[0], has_all if plan.start < plan.end else self._has_entries(plan.kept))
+
+    def _has_entries(self, tail: Tail | None) -> bool:
+        """Return whether all entries of the tokens of a cached tail exist."""
+        return tail is not None and bool(tail.kv) and bool(self.complete_P[tail.kv[0]])
 
     def continue_after(self, leg: Leg, hidden_C: Tensor) -> None:
         """Continue a sequence at the start of a leg, from the hidden state of the token before it."""

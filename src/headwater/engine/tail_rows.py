@@ -34,7 +34,6 @@ class TailRunner:
         self._kept: dict[int, int] = {}  # by slot: the row of the tail that its leg continues
         self._written: dict[int, list[int]] = {}  # by slot: rows of the tails that its leg writes
         self._late: list[tuple[Leg, Slice]] = []  # legs without rows, whose first tokens do not wait for their states
-        self._entries: list[tuple[Leg, int, int]] = []  # pages whose entries of the MTP head are copied, and to which
         self._no_pages = torch.empty(0, dtype=torch.int64, device=arena.pages.device)
 
     @property
@@ -101,7 +100,8 @@ class TailRunner:
                 if tail.kv and tail.start < tail.end:
                     own = plan.table[tail.start // self.arena.page_size]
                     self.arena.pages[tail.kv[0]] = self.arena.pages[own]
-                    self._entries.append((leg, own, tail.kv[0]))
+                    if self.mtp is not None:
+                        self.mtp.copy_later(leg, tail)
 
     def logits(self, legs: Sequence[Leg], logits_RV: torch.Tensor) -> torch.Tensor:
         """Add the rows of legs without rows, from the hidden rows of their tails, to the logits of a step."""
@@ -119,13 +119,8 @@ class TailRunner:
         """Advance the states of legs without rows, unless their sequences have ended; give back the step's memory."""
         if self.of_step is None:
             return
-        late, entries = self._late, self._entries
-        self._kept, self._written, self._late, self._entries = {}, {}, [], []
+        late, self._kept, self._written, self._late = self._late, {}, {}, []
         slices = [one for leg, one in late if leg.seq.phase is not Phase.DONE]
         if slices:
             self.model.advance(slices, self.states, self.memory)
-        if self.mtp is not None:
-            for leg, own, page in entries:
-                if leg.seq.phase is not Phase.DONE:  # else its pages may be another's
-                    self.mtp.copy_entries(own, page)
         self.memory.release(WARM_ROWS)

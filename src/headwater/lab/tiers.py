@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from headwater.errors import ConfigError
-from headwater.plan import CacheLayout
+from headwater.plan import CacheLayout, Tail
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.tier_load import Load, Offer, ReadSpeed
@@ -22,7 +22,7 @@ from headwater.schedule.tiers import Copies, Loads, TierFigures, Tiers
 from headwater.setting import OFF, parse_bytes, show_bytes
 from headwater.tiers.catalog import Catalog, Entry
 from headwater.tiers.changes import IGNORED, PartsRemoved, PrefixStored, StoreChanges
-from headwater.tiers.names import Names, run_name, runs_of, state_name
+from headwater.tiers.names import STATE, Names, run_name, runs_of, state_name
 
 SPELLED = re.compile(r"([\d.]+\w+)@([\d.]+\w+)/s(/always)?(/selective)?")
 SPELLING = "SIZE@BANDWIDTH/s, like 100GB@2GB/s, or with /always or /selective"
@@ -130,11 +130,10 @@ class LabStore(Copies):
     def was_read(self, load: Load) -> None:
         """Note that the parts of a load from this store were used now."""
         unit, digests = self._unit, self._names.digests(load.namespace, load.key)
-        names = [run_name(digests, run.start // unit, run.end // unit) for run in load.runs if run.tier == STORE]
-        if load.state.tier == STORE:
-            names.append(state_name(digests, load.state.end // unit))
-        for name in names:
-            if name in self.catalog.entries:
+        for source in load.sources:
+            start, end = source.start // unit, source.end // unit
+            name = state_name(digests, end) if source.kind == STATE else run_name(digests, start, end)
+            if source.tier == STORE and name in self.catalog.entries:
                 self.catalog.entries[name].used = self._now()
 
     def store(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
@@ -164,7 +163,7 @@ class LabStore(Copies):
             self.written_bytes += size
             self.peak_bytes = max(self.peak_bytes, self.catalog.bytes)
 
-    def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
+    def saved(self, namespace: str, key: bytes, positions: Sequence[int], tails: Sequence[Tail] = ()) -> None:
         if not self.law.selective:
             self.store(namespace, key, positions)
 
@@ -247,15 +246,16 @@ class LabLoads(Tiers):
         """Publish a load that was read, or free its pages if it failed."""
         self._loads.finished(load)
         if load.failed is None:
-            self.loaded_tokens += load.plan.end - load.before
+            self.loaded_tokens += load.end - load.before
             if self.store is not None:
                 self.store.was_read(load)
 
     def begin(self, load: Load) -> None:
-        now, tokens = self._now(), {load.state.tier: 0}
-        for run in load.runs:
+        now, *runs, state = self._now(), *load.sources
+        tokens = {state.tier: 0}
+        for run in runs:
             tokens[run.tier] = tokens.get(run.tier, 0) + run.end - run.start
-        sizes = {tier: self._sizes.bytes(tier == load.state.tier, n) for tier, n in tokens.items()}
+        sizes = {tier: self._sizes.bytes(tier == state.tier, n) for tier, n in tokens.items()}
         load.seconds = max(self._line(tier).seconds(size) for tier, size in sizes.items())
         load.tiers = ",".join(sorted({self._kind(tier) for tier in sizes}))
         self._at(max(self._read(tier, now, size) for tier, size in sizes.items()), partial(self._finish, load))
@@ -285,6 +285,9 @@ class LabLoads(Tiers):
             return 0.0
         line = self._line(tier)
         return line.latency + line.wait(self._now()) + self._sizes.bytes(state, tokens) / line.bandwidth
+
+    def tail_seconds(self, tier: int, tokens: int) -> float:
+        return self.load_seconds(tier, False, tokens)  # tiers of the lab hold no tails
 
     def prefill_seconds(self, tokens: int) -> float | None:
         return self._prefill(tokens)

@@ -112,7 +112,7 @@ class Follows:
             return False
         follow.load = load = self._loads.follow(follow.namespace, follow.key, follow.at, match, follow.tier)
         if load is not None:
-            follow.left = [*load.runs, load.state]
+            follow.left = [*load.sources]
         return load is not None
 
 

@@ -212,7 +212,7 @@ class Scheduler:
         if plan.tails:  # they can be evicted now
             self.workload.gate.may_have_changed()
         if plan.build is None:
-            copies.saved(seq.namespace, seq.key, self._resumable(seq, plan))
+            copies.saved(seq.namespace, seq.key, self._resumable(seq, plan), plan.tails)
         segments = seq.segments_of(plan)
         if segments:
             (copies.reused if plan.build is None else copies.built)(segments)

@@ -10,7 +10,21 @@ from headwater.account import TierOutcome
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.errors import PlanClosed
 from headwater.plan import Plan
+from headwater.tiers.names import RUN
 from headwater.tiers.store import PEER
+
+
+@dataclass(frozen=True, slots=True)
+class TailPlace:
+    """Tail of a prompt: the position of its checkpoint, its end, and whether the hidden row after it is there."""
+
+    start: int
+    end: int
+    has_hidden: bool
+
+    def usable_end(self, prompt_tokens: int) -> int:
+        """Return where a prompt resumes with it. Without the hidden row the prompt's last token is computed."""
+        return self.end if self.has_hidden else min(self.end, prompt_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +34,18 @@ class Offer:
     tier: int  # number of the tier, the fastest first
     states: frozenset[int] = frozenset()  # positions
     runs: frozenset[tuple[int, int]] = frozenset()  # of KV: start, end
+    tails: frozenset[TailPlace] = frozenset()
     other_fingerprint: bool = False  # no states, but there are some under another fingerprint
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A part to be read: where it begins and ends, and the tier that has it."""
+    """A part to be read: where it begins and ends, the tier that has it, and its kind."""
 
     start: int
     end: int
     tier: int
+    kind: str = RUN  # STATE, RUN or TAIL
 
 
 @dataclass(eq=False, slots=True)
@@ -57,16 +73,22 @@ class OpenLoad:
 
 @dataclass(eq=False, slots=True)
 class Load(OpenLoad):
-    """Load of a prefix, which fills its plan's pages from `write_from` on, and the pages of the state."""
+    """Load of a prefix, which fills its plan's pages from `write_from` on, and the pages of the state and the tail."""
 
     namespace: str
-    key: bytes  # of the prefix
-    state: Source
-    runs: tuple[Source, ...]
+    key: bytes  # of the prefix, and of its tail
+    at: int  # position of the prefix's end
+    sources: tuple[Source, ...]  # runs, the state unless memory has it, the tail if there is one
     before: int  # position at which its request would have resumed otherwise
+    tail_failed: TierOutcome | None = field(default=None, kw_only=True)  # the rest is used
     follows: bool = field(default=False, kw_only=True)  # a prefill elsewhere, which may go on for long
     is_awaited: bool = field(default=True, kw_only=True)  # False: that prefill has not ended
     is_finished: bool = field(default=False, kw_only=True)
+
+    @property
+    def end(self) -> int:
+        """Position at which a request can resume after it."""
+        return self.at if self.tail_failed is not None else max(self.at, self.sources[-1].end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +143,9 @@ class TierReader(Protocol):
 
     def load_seconds(self, tier: int, state: bool, tokens: int) -> float:
         """Return the expected seconds to read a state, and KV of so many tokens, the tier's queue included."""
+
+    def tail_seconds(self, tier: int, tokens: int) -> float:
+        """Return the expected seconds to read a tail of `tokens` tokens, the tier's queue included."""
 
     def prefill_seconds(self, tokens: int) -> float | None:
         """Return the expected seconds to prefill so many tokens; None before any was measured."""

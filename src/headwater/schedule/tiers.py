@@ -14,13 +14,13 @@ from headwater.account import TierOutcome
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.errors import OutOfPages
-from headwater.plan import Draft, Match, Saving, Sharing
+from headwater.plan import Draft, Match, Saving, Sharing, Tail
 from headwater.schedule.kinds.request import Request
-from headwater.schedule.planner import common_tokens
+from headwater.schedule.planner import common_ids, common_tokens
 from headwater.schedule.segment_loads import Awaited
 from headwater.schedule.tail import FirstToken
 from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source, TierReader, TierStats
-from headwater.tiers.names import runs_of
+from headwater.tiers.names import RUN, STATE, TAIL, runs_of
 
 MAX_CONCURRENT_LOADS = 4
 
@@ -40,8 +40,8 @@ class TierFigures:
 class Copies:
     """Copies of cached content to stores. This one makes none."""
 
-    def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
-        """Note that checkpoints were published."""
+    def saved(self, namespace: str, key: bytes, positions: Sequence[int], tails: Sequence[Tail] = ()) -> None:
+        """Note that checkpoints and tails were published."""
 
     def resumed(self, namespace: str, key: bytes, at: int) -> None:
         """Note that a request resumed from a checkpoint in memory."""
@@ -194,44 +194,61 @@ class Loads:
         """Publish what was read, or give its pages back if it failed."""
         del self.open[load.id]
         load.is_finished = True
+        if load.tail_failed is not None:
+            self._cache.drop_tails(load.plan)
         load.close(self._cache)
 
     def _load_for(self, seq: Request, match: Match, offers: Sequence[Offer]) -> bool:
         """Begin a load for a request, or join one in progress. False: it computes; `tier_outcome` has the reason."""
+        have = _resumed(seq, match)
         best = self._best(seq, match, offers)
-        covering = self._covering(seq, match.checkpoint_tokens if best is None else best[0].end - 1)
+        covering = self._covering(seq, have if best is None else best.end - 1)
         if covering is not None:
             seq.load, seq.waited = covering, True
             return True
         if best is None:
-            states = self._states(seq, match, offers)
-            is_there = any(self._runs(state.end, match.kv_tokens, offers) is not None for state in states)
+            is_there = next(self._candidates(seq, match, offers), None) is not None
             is_elsewhere = any(offer.other_fingerprint for offer in offers)
             missed = TierOutcome.OTHER_FINGERPRINT if is_elsewhere else TierOutcome.MISS
-            seq.tier_outcome = TierOutcome.COMPUTING_IS_FASTER if is_there else missed
+            if match.checkpoint_tokens < seq.last_resumable // self._unit * self._unit:
+                seq.tier_outcome = TierOutcome.COMPUTING_IS_FASTER if is_there else missed
             return False
         if sum(not load.follows for load in self.open.values()) >= MAX_CONCURRENT_LOADS:
             return True
-        return self._begin(seq, match, *best)
+        return self._begin(seq, match, best)
 
-    def _best(
-        self, seq: Request, match: Match, offers: Sequence[Offer]
-    ) -> tuple[Source, tuple[Source, ...], float] | None:
-        """Return the state and the runs with which the prompt is in memory soonest, and the seconds to read them."""
-        computing = self._reader.prefill_seconds(seq.n_prompt - match.checkpoint_tokens)
-        best, soonest = None, computing
+    def _best(self, seq: Request, match: Match, offers: Sequence[Offer]) -> Candidate | None:
+        """Return the parts with which the prompt is in memory soonest."""
+        soonest, best = self._reader.prefill_seconds(seq.n_prompt - _resumed(seq, match)), None
+        for one in self._candidates(seq, match, offers):
+            rest = self._reader.prefill_seconds(seq.n_prompt - one.end)
+            total = None if rest is None else self._seconds(one.sources) + rest
+            if total is None or soonest is None:
+                return one  # nothing is measured yet: the deepest position
+            if total < soonest:
+                best, soonest = one, total
+        return best
+
+    def _candidates(self, seq: Request, match: Match, offers: Sequence[Offer]) -> Iterator[Candidate]:
+        """Yield parts that let a prompt resume deeper than memory does, the deepest position first."""
+        have = match.checkpoint_tokens
         for state in self._states(seq, match, offers):
             runs = self._runs(state.end, match.kv_tokens, offers)
-            if runs is None:
-                continue
-            seconds = self._seconds(state, runs, match.kv_tokens)
-            rest = self._reader.prefill_seconds(seq.n_prompt - state.end)
-            total = None if rest is None else seconds + rest
-            if total is None or soonest is None:
-                return state, runs, seconds  # nothing is measured yet: the deepest state
-            if total < soonest:
-                best, soonest = (state, runs, seconds), total
-        return best
+            if runs is not None:
+                yield from self._with_tail(seq, Candidate(state.end, state.end, (*runs, state)), offers)
+                yield Candidate(state.end, state.end, (*runs, state))
+        yield from (
+            one for one in self._with_tail(seq, Candidate(have, have, ()), offers) if one.end > match.resumed_tokens
+        )
+
+    def _with_tail(self, seq: Request, prefix: Candidate, offers: Sequence[Offer]) -> Iterator[Candidate]:
+        """Yield a prefix with the tail after it that has most tokens of the prompt, if there is one."""
+        tails = [(tail, offer.tier) for offer in offers for tail in offer.tails if tail.start == prefix.at]
+        if tails:
+            tail, tier = max(tails, key=lambda one: (one[0].usable_end(seq.n_prompt), one[0].has_hidden, -one[1]))
+            source = Source(tail.start, tail.end, tier, TAIL)
+            end = tail.usable_end(seq.n_prompt)
+            yield Candidate(prefix.at, end, (*prefix.sources, source), tail.has_hidden)
 
     def _states(self, seq: Request, match: Match, offers: Sequence[Offer]) -> Iterator[Source]:
         """Yield states that a prompt can resume from, the deepest first."""
@@ -239,7 +256,7 @@ class Loads:
         found = {at: offer.tier for offer in reversed(offers) for at in offer.states}
         for at in sorted(found, reverse=True):
             if match.checkpoint_tokens < at <= last:
-                yield Source(0, at, found[at])
+                yield Source(0, at, found[at], STATE)
 
     def _runs(self, end: int, have: int, offers: Sequence[Offer]) -> tuple[Source, ...] | None:
         """Return the runs of KV in [`have`, `end`); None if one of them is in no tier."""
@@ -255,27 +272,33 @@ class Loads:
             runs.append(Source(*run, tier))
         return tuple(runs)
 
-    def _seconds(self, state: Source, runs: tuple[Source, ...], have: int) -> float:
-        tokens = {state.tier: 0} | {run.tier: 0 for run in runs}
-        for run in runs:
-            tokens[run.tier] += run.end - run.start
-        return sum(self._reader.load_seconds(tier, tier == state.tier, n) for tier, n in tokens.items())
+    def _seconds(self, sources: Sequence[Source]) -> float:
+        prefix, tails = [s for s in sources if s.kind != TAIL], [s for s in sources if s.kind == TAIL]
+        tokens = dict.fromkeys((source.tier for source in prefix), 0)
+        for source in prefix:
+            tokens[source.tier] += source.end - source.start if source.kind == RUN else 0
+        states = {source.tier for source in prefix if source.kind == STATE}
+        of_prefix = sum(self._reader.load_seconds(tier, tier in states, n) for tier, n in tokens.items())
+        return of_prefix + sum(self._reader.tail_seconds(tail.tier, tail.end - tail.start) for tail in tails)
 
     def _covering(self, seq: Request, after: int) -> Load | None:
-        """Return a load in progress that ends deeper in the request's prompt than `after`."""
+        """Return a load in progress with which the request's prompt can resume deeper than at `after`."""
         for load in self.open.values():
-            if not load.is_awaited:
+            if not load.is_awaited or load.namespace != seq.namespace or load.at > seq.last_resumable:
                 continue
-            end = load.plan.end
-            is_deeper = load.namespace == seq.namespace and after < end <= seq.last_resumable
-            if is_deeper and common_tokens(seq.key, load.key, self._cache.layout) >= end:
-                return load
+            if common_tokens(seq.key, load.key, self._cache.layout) >= load.at:
+                shared = min(load.end, common_ids(seq.key, load.key)) if load.end > load.at else load.at
+                if after < shared:
+                    return load
         return None
 
-    def _begin(self, seq: Request, match: Match, state: Source, runs: tuple[Source, ...], seconds: float) -> bool:
+    def _begin(self, seq: Request, match: Match, best: Candidate) -> bool:
         """Reserve the pages of a load, and begin it. False: there is no memory for it."""
-        key = seq.key[: state.end // self._unit * self._cache.layout.unit_bytes]
-        load = self._reserved(seq.namespace, key, match, state, runs, seconds)
+        end = best.sources[-1].end
+        key = seq.key[
+            : end // self._unit * self._cache.layout.unit_bytes + end % self._unit * self._cache.tails.token_bytes
+        ]
+        load = self._reserved(seq.namespace, key, match, best, self._seconds(best.sources))
         if load is None:
             seq.tier_outcome = TierOutcome.NO_MEMORY
             return False
@@ -290,30 +313,51 @@ class Loads:
         """
         all_runs = runs_of(at, self._reader.run_tokens) if self._cache.layout.kv_pages_per_unit else ()
         runs = tuple(Source(*run, tier) for run in all_runs if run[1] > match.kv_tokens)
-        state = Source(0, at, tier)
-        load = self._reserved(namespace, key, match, state, runs, self._seconds(state, runs, match.kv_tokens))
+        sources = (*runs, Source(0, at, tier, STATE))
+        load = self._reserved(namespace, key, match, Candidate(at, at, sources), self._seconds(sources))
         if load is not None:
             load.follows, load.is_awaited = True, False
         return load
 
-    def _reserved(
-        self, namespace: str, key: bytes, match: Match, state: Source, runs: tuple[Source, ...], seconds: float
-    ) -> Load | None:
+    def _reserved(self, namespace: str, key: bytes, match: Match, wanted: Candidate, seconds: float) -> Load | None:
         """Reserve the pages of a load of the prefix `key`; None if there is no memory for it."""
+        tails = [source.end for source in wanted.sources if source.kind == TAIL]
         draft = Draft(
             request=self._new_id(),
             namespace=namespace,
             key=key,
             start=match.checkpoint_tokens,
-            end=state.end,
-            publish=state.end,
-            saving=Saving((state.end,)),
+            end=wanted.sources[-1].end,
+            publish=wanted.at,
+            saving=Saving(
+                (wanted.at,) if wanted.at > match.checkpoint_tokens else (), tails=tuple(tails), ends=wanted.has_hidden
+            ),
             sharing=Sharing(counts=False),
         )
         try:
             plan = self._cache.reserve(draft, match)
         except OutOfPages:
             return None
-        load = Load(draft.request, plan, seconds, namespace, key, state, runs, match.checkpoint_tokens)
+        sources = wanted.sources if plan.tails else tuple(s for s in wanted.sources if s.kind != TAIL)
+        load = Load(draft.request, plan, seconds, namespace, key, wanted.at, sources, match.resumed_tokens)
+        if not sources:
+            load.failed = TierOutcome.NO_MEMORY
+            load.close(self._cache)
+            return None
         self.open[load.id] = load
         return load
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Parts in tiers that let a prompt resume at a position."""
+
+    at: int  # of its checkpoint
+    end: int  # the position
+    sources: tuple[Source, ...]
+    has_hidden: bool = False  # the hidden row after its tail is there
+
+
+def _resumed(seq: Request, match: Match) -> int:
+    """Return the position at which memory lets a request resume."""
+    return match.resumed_tokens if seq.may_start_in_mid_page else match.checkpoint_tokens

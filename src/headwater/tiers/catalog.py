@@ -1,7 +1,7 @@
 """Catalog of a store's parts, and their order of eviction: first KV that no state needs.
 
-Any state or segment may be evicted; a run of KV only if no state is at its end and no run continues it. The state or
-segment that saves the least computing time per freed byte and per second since its last use is evicted first.
+Any state, tail or segment may be evicted, a tail also with its state; a run of KV only if no state is at its end and no
+run continues it. What saves the least computing time per freed byte and per second since its last use is evicted first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
-from headwater.tiers.names import ENTRIES, FINGERPRINT, RUN, STATE, WHOLE, entries_name, tag_of
+from headwater.tiers.names import ENTRIES, FINGERPRINT, RUN, STATE, TAIL, WHOLE, entries_name, tag_of
 
 MIN_AGE_SECONDS = 1.0  # a clock may be set back
 YOUNG_SECONDS = 60.0  # a younger run without a state may be part of another server's copy in progress
@@ -24,7 +24,7 @@ class Entry:
     bytes: int
     used: float  # time of its last use
     seconds: float  # of its computation
-    below: str  # digest of the end of the run that it continues; "" of a state or a segment
+    below: str  # digest of the end of the run that it continues, or of a tail's state; "" of a state or a segment
 
 
 def digest_of(name: str) -> str:
@@ -55,7 +55,7 @@ class Catalog:
             self.states[tag_of(name)] -= name.startswith(STATE)
 
     def stranded(self) -> list[str]:
-        """Return runs of KV that no state needs, entries without a run, and fingerprints without parts."""
+        """Return runs of KV that no state needs, tails without a state, entries of neither, and unused fingerprints."""
         return list(_Tree(dict(self.entries), frozenset()).stranded())
 
     def evict(
@@ -71,7 +71,8 @@ class Catalog:
             yield names
 
     def victims(self, now: float, keep: Set[str] = frozenset()) -> Iterator[list[str]]:
-        """Yield groups of names in order of eviction, without `keep`: a segment; a state, and runs that only it needed.
+        """Yield groups of names in order of eviction, without `keep`: a segment, a tail, or a state with its tails and
+        the runs that only it needed.
 
         The catalog itself is not changed.
         """
@@ -85,8 +86,12 @@ class Catalog:
             if again > value and queue and again > queue[0][0]:  # a shared run is now its own, or the reverse
                 heapq.heappush(queue, (again, name))
                 continue
+            if name[0] == TAIL:
+                yield tree.with_entries(name)
+                continue
             tree.states.discard(digest_of(name))
-            yield [name, *tree.stranded_at(digest_of(name))]
+            tails = [part for tail in tree.tails[digest_of(name)] for part in tree.with_entries(tail)]
+            yield [name, *tails, *tree.stranded_at(digest_of(name))]
 
 
 class _Tree:
@@ -100,7 +105,10 @@ class _Tree:
         self.states = {digest_of(name) for name in entries if name.startswith(STATE)}
         self.runs: defaultdict[str, set[str]] = defaultdict(set)  # names by the digest of the end
         self.above: defaultdict[str, int] = defaultdict(int)  # number of runs that continue a digest
+        self.tails: defaultdict[str, list[str]] = defaultdict(list)  # names by the digest of their state
         for name, entry in entries.items():
+            if name.startswith(TAIL):
+                self.tails[entry.below].append(name)
             if name.startswith(RUN):
                 self.runs[digest_of(name)].add(name)
                 self.above[entry.below] += 1
@@ -114,18 +122,24 @@ class _Tree:
             if len(alone) != 1:
                 break
             run = self.entries[next(iter(alone))]
-            size += sum(self.entries[name].bytes for name in self._with_entries(next(iter(alone))))
+            size += sum(self.entries[name].bytes for name in self.with_entries(next(iter(alone))))
             digest, others = run.below, 1
         return entry.seconds / max(1, size) / max(MIN_AGE_SECONDS, now - entry.used)
 
     def stranded(self) -> Iterator[str]:
         """Remove runs that no state and no later run needs, from leaves to roots, and yield their names.
 
-        Entries without a run and fingerprints without any other part are among them.
+        Tails without a state, entries without a run or a tail, and fingerprints without parts are among them. A tail of
+        a prompt that is shorter than a page needs no state.
         """
         tags = {tag_of(name) for name in self.entries if name[0] != FINGERPRINT}
         yield from [name for name in self.entries if name[0] == FINGERPRINT and name[1:] not in tags]
-        yield from [name for name in self.entries if name[0] == ENTRIES and RUN + name[1:] not in self.entries]
+        of_tails = {entries_name(name) for names in self.tails.values() for name in names}
+        for name in self.entries:
+            if name[0] == ENTRIES and RUN + name[1:] not in self.entries and name not in of_tails:
+                yield name
+        for digest in self.tails.keys() - self.states - {""}:
+            yield from [part for name in self.tails[digest] for part in self.with_entries(name)]
         for digest in list(self.runs):
             yield from self.stranded_at(digest)
 
@@ -136,10 +150,11 @@ class _Tree:
                 return
             below = ""
             for name in self.runs.pop(digest):
-                yield from self._with_entries(name)
+                yield from self.with_entries(name)
                 below = self.entries[name].below
                 self.above[below] -= 1
             digest = below
 
-    def _with_entries(self, run: str) -> list[str]:
-        return [name for name in (run, entries_name(run)) if name in self.entries]
+    def with_entries(self, of: str) -> list[str]:
+        """Return the name of a run or a tail, and that of its entries if there are any."""
+        return [name for name in (of, entries_name(of)) if name in self.entries]

@@ -1,6 +1,7 @@
 """Names of stored parts: keyed digests over the fingerprint, the namespace and the index key up to a part's end.
 
-A segment is named by the digest of its whole key, which has the namespace.
+A segment is named by the digest of its whole key, which has the namespace; a tail by the digest of the prefix before it
+and its token ids.
 
 A name has 160 bits, and 32 more of a keyed digest of the fingerprint, by which a store counts the states of each
 fingerprint. Without the tier key none can be computed: names reveal no prompt, and a guessed prompt cannot be tested. A
@@ -24,10 +25,10 @@ DIGEST_BYTES, TAG_BYTES = 20, 4
 STATE, RUN = "s", "k"  # kinds of parts: the state at a position, the KV of a run of pages that ends there
 SEGMENT = "g"  # all of a segment
 ENTRIES = "m"  # entries of the MTP head of a run of KV
-TAIL = "t"  # the tail of a prompt, which no store has: workers of a cluster send it to each other
+TAIL = "t"  # the tokens after a state that are less than a page
 FINGERPRINT = "f"  # a fingerprint under which parts are stored
-NAME = re.compile(f"[{STATE}{RUN}{SEGMENT}{ENTRIES}{FINGERPRINT}][0-9a-f]+(-[0-9]+)?")
-WHOLE = STATE, SEGMENT  # kinds that are evicted by their value; KV is evicted with the states above it
+NAME = re.compile(f"[{STATE}{RUN}{SEGMENT}{ENTRIES}{TAIL}{FINGERPRINT}][0-9a-f]+(-[0-9]+)?")
+WHOLE = STATE, SEGMENT, TAIL  # kinds that are evicted by their value; KV is evicted with the states above it
 
 
 def read_key(path: Path, what: str = "tier key") -> bytes:
@@ -93,10 +94,10 @@ class Names:
         running.update(_sized(key))
         return SEGMENT + running.hexdigest() + self.tag
 
-    def tail(self, id: bytes) -> str:
-        """Return the name of the tail with this number."""
+    def tail(self, digest: str, ids: bytes, has_hidden: bool) -> str:
+        """Return the name of the tail with these token ids, after a prefix with this digest."""
         running = self._tail.copy()
-        running.update(_sized(id))
+        running.update(digest.encode() + bytes([has_hidden]) + ids)
         return TAIL + running.hexdigest() + self.tag
 
 
@@ -125,9 +126,9 @@ def run_name(digests: Sequence[str], start: int, end: int) -> str:
     return f"{RUN}{digests[end]}-{end - start}"
 
 
-def entries_name(run: str) -> str:
-    """Return the name of the head's entries of the run of KV with this name."""
-    return ENTRIES + run[1:]
+def entries_name(of: str) -> str:
+    """Return the name of the head's entries of the run of KV, or the tail, with this name."""
+    return ENTRIES + of[1:]
 
 
 def runs_of(end: int, length: int) -> list[tuple[int, int]]:

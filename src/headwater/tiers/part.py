@@ -30,18 +30,18 @@ class CorruptPart(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A state, the KV of a run of pages, the head's entries of a run, or a segment, with its place.
+    """A state, the KV of a run of pages, a tail, the head's entries of these, or a segment, with its place.
 
-    Positions are in units of the index; those of a segment, whose interior they delimit, in tokens.
+    Positions are in units of the index; those of a tail, and of a segment, whose interior they delimit, in tokens.
     """
 
-    kind: str  # STATE, RUN, SEGMENT, ENTRIES or FINGERPRINT
+    kind: str  # STATE, RUN, TAIL, SEGMENT, ENTRIES or FINGERPRINT
     start: int  # a run's begin; for a state, the position of the previous checkpoint
     end: int
     key: Buffer  # of the index, up to the end; of a segment, encoded
     payload: Sequence[Buffer]  # one after the other
     seconds: float = 0.0  # of its computation
-    below: str = ""  # digest of the key up to the start, the end of the run that this one continues
+    below: str = ""  # digest of the key up to the start: the end of the run before a run, or of the state before a tail
 
     @property
     def bytes(self) -> int:
@@ -50,22 +50,23 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PartPlace:
-    """Name and place of a part of a prefix. Positions in units of the index."""
+    """Name and place of a part of a prefix. Positions in units of the index, in tokens of a tail."""
 
     name: str
-    kind: str  # STATE, RUN or ENTRIES
+    kind: str  # STATE, RUN, TAIL or ENTRIES
     end: int
-    start: int = 0  # of a run, and of its entries
-    below: str = ""  # digest of the key up to the start of a run
+    start: int = 0  # of a run or a tail, and of its entries
+    below: str = ""  # digest of the key up to the start of a run or a tail
+    of_tail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A prefix that ends at a state, and its parts: the runs of KV below it, the first ones first, then the state."""
+    """A prefix that ends at a state, and its parts: runs of KV, the first ones first, then the state, then tails."""
 
     namespace: str
-    key: bytes  # of the index, up to its end
-    at: int  # where it ends, in tokens
+    key: bytes  # of the index, up to its end, or to that of a tail
+    at: int  # position of the state, in tokens
     places: Sequence[PartPlace]
 
     @property

@@ -14,6 +14,7 @@ from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.engine.tiers.prefix import PrefixParts
 from headwater.engine.tiers.segments import SegmentIO
 from headwater.engine.tiers.tier import NamedPart, Tier, Workers
+from headwater.plan import Tail
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.tiers import Copies
 from headwater.tiers.changes import Change, PrefixStored, SegmentsStored
@@ -72,10 +73,13 @@ class StoreCopies(Copies):
         """True if a copy waits or is being made."""
         return bool(self._queue or self._making)
 
-    def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
+    def saved(self, namespace: str, key: bytes, positions: Sequence[int], tails: Sequence[Tail] = ()) -> None:
         if self.through:
-            for at in positions:
+            for at in set(positions) - {tail.start for tail in tails}:
                 self.add_prefix(namespace, key, at)
+            token_bytes = self._scheduler.cache.tails.token_bytes
+            for tail in tails:
+                self.add_prefix(namespace, key[: tail.end * token_bytes], tail.start)
 
     def resumed(self, namespace: str, key: bytes, at: int) -> None:
         self.add_prefix(namespace, key, at)  # even with write-through: an earlier copy may be evicted
@@ -95,7 +99,10 @@ class StoreCopies(Copies):
         return False
 
     def add_prefix(self, namespace: str, key: bytes, at: int) -> None:
-        """Queue a copy of a cached checkpoint and hold its pages until it is stored; none of an approximate prefix."""
+        """Queue a copy of a cached checkpoint, and of the tail after it that has most tokens of the key.
+
+        Their pages are held until they are stored. An approximate prefix is not copied.
+        """
         layout, cache = self._scheduler.layout, self._scheduler.cache
         prefix = key[: at // layout.unit_tokens * layout.unit_bytes]
         if is_marked(prefix) or not self.may_add():
@@ -104,7 +111,8 @@ class StoreCopies(Copies):
         held = cache.hold(id, namespace, key, at)
         if held is not None:
             parts = partial(self._prefixes.parts, namespace, prefix, at, held)
-            pages = len(held.table) + len(held.state)
+            of_tails = sum(len(tail.kv) + len(tail.rows) for tail in held.tails)
+            pages = len(held.table) + len(held.state) + of_tails
             self._add(Copy(pages, parts, partial(cache.release, id), (namespace, prefix)))
 
     def reused(self, segments: Sequence[StoredSegment]) -> None:

@@ -32,7 +32,7 @@ from headwater.schedule.segment_loads import Awaited
 from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source
 from headwater.schedule.tiers import MAX_CONCURRENT_LOADS, Loads, TierFigures, Tiers
 from headwater.tiers.fingerprint import Fingerprint
-from headwater.tiers.names import Names
+from headwater.tiers.names import TAIL, Names
 from headwater.tiers.part import Sealer
 from headwater.tiers.store import OwnStore, PeerStore, Store
 
@@ -68,7 +68,7 @@ class TierIO(Tiers):
         self._changed, self.timeout = changed, config.tier_timeout
         self._prefixes = PrefixParts(names, self._layout, runner, lambda tokens: self.prefill_seconds(tokens))
         self.run_tokens = self._prefixes.run_tokens
-        self._lookup = Lookup(self._layout.unit_tokens, self.run_tokens)
+        self._lookup = Lookup(self._layout, self.run_tokens)
         self.loads = Loads(self._cache, self, scheduler.new_id)
         self._stores = tuple(self.tiers)  # that are written
         private = [(tier.store.medium, tier) for tier in self._stores if isinstance(tier.store, OwnStore)]
@@ -128,15 +128,25 @@ class TierIO(Tiers):
         last = seq.last_resumable // self._layout.unit_tokens * self._layout.unit_tokens
         if seq.scores_prompt or self._closing:
             return
-        if match.checkpoint_tokens >= last:
+        with_tails = self._may_read_tail(seq, match.resumed_tokens)
+        if match.checkpoint_tokens >= last and not with_tails:
             self._had[seq.id] = match.checkpoint_tokens
             return
         tiers = [tier for tier in self.tiers if tier.usable and (tier in self._stores or seq.handover.peers)]
         self.loads.ask(seq.id, [tier.number for tier in tiers])
         self._waiting[seq.id] = seq, time.monotonic() + self.timeout
-        prompt = Prompt(seq.id, seq.handover.peers, seq.namespace, seq.key, match.checkpoint_tokens, last)
+        prompt = Prompt(seq.id, seq.handover.peers, seq.namespace, seq.key, match.checkpoint_tokens, last, with_tails)
         for tier in tiers:
             tier.lookups.submit(self._look_up, tier, prompt)
+
+    def _may_read_tail(self, seq: Request, resumed: int) -> bool:
+        """Return whether reading a tail may take less time than computing the tokens that it has."""
+        if not self._layout.tail_pages or not seq.may_start_in_mid_page:
+            return False
+        rest = min(seq.n_prompt - resumed, self._layout.unit_tokens)
+        computing = self.prefill_seconds(rest)
+        tiers = (tier for tier in self.tiers if tier.usable)
+        return rest > 0 and (computing is None or any(self.tail_seconds(t.number, rest) < computing for t in tiers))
 
     def holds_back(self, seq: Request) -> bool:
         waits = self.pulls is not None and self.pulls.tails.holds_back(seq)
@@ -154,7 +164,7 @@ class TierIO(Tiers):
         had = seq.load
         holds = self.loads.holds_back(seq, match)
         if seq.load is not had and seq.load is not None:
-            computing = self.prefill_seconds(seq.load.plan.end - match.checkpoint_tokens)
+            computing = self.prefill_seconds(seq.load.end - match.checkpoint_tokens)
             until = time.monotonic() + self.timeout + patience(seq.load.expected, computing)
             self._waiting[seq.id] = seq, until
         return holds
@@ -216,20 +226,20 @@ class TierIO(Tiers):
     def load_seconds(self, tier: int, state: bool, tokens: int) -> float:
         return self.tiers[tier].seconds(self._prefixes.bytes_of(state, tokens))
 
+    def tail_seconds(self, tier: int, tokens: int) -> float:
+        return self.tiers[tier].seconds(self._prefixes.tail_bytes(tokens))
+
     # -- loads
 
     def begin(self, load: Load) -> None:
-        for source in (*load.runs, load.state):
-            self.tiers[source.tier].waiting += self._size(load, source)
+        for source in load.sources:
+            self.tiers[source.tier].waiting += self._prefixes.source_bytes(source)
         self._readers.submit(self._load, load)
-
-    def _size(self, load: Load, source: Source) -> int:
-        return self._prefixes.bytes_of(source is load.state, 0 if source is load.state else source.end - source.start)
 
     def _load(self, load: Load) -> None:
         """Fill a load's pages (on a reader's thread)."""
         begun = time.perf_counter()
-        sources = (*load.runs, load.state)
+        sources = load.sources
         load.tiers = ",".join(sorted({self.tiers[source.tier].store.kind for source in sources}))
         try:
             tiers = {source.tier: self.tiers[source.tier] for source in sources}
@@ -243,15 +253,24 @@ class TierIO(Tiers):
                     self._runner.arena.expect(load.plan.end)
             finally:
                 wait(parts)  # even if one fails: no thread may write to released pages
-            load.failed = next(filter(None, (part.result() for part in parts)), None)
+            self._note_failures(load, [part.result() for part in parts])
         except Exception:
             log.exception("a load failed")
             load.failed = TierOutcome.FAILED
         load.seconds = time.perf_counter() - begun
         with self._changed:
             for source in sources:
-                self.tiers[source.tier].waiting -= self._size(load, source)
+                self.tiers[source.tier].waiting -= self._prefixes.source_bytes(source)
         self._finish(load)
+
+    def _note_failures(self, load: Load, outcomes: Sequence[TierOutcome | None]) -> None:
+        """Note which reads failed. Without its tail the rest of a prefix is used."""
+        *of_prefix, last = outcomes
+        if load.sources[-1].kind == TAIL and of_prefix:
+            load.tail_failed = last
+        else:
+            of_prefix.append(last)
+        load.failed = next(filter(None, of_prefix), None)
 
     def _finish(self, load: Load) -> None:
         """Publish the content that was read, or release its pages."""
@@ -259,7 +278,7 @@ class TierIO(Tiers):
             self.loads.finished(load)
             self._scheduler.room_was_made()
             if load.failed is None:
-                self.loaded_tokens += load.plan.end - load.before
+                self.loaded_tokens += load.end - load.before
             self._changed.notify_all()
 
     def _read(self, tier: Tier, load: Load, source: Source, digests: Sequence[str]) -> TierOutcome | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from headwater.cache.segments.compose import is_marked
 from headwater.cache.segments.store import SegmentKey, StoredSegment
@@ -52,7 +53,7 @@ class OwnParts:
         self.sent = 0  # parts
 
     def find(self, namespace: str, key: bytes, tokens: int) -> Prefix | None:
-        """Return the deepest prefix at whose end a prompt of `tokens` tokens can resume; None if none is cached.
+        """Return the deepest prefix from whose state, or tail, a prompt of `tokens` tokens can resume, or None.
 
         `key`: the prompt's, of the index.
         """
@@ -61,9 +62,12 @@ class OwnParts:
         with self._changed:
             at = self._cache.match(key, tokens, namespace).checkpoint_tokens
         layout = self._scheduler.layout
-        key = key[: at // layout.unit_tokens * layout.unit_bytes]
         with self._held(namespace, key, at) as held:
-            return None if held is None else self._prefixes.prefix(namespace, key, at, held)
+            if held is None:
+                return None
+            ids = b"".join(tail.ids for tail in held.tails[:1])
+            key = key[: at // layout.unit_tokens * layout.unit_bytes] + ids
+            return self._prefixes.prefix(namespace, key, at, replace(held, tails=held.tails[:1]))
 
     def follow(self, namespace: str, key: bytes, at: int) -> Prefix | None:
         """Return the prefix `key` of `at` tokens, whose parts may be computed later; None if it has no parts."""
@@ -81,9 +85,9 @@ class OwnParts:
         Pieces are as they were stored until the context ends; on a card, until this thread's next call, too.
         """
         place = prefix.places[part]
-        is_state = place.kind == STATE
-        at = prefix.at if is_state else place.end * self._scheduler.layout.unit_tokens
-        with self._held(prefix.namespace, prefix.key, at, is_state) as held:
+        with_state = place.kind == STATE or place.of_tail
+        at = prefix.at if with_state else place.end * self._scheduler.layout.unit_tokens
+        with self._held(prefix.namespace, prefix.key, at, with_state) as held:
             made = None if held is None else self._prefixes.part(prefix, part, held)
             self.sent += made is not None
             yield None if made is None else self._sealer.seal(place.name, made)
@@ -96,7 +100,7 @@ class OwnParts:
         """
         with self._changed:
             id = self._scheduler.new_id()
-            held = self._cache.hold(id, namespace, key, at, with_state) if at and not is_marked(key) else None
+            held = None if is_marked(key) else self._cache.hold(id, namespace, key, at, with_state)
             self.reading += held is not None
         if held is None:
             yield None

@@ -1,10 +1,11 @@
-"""Prefixes as parts of tiers: states, the runs of KV below them, entries of the MTP head, and their lookup."""
+"""Prefixes as parts of tiers: states, runs of KV below them, tails after them, MTP entries, and their lookup."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -13,13 +14,14 @@ from headwater.account import TierOutcome
 from headwater.engine.mtp import MtpRunner
 from headwater.engine.runner import Runner
 from headwater.engine.tiers.tier import NamedPart, Tier
-from headwater.plan import CacheLayout, Held
-from headwater.schedule.tier_load import Load, Offer, Source
-from headwater.tiers.names import ENTRIES, RUN, STATE, Names, entries_name, run_name, runs_of, state_name
+from headwater.plan import CacheLayout, Held, Tail
+from headwater.schedule.tier_load import Load, Offer, Source, TailPlace
+from headwater.tiers.names import ENTRIES, RUN, STATE, TAIL, Names, entries_name, run_name, runs_of, state_name
 from headwater.tiers.part import Part, PartPlace, Prefix
 from headwater.tiers.store import StoreError
 
 RUN_TOKENS = 1024  # of a run of KV, if pages are shorter
+MAX_TAIL_STATES = 4  # of a prompt, the deepest ones, after which tails are looked up
 
 
 class PageEntries:
@@ -79,6 +81,18 @@ class PrefixParts:
         self._entries = page_entries(runner.mtp)
         self.run_tokens = max(layout.page_size, RUN_TOKENS // layout.page_size * layout.page_size)
 
+    def source_bytes(self, source: Source) -> int:
+        """Return the bytes of a part that is to be read."""
+        if source.kind == TAIL:
+            return self.tail_bytes(source.end - source.start)
+        return self.bytes_of(source.kind == STATE, source.end - source.start if source.kind == RUN else 0)
+
+    def tail_bytes(self, tokens: int) -> int:
+        """Return the bytes of a tail, with its entries."""
+        n_kv = self._layout.kv_pages_per_unit
+        rows = self._layout.tail_pages[tokens] * self._pages.page_bytes
+        return n_kv * (self._pages.page_bytes + self._entries.page_bytes) + rows
+
     def bytes_of(self, state: bool, tokens: int) -> int:
         """Return the bytes of a state, if `state`, and of the KV of `tokens` tokens, with its entries."""
         layout, of_page = self._layout, self._pages.page_bytes
@@ -90,34 +104,52 @@ class PrefixParts:
 
         The pages belong to the load until its commit, so the check covers their final content.
         """
-        unit, is_state = self._layout.unit_tokens, source is load.state
+        unit = self._layout.unit_tokens
         start, end = source.start // unit, source.end // unit
-        name = state_name(digests, end) if is_state else run_name(digests, start, end)
+        if source.kind == TAIL:
+            return self._read_tail(tier, load, digests[start], source)
+        name = state_name(digests, end) if source.kind == STATE else run_name(digests, start, end)
         key = load.key[: end * self._layout.unit_bytes]
-        if is_state:
+        if source.kind == STATE:
             of_state = load.plan.saves[0].pages if load.plan.saves else ()
             return self._pages.fill(of_state, lambda views: tier.read(name, STATE, end, key, views))
         had, pages = self._pages_of(load, source)
         before = _thrown_away(had, self._pages.page_bytes)
         failed = self._pages.fill(pages, lambda views: tier.read(name, RUN, end, key, [*before, *views]))
-        if failed is None and self._entries.page_bytes:
-            self._entries.loaded(pages, self._read_entries(tier, load, name, end, had, pages))
+        if failed is None:
+            self._read_entries(tier, load, name, end, key, had, pages)
         return failed
 
-    def _read_entries(self, tier: Tier, load: Load, run: str, end: int, had: int, pages: Sequence[int]) -> bool:
-        """Read the entries for the pages of a run, if a store has them (on a reader's thread).
+    def _read_tail(self, tier: Tier, load: Load, digest: str, source: Source) -> TierOutcome | None:
+        """Read the tail of a load (on a reader's thread), after the prefix with this digest."""
+        (tail,) = load.plan.tails
+        ids = load.key[source.start // self._layout.unit_tokens * self._layout.unit_bytes :]
+        name = tier.names.tail(digest, ids, tail.has_hidden)
+        pages = (*tail.kv, *tail.rows)
+        failed = self._pages.fill(pages, lambda views: tier.read(name, TAIL, tail.end, load.key, views))
+        if failed is None:
+            self._read_entries(tier, load, name, tail.end, load.key, 0, tail.kv)
+        return failed
 
-        False: they must be cleared.
+    def _tail_name(self, digest: str, tail: Tail) -> str:
+        return self._names.tail(digest, tail.ids, tail.has_hidden)
+
+    def _read_entries(
+        self, tier: Tier, load: Load, of: str, end: int, key: bytes, had: int, pages: Sequence[int]
+    ) -> None:
+        """Read the entries for the pages of a run or a tail, if a store has them, or clear them (on a reader's thread).
+
+        had: pages of a run before these, which are read for the check only.
         """
-        name, key = entries_name(run), load.key[: end * self._layout.unit_bytes]
+        if not self._entries.page_bytes or not pages:
+            return
+        name, is_there = entries_name(of), load.follows
         try:
-            if not load.follows and not tier.store.has([name])[0]:
-                return False
+            is_there = is_there or tier.store.has([name])[0]
         except StoreError as error:
             tier.failed(error)
-            return False
         payload = [*_thrown_away(had, self._entries.page_bytes), *self._entries.views(pages)]
-        return tier.read(name, ENTRIES, end, key, payload) is None
+        self._entries.loaded(pages, is_there and tier.read(name, ENTRIES, end, key, payload) is None)
 
     def _pages_of(self, load: Load, source: Source) -> tuple[int, list[int]]:
         """Return how many pages of a run memory has already, and the load's own pages after them."""
@@ -128,7 +160,7 @@ class PrefixParts:
         return own_from - first, list(load.plan.table[own_from:end])
 
     def prefix(self, namespace: str, key: bytes, at: int, held: Held | None) -> Prefix:
-        """Return a prefix with its parts; entries are parts for runs whose entries are complete.
+        """Return a prefix with its parts; entries are parts for runs and tails whose entries are complete.
 
         `held`: its pages; None: the prefix is still being computed, and may get entries.
         """
@@ -142,12 +174,21 @@ class PrefixParts:
             places.append(PartPlace(name, RUN, stop, start, digests[start]))
             if self._entries.page_bytes if held is None else self._has_entries(held.table, start, stop):
                 places.append(PartPlace(entries_name(name), ENTRIES, stop, start))
-        places.append(PartPlace(state_name(digests, end), STATE, end))
+        if end:
+            places.append(PartPlace(state_name(digests, end), STATE, end))
+        for tail in () if held is None else held.tails:
+            name = self._tail_name(digests[end], tail)
+            place = PartPlace(name, TAIL, tail.end, tail.start, digests[end], of_tail=True)
+            places.append(place)
+            if self._entries.page_bytes and self._entries.complete(tail.kv):
+                places.append(replace(place, name=entries_name(name), kind=ENTRIES))
         return Prefix(namespace, key, at, places)
 
     def part(self, prefix: Prefix, number: int, held: Held) -> Part | None:
-        """Return a part of a prefix whose pages are held; None for entries that no longer exist."""
+        """Return a part of a prefix whose pages are held; None for entries or a tail that no longer exist."""
         place, per_unit = prefix.places[number], self._layout.unit_pages
+        if place.of_tail:
+            return self._part_of_tail(prefix, place, held)
         key = prefix.key[: place.end * self._layout.unit_bytes]
         if place.kind == STATE:
             seconds = self._prefill_seconds(prefix.at - held.after) or 0.0
@@ -158,6 +199,19 @@ class PrefixParts:
             return Part(RUN, place.start, place.end, key, self._pages.views(pages), below=place.below)
         complete = self._entries.complete(pages)
         return Part(ENTRIES, place.start, place.end, key, self._entries.views(pages)) if complete else None
+
+    def _part_of_tail(self, prefix: Prefix, place: PartPlace, held: Held) -> Part | None:
+        """Return a tail that is held, or its entries."""
+        names = {self._tail_name(place.below, tail): tail for tail in held.tails}
+        tail = names.get(TAIL + place.name[1:])
+        if tail is None or (place.kind == ENTRIES and not self._entries.complete(tail.kv)):
+            return None
+        key = prefix.key[: tail.start // self._layout.unit_tokens * self._layout.unit_bytes] + tail.ids
+        if place.kind == ENTRIES:
+            return Part(ENTRIES, tail.start, tail.end, key, self._entries.views(tail.kv))
+        seconds = self._prefill_seconds(tail.end - tail.start) or 0.0
+        below = place.below if tail.start else ""  # the shortest prompts have no state
+        return Part(TAIL, tail.start, tail.end, key, self._pages.views((*tail.kv, *tail.rows)), seconds, below)
 
     def _has_entries(self, table: Sequence[int], start: int, end: int) -> bool:
         per_unit = self._layout.unit_pages
@@ -188,24 +242,45 @@ class Prompt:
     namespace: str
     key: bytes
     resumed: int  # position at which memory resumes
-    last: int  # the last position at which the request can resume
+    last: int  # the last page boundary at which the request can resume
+    with_tails: bool = False  # whether tails are looked up
 
 
 class Lookup:
     """Names of the parts that a prompt could use, and which of them a store has. Positions in names are units."""
 
-    def __init__(self, unit_tokens: int, run_tokens: int) -> None:
-        self._unit, self._run_units = unit_tokens, run_tokens // unit_tokens
+    def __init__(self, layout: CacheLayout, run_tokens: int) -> None:
+        self._layout, self._unit, self._run_units = layout, layout.unit_tokens, run_tokens // layout.unit_tokens
 
     def offer(self, tier: Tier, prompt: Prompt) -> Offer:
         """Return the states and runs of a prompt in a tier, or that only another fingerprint has states there."""
         ends = range(prompt.resumed // self._unit + 1, prompt.last // self._unit + 1)
         offer = Offer(tier.number)
         if tier.usable:  # it may have failed while the prompt waited for its lookup
-            offer = self._stored(tier, tier.names.digests(prompt.namespace, prompt.key), ends)
+            digests = tier.names.digests(prompt.namespace, prompt.key)
+            offer = self._stored(tier, digests, ends)
+            if prompt.with_tails and tier.usable:
+                deepest = sorted({prompt.resumed, *offer.states})[-MAX_TAIL_STATES:]
+                offer = replace(offer, tails=frozenset(self._tails(tier, digests, prompt.key, deepest)))
         if not offer.states and self._has_other_states(tier, prompt, ends):
             offer = replace(offer, other_fingerprint=True)
         return offer
+
+    def _tails(self, tier: Tier, digests: Sequence[str], key: bytes, after: Sequence[int]) -> list[TailPlace]:
+        """Return the tails after these positions of which a prompt has all tokens."""
+        unit_bytes, places, names = self._layout.unit_bytes, list[TailPlace](), list[str]()
+        token_bytes = unit_bytes // self._unit
+        for at in after:
+            ids = key[at // self._unit * unit_bytes :][:unit_bytes]
+            for n, has_hidden in product(range(1, len(ids) // token_bytes + 1), (False, True)):
+                places.append(TailPlace(at, at + n, has_hidden))
+                names.append(tier.names.tail(digests[at // self._unit], ids[: n * token_bytes], has_hidden))
+        try:
+            found = tier.store.has(names)
+        except StoreError as error:
+            tier.failed(error)
+            return []
+        return [place for place, stored in zip(places, found, strict=True) if stored]
 
     def _has_other_states(self, tier: Tier, prompt: Prompt, ends: range) -> bool:
         """Return whether a tier has states of a prompt under another fingerprint."""

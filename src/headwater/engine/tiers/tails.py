@@ -201,7 +201,7 @@ class Tails:
         return failed
 
     def _name(self, id: bytes) -> str:
-        return self._tier.names.tail(id)
+        return self._tier.names.tail("", id, False)
 
     def _let_go(self) -> None:
         """Note that memory was given back, or that a request need not wait any more."""

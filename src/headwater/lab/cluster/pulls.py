@@ -21,7 +21,7 @@ from headwater.schedule.replayed import Replayed
 from headwater.schedule.segment_loads import Awaited, SegmentLoad, SegmentLoads
 from headwater.schedule.tier_load import Load, Offer, Source
 from headwater.schedule.tiers import TierFigures
-from headwater.tiers.names import runs_of
+from headwater.tiers.names import STATE, runs_of
 from headwater.tiers.store import PEER
 
 SENDER = 0  # number of the tier that a segment's sender is
@@ -154,11 +154,11 @@ class SimulatedPulls(LabLoads):
     # -- prefixes
 
     def begin(self, load: Load) -> None:
-        from_peer = [source for source in (*load.runs, load.state) if source.tier != STORE]
+        from_peer = [source for source in load.sources if source.tier != STORE]
         if from_peer:
             sender, last = self._peers[from_peer[-1].tier], from_peer[-1]
             lease = sender._scheduler.new_id()
-            held = sender._scheduler.cache.hold(lease, load.namespace, load.key, last.end, last is load.state)
+            held = sender._scheduler.cache.hold(lease, load.namespace, load.key, last.end, last.kind == STATE)
             if held is None:
                 load.failed = TierOutcome.FAILED  # it was evicted after the offer
             else:
@@ -241,12 +241,12 @@ class SimulatedPulls(LabLoads):
 
     def _read_parts(self, one: Following, load: Load, parts: Sequence[Source]) -> float:
         """Read parts that the sender has and keeps until they arrive; return the time of that."""
-        sender, has_state = one.sender, parts[-1] is load.state
+        sender, has_state = one.sender, parts[-1].kind == STATE
         lease = sender._scheduler.new_id()
         held = sender._scheduler.cache.hold(lease, load.namespace, load.key, parts[-1].end, has_state)
         assert held is not None, "it was there just now"
-        tokens = sum(part.end - part.start for part in parts if part is not load.state)
-        ends = self._read(load.state.tier, self._now(), self._sizes.bytes(has_state, tokens))
+        tokens = sum(part.end - part.start for part in parts if part.kind != STATE)
+        ends = self._read(parts[-1].tier, self._now(), self._sizes.bytes(has_state, tokens))
         sender._sends_until = ends
         self._at(ends, partial(self._release, sender, lease))
         return ends

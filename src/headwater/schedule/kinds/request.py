@@ -194,9 +194,9 @@ class Request(Sequence):
         load = self.load
         if load is None or self.tier_outcome is not None:
             return 0, self.tier_outcome
-        if load.failed is not None or start < load.plan.end:
+        if load.failed is not None or start < load.at or start <= load.before:
             return 0, load.failed or TierOutcome.NO_MEMORY
-        return load.plan.end - load.before, TierOutcome.LOADED
+        return min(start, load.end) - load.before, TierOutcome.LOADED
 
     def _loaded_segments(self) -> dict[SegmentKey, SegmentLoad]:
         """Return the loads of the segments that the request is composed of and that were not built for it since."""
