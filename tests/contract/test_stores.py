@@ -167,6 +167,25 @@ def test_entries_go_with_their_runs(make: Make) -> None:
     assert entries_name(run) in store.catalog().stranded()
 
 
+def test_tail_is_evicted_before_its_state_or_with_it(make: Make) -> None:
+    store, tails = make(LIMIT), {}
+    for number in range(20):
+        key = key_of(str(number), 12)
+        *_, state = parts = list(session(key, (4, 12)))
+        digest = NAMES.digests("", key)[12]
+        name, ids = NAMES.tail(digest, b"ids", True), key + b"ids"
+        tails[name] = state[0]
+        tail = Part(TAIL, 48, 50, ids, [b"t" * 900], 2.0 * (number % 2), digest)
+        put(store, [*parts, (name, tail), (entries_name(name), Part(ENTRIES, 48, 50, ids, [b"m" * 100]))])
+        left = set(store.catalog().entries)
+        assert {tails[name] for name in tails.keys() & left} <= left
+        assert {name[1:] for name in left if name.startswith(ENTRIES)} == {name[1:] for name in tails.keys() & left}
+    assert store.usage().evicted > 0
+    assert store.catalog().stranded() == []
+    store.delete([state[0]])
+    assert {name, entries_name(name)} <= set(store.catalog().stranded())
+
+
 def test_fingerprint_without_parts_is_removed(make: Make) -> None:
     store = make()
     fingerprint = fingerprint_name(NAMES.tag)
