@@ -182,3 +182,36 @@ def test_neighbours_among_ten_thousand_children_are_found() -> None:
         toy.cache.index.add(toy.cache.index.roots[""], key_of((first, 1, 1, 1)), 1, toy.cache.pool.kv.take(1))
     assert toy.match((4_000, 1, 1, 7, 7)).resumed_tokens == 3
     assert toy.match((4_001, 1, 1, 7, 7)).resumed_tokens == 0
+
+
+@pytest.mark.parametrize("layout", [TAILS, EVERY_PAGE], ids=["checkpoints", "every page"])
+@pytest.mark.parametrize(
+    ("asked", "common", "has_hidden"), [(words(1, 11), 3, True), (words(1, 10) + words(2, 1), 2, False)]
+)
+def test_held_prefix_pins_the_longest_tail_of_its_key(
+    layout: CacheLayout, asked: Tokens, common: int, has_hidden: bool
+) -> None:
+    toy = Toy(layout)
+    serve(toy, words(1, 11))
+    (stored,) = toy.cache.tails
+    held = toy.cache.hold(99, "", key_of(asked), 8)
+    toy.cache.check()
+    (tail,) = held.tails
+    assert (tail.start, tail.end, tail.has_hidden) == (8, 8 + common, has_hidden)
+    assert (tail.ids, stored.pins) == (stored.ids[: 4 * common], 1)
+    with pytest.raises(AssertionError, match="is read"):
+        toy.cache.tails.evict(stored)
+    toy.cache.release(99)
+    toy.cache.check()
+    assert not stored.pins
+
+
+def test_prompt_shorter_than_a_page_is_held_for_its_tail() -> None:
+    toy = Toy(TAILS)
+    serve(toy, words(1, 3))
+    held = toy.cache.hold(99, "", key_of(words(1, 3)), 0)
+    assert (list(held.table), [tail.end for tail in held.tails]) == ([], [3])
+    toy.cache.check()
+    toy.cache.release(99)
+    assert toy.cache.hold(99, "", key_of(words(2, 3)), 0) is None
+    toy.cache.check()

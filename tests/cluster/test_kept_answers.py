@@ -261,7 +261,8 @@ def test_next_turn_hits_the_kept_answer_and_equals_one_server(
         assert router.counts["cached_as_predicted"] == 2
     account = second.finished.account
     assert (first.finished.account.prefilled_by, account.prefilled_by) == ("p", "p" if apart else None)
-    assert (account.cached_tokens, account.loaded_tokens) == (704 if loaded else 720, loaded), "a read has no tail"
+    found = account.cached_tokens, account.loaded_tokens
+    assert found in (((704, 64), (720, 80)) if loaded else ((720, 0),)), "a tail is read if that pays"
     expected: list[torch.Tensor] = []
     (plain,) = one_server(model, turn, tap=lambda request, logits_V: expected.append(logits_V.clone()))
     assert second.comparable == plain.comparable

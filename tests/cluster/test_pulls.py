@@ -112,13 +112,13 @@ def test_a_pulled_prefix_changes_no_bit(make, monkeypatch, same_bits_as_without_
         first = a.ask(words(PROMPT, "pull"))
         again = b.ask(first.prompt, a)
         turn = b.ask([*first.prompt, *words(40, "turn")])
-        assert a.pulling.sending.parts.sent == 3
+        assert a.pulling.sending.parts.sent == 4
         stats = b.tiers.figures().tiers[0]
     assert stats.pulled_by_way() == {"shared memory": 0, "network": 0} | {way: stats.bytes_read}
     assert again.account.tier_outcome == TierOutcome.LOADED
     assert again.account.loaded_from == "peer"
-    assert again.account.loaded_tokens == again.account.cached_tokens == END
-    assert turn.account.cached_tokens == PROMPT, "its own tail begins where the pulled prefix ends"
+    assert again.account.loaded_tokens == again.account.cached_tokens == PROMPT
+    assert turn.account.cached_tokens == PROMPT
     assert turn.account.loaded_tokens == 0
     assert all(same_bits_as_without_a_cache(make, [first, again, turn]))
 
@@ -239,7 +239,7 @@ def test_a_sender_that_fails_at_one_part_answers_others(
         b.pulling.memory.channels[a.incarnation].failed_until = 0.0
         later = b.ask(a.ask(words(PROMPT, "later")).prompt, a)
     assert again.account.tier_outcome == TierOutcome.FAILED
-    assert later.account.loaded_tokens == END
+    assert later.account.loaded_tokens == PROMPT
     assert "is not answered: ValueError('of the test')" in caplog.text
     assert not any(record.exc_info for record in caplog.records)
     assert all(same_bits_as_without_a_cache(make, [first, again, later]))
@@ -261,7 +261,7 @@ def test_tenants_prefix_is_pulled_only_for_that_tenant(make, namespace) -> None:
     with pool(a, b):
         first = a.ask(words(PROMPT, "pull"), namespace="tenant")
         again = b.ask(first.prompt, a, namespace=namespace)
-    assert again.account.loaded_tokens == (END if namespace == "tenant" else 0)
+    assert again.account.loaded_tokens == (PROMPT if namespace == "tenant" else 0)
 
 
 @pytest.mark.parametrize("asked", ["a question", "no question"])
@@ -289,8 +289,8 @@ def test_a_holder_computes_the_names_of_a_pulled_prefix_once(make, monkeypatch) 
 
     monkeypatch.setattr(Names, "digests", counted)
     with holder_and_other(make) as (a, b, first):
-        assert b.ask(first.prompt, a).account.loaded_tokens == END
-        assert a.pulling.sending.parts.sent == 3
+        assert b.ask(first.prompt, a).account.loaded_tokens == PROMPT
+        assert a.pulling.sending.parts.sent == 4
         assert by_thread["headwater-parts"] == 1
         b.ask(a.ask(words(PROMPT, "later")).prompt, a)
         assert by_thread["headwater-parts"] == 2
@@ -305,8 +305,8 @@ def test_a_prompt_is_sent_once_for_all_of_its_parts(make, monkeypatch) -> None:
 
     monkeypatch.setattr(Channel, "ask", noted)
     with holder_and_other(make) as (a, b, first):
-        assert b.ask(first.prompt, a).account.loaded_tokens == END
-    assert [type(one) for one in asked] == [Find, Get, Get, Get]
+        assert b.ask(first.prompt, a).account.loaded_tokens == PROMPT
+    assert [type(one) for one in asked] == [Find, Get, Get, Get, Get]
     assert all(len(encode(one)) < 250 for one in asked[1:])
 
 
@@ -319,8 +319,8 @@ def test_prompt_is_sent_again_to_a_holder_that_forgot_it(make, same_bits_as_with
 
         changing(a, forgetting)
         again = b.ask(first.prompt, a)
-        assert again.account.loaded_tokens == END
-        assert b.counts["read"] == a.pulling.sending.parts.sent == 3
+        assert again.account.loaded_tokens == PROMPT
+        assert b.counts["read"] == a.pulling.sending.parts.sent == 4
     assert all(same_bits_as_without_a_cache(make, [first, again]))
 
 
@@ -333,7 +333,7 @@ def test_pull_does_not_count_as_use_of_the_holders_copy(make) -> None:
     with holder_and_other(make) as (a, b, first):
         a.rig.settle()  # its answer's prefill uses the prompt, too
         before = times(a)
-        assert b.ask(first.prompt, a).account.loaded_tokens == END
+        assert b.ask(first.prompt, a).account.loaded_tokens == PROMPT
         assert times(a) == before
         used = times(b)
         b.ask(first.prompt)
@@ -349,7 +349,7 @@ def test_only_named_peers_are_asked_and_only_one_incarnation_answers(make) -> No
         assert not len(memory._found)
         memory.know({a.peer})
         memory.ask([a.incarnation], "", key_of(first.prompt), PROMPT)
-        assert len(memory._found) == 3
+        assert len(memory._found) == 4
 
 
 def test_pages_are_not_evicted_while_they_are_sent(make) -> None:
@@ -401,8 +401,8 @@ def test_pulled_prefixes_of_every_family(load, same_bits_as_without_a_cache, fam
     with holder_and_other(make) as (a, b, first):
         again = b.ask(first.prompt, a)
         turn = b.ask([*first.everything, *words(40, "turn")])
-    assert again.account.loaded_tokens == again.account.cached_tokens == END
-    assert turn.account.cached_tokens >= END
+    assert again.account.loaded_tokens == again.account.cached_tokens == PROMPT
+    assert turn.account.cached_tokens >= PROMPT
     assert all(same_bits_as_without_a_cache(make, [first, again, turn]))
 
 
@@ -439,7 +439,7 @@ def test_a_pull_speed_is_reported_while_some_peer_can_be_asked(make) -> None:
         assert b.tiers.figures().pull is None
         channel.failed_until = 0.0  # the time is over
         assert b.tiers.figures().pull is not None
-        assert b.ask(first.prompt, a).account.loaded_tokens == END
+        assert b.ask(first.prompt, a).account.loaded_tokens == PROMPT
 
 
 def test_a_closed_memory_takes_no_worker_any_more() -> None:

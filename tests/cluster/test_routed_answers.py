@@ -269,6 +269,8 @@ def test_an_answer_after_a_pull_has_the_same_bits(model, kind: str) -> None:
     with cluster(model, a="one", b="one", c="another") as (router, workers):
         router.assigning.selection.choice = RoundRobin()
         answers = []
+        for worker in workers.values():
+            worker.engine.scheduler.tiers.prefill_seconds = lambda tokens: 1.0 * tokens  # reading always wins
         for _ in workers:
             answers.append(ask(router, generation(kind, prompt)).wait())
             for worker in workers.values():
@@ -276,13 +278,13 @@ def test_an_answer_after_a_pull_has_the_same_bits(model, kind: str) -> None:
             settle(router)
         assert router.counts["pulled"] == router.counts["told_of_peers"] == 1, router.counts
         assert router.counts["cached_as_predicted"] == 3, router.counts
-        until(lambda: router.stats().loaded_tokens == 640)
+        until(lambda: router.stats().loaded_tokens == 700)
         (pulls,) = router.stats().tiers
-        assert (pulls.kind, pulls.read, pulls.sent, pulls.corrupt) == ("peer", 2, 2, 0)
+        assert (pulls.kind, pulls.read, pulls.sent, pulls.corrupt) == ("peer", 3, 3, 0)
     first, pulled, other = answers
     assert pulled.comparable == first.comparable
     account = pulled.finished.account
-    assert (account.loaded_from, account.loaded_tokens) == ("peer", 640)
+    assert (account.loaded_from, account.loaded_tokens) == ("peer", 700)
     assert other.finished.account.loaded_from is None
     assert other.finished.account.tier_outcome is None
 

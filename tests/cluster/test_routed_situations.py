@@ -143,7 +143,6 @@ def test_an_answer_has_the_bits_of_one_server(load, scenario: str, roles: tuple[
 
 PAGES = 60
 PROMPT = words(1300, "stored")  # a whole run of KV, and a ragged one
-END = 1280  # its last page
 MEDIUM = "STORAGE"
 
 
@@ -185,10 +184,10 @@ def test_a_prefix_on_a_workers_own_disk_is_loaded_there(model, tmp_path: Path) -
         again = ask(router, generation("greedy", PROMPT, 8)).wait()
         counts = dict(router.counts)
         loaded = {name: one.engine.stats().loaded_tokens for name, one in workers.items()}
-    assert loaded == {had: END, "b" if had == "a" else "a": 0}
+    assert loaded == {had: len(PROMPT), "b" if had == "a" else "a": 0}
     assert again.comparable == first.comparable
     account = again.finished.account
-    assert (account.loaded_from, account.loaded_tokens) == ("disk", END)
+    assert (account.loaded_from, account.loaded_tokens) == ("disk", len(PROMPT))
     wanted = {"expected_loads": 1, "loaded": 1, "missed_loads": 0, "cached_as_predicted": 2}
     assert {name: counts.get(name, 0) for name in wanted} == wanted
 
@@ -200,7 +199,7 @@ def test_a_folder_that_workers_share_is_not_published_and_serves_each(model, tmp
         again = ask(router, generation("greedy", PROMPT, 8)).wait()
         loaded = {name: one.engine.stats().loaded_tokens for name, one in workers.items()}
         counts = dict(router.counts)
-    assert loaded == {had: 0, "b" if had == "a" else "a": END}
+    assert loaded == {had: 0, "b" if had == "a" else "a": len(PROMPT)}
     assert again.comparable == first.comparable
     assert (counts.get("expected_loads", 0), counts["loaded"], counts["cached_as_predicted"]) == (0, 1, 2)
 

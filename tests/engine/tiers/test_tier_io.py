@@ -249,8 +249,8 @@ def test_scratch_memory_of_a_load_is_provided_while_it_is_read(make, monkeypatch
     expected: list[int] = []
     monkeypatch.setattr("headwater.memory.arena.Arena.expect", lambda arena, tokens: expected.append(tokens))
     with server(make, [store]) as rig:
-        assert rig.ask(prompt).account.loaded_tokens == (PROMPT - 1) // 64 * 64
-    assert expected == [(PROMPT - 1) // 64 * 64]
+        assert rig.ask(prompt).account.loaded_tokens == PROMPT
+    assert expected == [PROMPT]
 
 
 @pytest.mark.parametrize(("error", "outcome"), [(OSError(errno.ENOMEM, "none"), "loaded"), (RuntimeError(), "failed")])
@@ -302,10 +302,10 @@ def test_load_in_progress_is_awaited_and_not_repeated(make) -> None:
         beside = rig.ask(words(200, "beside"))  # others continue
         store.waits["get"].set()
         answers = [rig.wait(answer) for answer in answers]
-        assert outcomes(rig)["read"] == 3, "a state and two runs"
+        assert outcomes(rig)["read"] == 4, "a state, two runs and a tail"
     assert beside.account.loaded_tokens == 0
     assert sum(answer.account.waited_for_leader for answer in answers) == 3
-    assert all(answer.account.cached_tokens == (PROMPT - 1) // 64 * 64 for answer in answers)
+    assert all(answer.account.cached_tokens == PROMPT for answer in answers)
 
 
 def test_a_request_that_waits_for_a_slot_is_loaded_meanwhile(make) -> None:
@@ -355,7 +355,7 @@ def test_a_cancelled_request_leaves_its_load_to_others(make) -> None:
         rig.engine.cancel(request)
         store.waits["get"].set()
         copied(rig)
-        assert rig.ask(prompt).account.cached_tokens == (PROMPT - 1) // 64 * 64
+        assert rig.ask(prompt).account.cached_tokens == PROMPT
 
 
 def test_colliding_names_are_a_miss(make, monkeypatch) -> None:

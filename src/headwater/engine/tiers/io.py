@@ -141,7 +141,8 @@ class TierIO(Tiers):
 
     def _may_read_tail(self, seq: Request, resumed: int) -> bool:
         """Return whether reading a tail may take less time than computing the tokens that it has."""
-        if not self._layout.tail_pages or not seq.may_start_in_mid_page:
+        is_handed_over = seq.tail_place is not None and seq.tail_place.peer
+        if not self._layout.tail_pages or not seq.may_start_in_mid_page or is_handed_over:
             return False
         rest = min(seq.n_prompt - resumed, self._layout.unit_tokens)
         computing = self.prefill_seconds(rest)

@@ -120,9 +120,12 @@ class Tails:
     # -- from other workers
 
     def holds_back(self, seq: Request) -> bool:
-        """Return whether a waiting request is to wait for its tail; begin to read it."""
+        """Return whether a waiting request is to wait for its tail; begin to read it, unless it is cached here."""
         place, reading = seq.tail_place, self._reading.get(seq.id)
         if place is None or not place.peer:
+            return False
+        if reading is None and self._scheduler.planner.match(seq).resumed_tokens == seq.n_prompt:
+            seq.tail_place = None
             return False
         if reading is None:
             self._unused = [tail for tail in self._unused if not (tail.is_taken or tail.is_released)]
