@@ -130,7 +130,7 @@ class Planner:
             return self._whole_leg(seq, budget, match)
         query = self._query(seq, match)
         self._place(seq, query, others)
-        begin = match.resumed_tokens if seq.may_start_in_mid_page else match.checkpoint_tokens
+        begin = seq.resumes_at(match)
         for wish in LADDER:
             start = begin if wish.reuse else 0
             try:

@@ -124,6 +124,10 @@ class Sequence:
         """True if the prefill may resume at any token that is cached. One around segments resumes on the grid."""
         return not self.generation.segments and self.marked_from is None
 
+    def resumes_at(self, match: Match) -> int:
+        """Return the position at which cached content lets the prefill resume."""
+        return match.resumed_tokens if self.may_start_in_mid_page else match.checkpoint_tokens
+
     @property
     def is_answered(self) -> bool:
         """True if an answer will be cached after it."""

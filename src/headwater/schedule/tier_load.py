@@ -48,6 +48,16 @@ class Source:
     kind: str = RUN  # STATE, RUN or TAIL
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Parts in tiers that let a prompt resume at a position."""
+
+    at: int  # of its checkpoint
+    end: int  # the position
+    sources: tuple[Source, ...]
+    has_hidden: bool = False  # the hidden row after its tail is there
+
+
 @dataclass(eq=False, slots=True)
 class OpenLoad:
     """A load in progress: readers fill the pages of its plan."""

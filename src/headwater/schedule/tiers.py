@@ -19,7 +19,7 @@ from headwater.schedule.kinds.request import Request
 from headwater.schedule.planner import common_ids, common_tokens
 from headwater.schedule.segment_loads import Awaited
 from headwater.schedule.tail import FirstToken
-from headwater.schedule.tier_load import Load, Offer, ReadSpeed, Source, TierReader, TierStats
+from headwater.schedule.tier_load import Candidate, Load, Offer, ReadSpeed, Source, TierReader, TierStats
 from headwater.tiers.names import RUN, STATE, TAIL, runs_of
 
 MAX_CONCURRENT_LOADS = 4
@@ -200,7 +200,7 @@ class Loads:
 
     def _load_for(self, seq: Request, match: Match, offers: Sequence[Offer]) -> bool:
         """Begin a load for a request, or join one in progress. False: it computes; `tier_outcome` has the reason."""
-        have = _resumed(seq, match)
+        have = seq.resumes_at(match)
         best = self._best(seq, match, offers)
         covering = self._covering(seq, have if best is None else best.end - 1)
         if covering is not None:
@@ -219,7 +219,7 @@ class Loads:
 
     def _best(self, seq: Request, match: Match, offers: Sequence[Offer]) -> Candidate | None:
         """Return the parts with which the prompt is in memory soonest."""
-        soonest, best = self._reader.prefill_seconds(seq.n_prompt - _resumed(seq, match)), None
+        soonest, best = self._reader.prefill_seconds(seq.n_prompt - seq.resumes_at(match)), None
         for one in self._candidates(seq, match, offers):
             rest = self._reader.prefill_seconds(seq.n_prompt - one.end)
             total = None if rest is None else self._seconds(one.sources) + rest
@@ -346,18 +346,3 @@ class Loads:
             return None
         self.open[load.id] = load
         return load
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """Parts in tiers that let a prompt resume at a position."""
-
-    at: int  # of its checkpoint
-    end: int  # the position
-    sources: tuple[Source, ...]
-    has_hidden: bool = False  # the hidden row after its tail is there
-
-
-def _resumed(seq: Request, match: Match) -> int:
-    """Return the position at which memory lets a request resume."""
-    return match.resumed_tokens if seq.may_start_in_mid_page else match.checkpoint_tokens
