@@ -13,6 +13,7 @@ from headwater.cache.changes import IGNORED, Change, ChangeLog, Changes
 from headwater.cache.eviction import make_eviction
 from headwater.cache.evictor import Evictor
 from headwater.cache.history import History
+from headwater.cache.holding import hold
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.node import Node
@@ -135,28 +136,11 @@ class PrefixCache:
 
         None if the state is not cached, or if `at` is 0 and there is no tail. with_state: False for only the KV.
         """
-        end = at // self.layout.unit_tokens
-        path, depth = self.index.find(namespace, key, end)
-        if not end and namespace in self.index.roots:
-            path = [self.index.roots[namespace]]
-        if not path or depth < end:
+        found = hold(self.layout, self.index, self.tails, namespace, key, at, with_state)
+        if found is None:
             return None
-        if not with_state:
-            lease = self.leases[request] = Lease.of_path(namespace, path, path[-1].end * self.layout.unit_tokens)
-            self.index.pin(path[-1], lease.held)
-            return Held(lease.table[: end * self.layout.unit_pages], (), 0)
-        if self.layout.every_page:
-            path[-1] = self.index.boundary(path[-1], end)
-        node, ids = path[-1], key[end * self.layout.unit_bytes :][: self.layout.unit_bytes]
-        if node.end != end or not (self.tails.may_begin_at(node) and (end or self.tails.longest(node, ids, False))):
-            return None
-        lease = self.leases[request] = Lease.of_path(namespace, path, at)
-        self.index.pin(node, lease.held)
-        lease.copied = self.tails.hold(node, ids)
-        above = self.index.deepest_checkpoint(node.parent, end)
-        after = 0 if above is None else above.end * self.layout.unit_tokens
-        tails = [self.tails.as_plan(tail, ids) for tail in lease.copied]
-        return Held(lease.table, node.checkpoint or (), after, tails)
+        self.leases[request], held = found
+        return held
 
     def checkpoints(self) -> list[tuple[str, bytes, int]]:
         """Return namespace, key and position of each checkpoint, or else of each prompt's end, the last used first."""

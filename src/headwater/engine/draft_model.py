@@ -19,7 +19,7 @@ import torch
 from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.draft.drafter import NO_DRAFT, Draft, draft_of
-from headwater.engine.mtp import PassSeconds, best_of
+from headwater.engine.draft_passes import PassSeconds, best_of
 from headwater.engine.runner import Runner
 from headwater.errors import OutOfPages
 from headwater.memory.arena import Arena

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from headwater.draft.drafter import Draft, draft_of
+from headwater.engine.draft_passes import PassSeconds, best_of
 from headwater.memory.arena import Arena, LazyBytes
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.slices import Slice
@@ -37,7 +38,6 @@ from headwater.schedule.step import Decode, Leg, Step
 MAX_WAITING_ENTRIES = 32  # of a sequence, until it drafts
 ROWS_PER_SLOT = MAX_WAITING_ENTRIES + MAX_REPLAYED_ROWS
 LATEST = 10.0  # seconds: entries that are late are written within a step
-FORGETS = 0.9  # weight of earlier passes with each new one
 
 T = TypeVar("T")
 
@@ -78,25 +78,6 @@ def drafts(seq: AnySequence) -> bool:
 def filled_up(rows: list[T]) -> list[T]:
     """Return rows, the last one repeated up to a power of two: fewer numbers of rows are recorded."""
     return rows + rows[-1:] * ((1 << max(0, len(rows) - 1).bit_length()) - len(rows))
-
-
-def best_of(logits_SV: Tensor) -> list[tuple[int, float]]:
-    """Return the likeliest token of each row, and its probability."""
-    best_S, token_S = logits_SV.max(dim=-1)
-    probability_S = (best_S - logits_SV.logsumexp(dim=-1)).exp()
-    return list(zip(token_S.tolist(), probability_S.tolist(), strict=True))
-
-
-class PassSeconds:
-    """Seconds of a pass that drafts. A shorter one counts at once: the first ones fetch memory, and few may follow."""
-
-    def __init__(self) -> None:
-        self.mean = 0.0
-
-    def note(self, seconds: float) -> None:
-        """Add a pass."""
-        slower = 0 < self.mean < seconds
-        self.mean = FORGETS * self.mean + (1 - FORGETS) * seconds if slower else seconds
 
 
 class MtpRunner:
