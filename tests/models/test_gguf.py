@@ -14,8 +14,8 @@ from headwater.mixers.quantised import Quantised
 from headwater.models.gguf import names as changes
 from headwater.models.gguf.blocks import TYPES, Plain
 from headwater.models.gguf.config import HELD
-from headwater.models.gguf.file import read_header
-from headwater.models.gguf.tokenizer import special_tokens, tokenizer_of
+from headwater.models.gguf.file import GgufHeader, read_header
+from headwater.models.gguf.tokenizer import SPLITTINGS, special_tokens, tokenizer_of
 from headwater.models.load import load_model, read_spec
 from tests.gguf_files.blocks import ALL_FORMATS, FORMATS, decode, encode, random_blocks
 from tests.gguf_files.convert import convert
@@ -196,7 +196,8 @@ def test_tokens_around_a_text_follow_the_file(checkpoint: Callable[[str], Path],
 @pytest.mark.parametrize(
     ("key", "value", "error"),
     [
-        ("model", "llama", "of kind 'llama', only byte-level BPE"),
+        ("model", "bert", "of kind 'bert', only byte-level BPE"),
+        ("model", "llama", "key 'tokenizer.ggml.scores' is missing"),
         ("pre", "viking", "key 'tokenizer.ggml.pre' is 'viking', must be one of .*qwen35"),
         ("merges", ["q zzz"], "tokens and merges do not fit"),
     ],
@@ -208,3 +209,62 @@ def test_a_tokenizer_that_is_not_read_is_refused(
     changed = type(header)(header.path, {**header.metadata, f"tokenizer.ggml.{key}": value}, header.tensors)
     with pytest.raises(CheckpointError, match=error):
         tokenizer_of(changed)
+
+
+SMALL = ["<s>", "</s>", *map(chr, range(33, 127)), "Ġ"]
+
+
+def of_tokens(tokens: list[str], types: list[int], **metadata: Any) -> GgufHeader:
+    metadata |= {"tokens": tokens, "token_type": types}
+    return GgufHeader(Path("model.gguf"), {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}, {})
+
+
+@pytest.mark.parametrize("pre", SPLITTINGS)
+def test_bos_begins_texts_if_the_file_or_its_splitting_asks_for_it(pre: str) -> None:
+    asked = pre in ("falcon-h1", "falcon3", "lfm2", "llama-bpe", "llama-v3", "llama3", "midm-2.0", "pixtral", "tekken")
+    for given, expected in (({}, asked), ({"add_bos_token": True}, True), ({"add_bos_token": False}, False)):
+        ids = {"bos_token_id": 0, "eos_token_id": 1}
+        header = of_tokens(SMALL, [3, 3, *[1] * 95], model="gpt2", pre=pre, merges=[], **ids, **given)
+        assert tokenizer_of(header).encode("hi").tokens == [*(["<s>"] if expected else []), "h", "i"]
+
+
+SPLIT = {
+    "gpt-4o": ["Hello", "World's", "\u0120", "123", "45", "//\u010a"],
+    "tekken": ["Hello", "World", "'s", "\u0120", "1", "2", "3", "4", "5", "//\u010a"],
+    "kimi-k2": ["Hello", "World's", "\u0120", "123", "45", "//\u010a"],
+    "falcon": ["HelloWorld", "'", "s", "\u0120", "123", "45", "//", "\u010a"],
+    "smollm": ["HelloWorld", "'s", "\u0120", "1", "2", "3", "4", "5", "//", "\u010a"],
+    "bailingmoe": ["HelloWorld", "'s", "\u0120", "1", "2", "3", "4", "5", "//\u010a"],
+    "lfm2": ["HelloWorld", "'s", "\u0120", "123", "45", "//\u010a"],
+}
+
+
+@pytest.mark.parametrize("pre", SPLIT)
+def test_text_is_split_as_the_name_of_its_splitting_says(pre: str) -> None:
+    header = of_tokens(SMALL, [3, 3, *[1] * 95], model="gpt2", pre=pre, merges=[])
+    split = tokenizer_of(header).pre_tokenizer.pre_tokenize_str("HelloWorld's 12345//\n")
+    assert [part for part, _ in split] == SPLIT[pre]
+
+
+PIECES = ["▁", *"helowrd", "▁h", "he", "ll", "llo", "▁he", "▁hello", "▁w", "or", "▁wor", "ld", "▁world"]
+
+
+def of_pieces(**metadata: Any) -> GgufHeader:
+    """A tokenizer of SentencePiece, with a token for each byte."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *PIECES]
+    scores = [0.0] * 259 + [-1000.0] * 8 + [-float(i) for i in range(len(PIECES) - 8)]
+    types = [2, 3, 3, *[6] * 256, *[1] * len(PIECES)]
+    return of_tokens(tokens, types, model="llama", scores=scores, **metadata)
+
+
+def test_pieces_of_sentencepiece_are_merged_by_their_scores_and_other_text_is_bytes() -> None:
+    header = of_pieces()
+    tokenizer = tokenizer_of(header)
+    assert special_tokens(header) == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert tokenizer.encode("hello world").tokens == ["<s>", "▁hello", "▁world"]
+    assert tokenizer.encode("wör</s>o").tokens == ["<s>", "▁w", "<0xC3>", "<0xB6>", "r", "</s>", "▁", "o"]
+    for text in ("hello  wörld\n", " x", "日本"):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    plain = tokenizer_of(of_pieces(add_space_prefix=False, add_bos_token=False))
+    assert plain.encode("hello world").tokens == ["he", "llo", "▁world"]
+    assert plain.decode(plain.encode(" hello").ids) == " hello"
