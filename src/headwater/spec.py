@@ -189,9 +189,11 @@ class ModelCosts(ABC):
     @cached_property
     def state(self) -> StateLayout:
         """Layout of a checkpoint: the states of all layers, each at a multiple of 64 bytes."""
-        each = ((i, name, shape) for i, layer in enumerate(self._each) for name, shape in layer.states)
-        dtypes = {"recurrent": self.state_dtype}
-        return StateLayout.of([(i, name, shape, dtypes.get(name, self.dtype_name)) for i, name, shape in each])
+        each = [(i, layer, name, shape) for i, layer in enumerate(self._each) for name, shape in layer.states]
+        dtypes = [self.state_dtype if name in layer.float32_states else self.dtype_name for _, layer, name, _ in each]
+        return StateLayout.of(
+            [(i, name, shape, dtype) for (i, _, name, shape), dtype in zip(each, dtypes, strict=True)]
+        )
 
     @property
     def checkpoint_bytes(self) -> int:

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from headwater.models.files import embedded
-from tests.checkpoints import linear_attention, qwen, recipe, ring, state_spaces
+from tests.checkpoints import linear_attention, qwen, recipe, ring, short_convolutions, state_spaces
 from tests.checkpoints.recipe import Recipe, write
 
-RECIPES: dict[str, Recipe] = {**qwen.RECIPES, **state_spaces.RECIPES, **linear_attention.RECIPES, **ring.RECIPES}
+GROUPS = (qwen, state_spaces, linear_attention, ring, short_convolutions)
+RECIPES: dict[str, Recipe] = {name: one for group in GROUPS for name, one in group.RECIPES.items()}
 SMALLEST = {  # of each family, by its name
     "Qwen3.5": "qwen3_5",
     "Qwen3-Next": "qwen3_next",
@@ -28,6 +29,7 @@ SMALLEST = {  # of each family, by its name
     "Ling 3.0": "ling",
     "Falcon-H1": "falcon_h1",
     "Nemotron-H": "nemotron_h",
+    "LFM2": "lfm2",
 }
 TRAINED = "headwater_tiny"  # comes with the package
 OWN = {"bailing_moe_linear": ring.oracle}  # by model type

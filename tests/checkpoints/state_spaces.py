@@ -18,7 +18,7 @@ def narrow(weight: torch.Tensor, generator: torch.Generator) -> None:
 def correct_in_turn(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model with corrections of its routers that choose other experts than without them."""
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(torch.linspace(-0.2, 0.2, len(buffer)).roll(3))
     return model
 

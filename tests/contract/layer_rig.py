@@ -35,7 +35,7 @@ class LayerRig:
 
     def __init__(self, case: Case, dtype: torch.dtype = torch.float32) -> None:
         self.layer = case.build(dtype)
-        dtypes = {"recurrent": torch.float32, "conv": dtype}
+        dtypes = {name: torch.float32 if name in case.layer.float32_states else dtype for name, _ in case.layer.states}
         states = {
             name: torch.full((ROWS, *shape), float("nan"), dtype=dtypes[name]) for name, shape in case.layer.states
         }

@@ -19,6 +19,7 @@ MODELS = {  # family -> configuration and model in transformers
     "Ling 3.0": ("BailingHybridConfig", "BailingHybridForCausalLM"),
     "Jamba": ("JambaConfig", "JambaForCausalLM"),
     "Mamba": ("MambaConfig", "MambaForCausalLM"),
+    "LFM2": ("Lfm2Config", "Lfm2ForCausalLM"),
 }
 ELSEWHERE = {"Ring-linear"}  # not in transformers
 

@@ -90,7 +90,7 @@ def scan_into(out, x, projected, dt, b, c, rows, slots, firsts, drafts, states, 
 @part
 def copied_columns(states, at, channels, n_states, first, last):
     """Return a copy of some channels of a sequence's states: a row of a block for each state."""
-    copy = np.empty(n_states * BLOCK, np.float32)
+    copy = np.empty(n_states * BLOCK, states.dtype)
     for state in range(n_states):
         for c in range(first, last):
             copy[state * BLOCK + c - first] = states[at + state * channels + c]

@@ -22,6 +22,7 @@ class Layer(ABC):
 
     kind: ClassVar[str]
     kept: ClassVar[frozenset[str]] = frozenset()  # products that are never quantised: small gates, steps, routers
+    float32_states: ClassVar[frozenset[str]] = frozenset({"recurrent"})  # names; others have the model's dtype
     hidden: int  # the model's width
 
     @abstractmethod
@@ -86,7 +87,7 @@ class Layer(ABC):
 
     @property
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Name and shape of each state; "recurrent" is float32, others have the model's dtype."""
+        """Name and shape of each state."""
         return ()
 
     @property

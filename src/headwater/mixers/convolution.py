@@ -1,4 +1,4 @@
-"""The short causal convolution before a recurrence: depthwise, with silu; its last inputs are part of the state.
+"""The short causal convolution before a recurrence, depthwise, mostly with silu; its last inputs are part of the state.
 
 N rows of a step, T tokens, B decoding sequences, n chunks, t = 64, C channels, W taps, w = W − 1, L = w + t, R rows of
 the state memory, X any trailing dimensions.
@@ -16,9 +16,10 @@ from headwater.mixers.slices import CHUNK, Chunk
 class ShortConvolution:
     """A depthwise convolution in float32, from weights [C, 1, W] or [C, W] and an optional bias."""
 
-    def __init__(self, weight: Tensor, bias_C: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias_C: Tensor | None = None, activated: bool = True) -> None:
         self.weight_WC = weight.flatten(1).float().T.contiguous()
         self.bias_C = None if bias_C is None else bias_C.float()
+        self.activated = activated
         self.before, self.channels = self.weight_WC.shape[0] - 1, self.weight_WC.shape[1]
 
     def tail(self, window_LC: Tensor, length: int) -> Tensor:
@@ -26,12 +27,14 @@ class ShortConvolution:
         return window_LC[length : length + self.before].T
 
     def __call__(self, window_nLC: Tensor) -> Tensor:
-        """Return silu of the convolution, computed as shifted multiply-adds; [n, L − w, C]."""
+        """Return the convolution, or silu of it, computed as shifted multiply-adds; [n, L − w, C]."""
         length = window_nLC.shape[1] - self.before
         sum_ntC = window_nLC[:, :length] * self.weight_WC[0]
         for shift in range(1, self.before + 1):
             sum_ntC.addcmul_(window_nLC[:, shift : shift + length], self.weight_WC[shift])
-        return silu(sum_ntC if self.bias_C is None else sum_ntC.add_(self.bias_C))
+        if self.bias_C is not None:
+            sum_ntC.add_(self.bias_C)
+        return silu(sum_ntC) if self.activated else sum_ntC
 
     def decode(self, mixed_BC: Tensor, state_BCw: Tensor) -> Tensor:
         """Convolve one token of each of B sequences, [B, C] float32; shift their stored inputs in place."""

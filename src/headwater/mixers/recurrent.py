@@ -65,7 +65,7 @@ class SegmentState:
 class LayerState:
     """All rows of one layer's state memory. Rows may be strided; each is contiguous."""
 
-    recurrent: Tensor  # [R, X] float32
+    recurrent: Tensor  # [R, X] float32; last inputs of a short convolution, in the model's dtype
     conv: Tensor | None = None  # [R, C, W − 1]: the last inputs of the convolution, oldest first
     transition: Tensor | None = None  # [R, X] float32: the product of all transitions since it was the identity
     segments: tuple[SegmentState, ...] = ()  # segments of the step, which slices name by index
@@ -302,7 +302,8 @@ DecodeInto = Callable[[Rows, slice, Tensor, LayerState], None]  # rows of a step
 def advance(prepared: Prepared, at: slice, state_SX: Tensor) -> Tensor:
     """Advance S sequences by one chunk each (`at` of n): update states in place; return what they read [S, H, t, V]."""
     heads = math.prod(state_SX.shape[1:-2])
-    read_SX = state_SX.new_empty(*state_SX.shape[:-2], CHUNK, state_SX.shape[-1])
+    shape = *state_SX.shape[:-2], CHUNK, state_SX.shape[-1]
+    read_SX = torch.empty(shape, dtype=torch.float32, device=state_SX.device)
     of_heads = slice(at.start * heads, at.stop * heads)
     prepared.advance_into(of_heads, state_SX.flatten(0, -3), read_SX.flatten(0, -3))
     return read_SX

@@ -22,6 +22,7 @@ from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
+from headwater.layers.short_conv import ShortConv
 from headwater.machine import return_free_memory
 from headwater.mixers.activations import RMSNorm, StreamNorm
 from headwater.mixers.attention import Attention, AttentionStep
@@ -35,6 +36,7 @@ from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.mla import LatentAttentionMixer
 from headwater.mixers.recurrent import RecurrentMixer
+from headwater.mixers.short_conv import GatedShortConvolution
 from headwater.mixers.weights import Weights
 from headwater.mixers.window import WindowAttentionMixer
 from headwater.models import hybrid
@@ -51,6 +53,7 @@ RECURRENT: dict[type[Layer], Callable[[Any, Weights], RecurrentMixer[Any]]] = {
     Lightning: LightningAttention,
     Mamba2: StateSpaceDual,
     Mamba: SelectiveStateSpace,
+    ShortConv: GatedShortConvolution,
 }
 
 

@@ -7,6 +7,7 @@ from tests.contract.recurrences.gated_linear_attention import GATED_LINEAR_ATTEN
 from tests.contract.recurrences.lightning import LIGHTNING
 from tests.contract.recurrences.mamba import MAMBA
 from tests.contract.recurrences.mamba2 import MAMBA2
+from tests.contract.recurrences.short_conv import SHORT_CONV
 
 RECURRENCES: dict[str, Recurrence] = {
     "delta_attention": DELTA_ATTENTION,
@@ -15,6 +16,7 @@ RECURRENCES: dict[str, Recurrence] = {
     "lightning": LIGHTNING,
     "mamba2": MAMBA2,
     "mamba": MAMBA,
+    "short_conv": SHORT_CONV,
 }
 MIXERS = {
     f"{kind}, {shape}": Case(layer, recurrence)

@@ -13,6 +13,7 @@ from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
+from headwater.layers.short_conv import ShortConv
 from headwater.mixers.batch import STATE, StepBatch
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.gpu.recurrent import KERNELS, RecurrentOnGpu
@@ -21,6 +22,7 @@ from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.recurrent import LayerState, RecurrentMixer, SegmentState
+from headwater.mixers.short_conv import GatedShortConvolution
 from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 
@@ -45,6 +47,7 @@ CASES = {
     "mamba2, odd": Case(Mamba2(WIDTH, 3, 40, 16, 1, 3, normed=False, conv_bias=False), StateSpaceDual),
     "lightning": Case(Lightning(WIDTH, 2, 16, (0.1, 0.02), rotary=Rotary(8, 1e4)), LightningAttention, kernels=False),
     "mamba": Case(Mamba(WIDTH, inner=24, state=8, conv=4, step_rank=6), SelectiveStateSpace),
+    "short_conv": Case(ShortConv(WIDTH, conv=3), GatedShortConvolution),
     "mamba, odd": Case(Mamba(WIDTH, 70, 5, 3, 6, normed=True, conv_bias=False), SelectiveStateSpace),
 }
 

@@ -71,6 +71,20 @@ FALCON_H1: Config = {
     "attention_in_multiplier": 1.1, "attention_out_multiplier": 0.94, "ssm_in_multiplier": 1.25,
     "ssm_out_multiplier": 0.24, "ssm_multipliers": [0.35, 0.25, 0.36, 0.5, 0.37], "mlp_multipliers": [0.88, 0.59],
 }
+LFM2: Config = {
+    "model_type": "lfm2", "vocab_size": 65_536, "hidden_size": 2048, "num_hidden_layers": 16, "block_ff_dim": 12_288,
+    "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "norm_eps": 1e-05,
+    "block_use_swiglu": True, "conv_L_cache": 3, "conv_bias": False, "conv_dim": 2048, "conv_dim_out": 2048,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14], "num_attention_heads": 32, "num_key_value_heads": 8,
+    "rope_theta": 1_000_000.0, "use_pos_enc": True, "max_position_embeddings": 128_000,
+}
+LFM2_MOE: Config = {
+    "model_type": "lfm2_moe", "vocab_size": 65_536, "hidden_size": 2048, "intermediate_size": 7168, "conv_L_cache": 3,
+    "layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
+    "num_hidden_layers": 24, "moe_intermediate_size": 1792, "num_dense_layers": 2, "num_experts": 32,
+    "num_experts_per_tok": 4, "norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "rope_theta": 1_000_000.0, "norm_eps": 1e-05,
+}
 NEMOTRON_H: Config = {
     "model_type": "nemotron_h", "vocab_size": 131_072, "hidden_size": 4096, "num_hidden_layers": 52,
     "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", "attention_head_dim": 128,

@@ -19,6 +19,8 @@ from tests.models.families.configs import (
     JAMBA,
     KIMI,
     KIMI_FULL,
+    LFM2,
+    LFM2_MOE,
     LING,
     MAMBA,
     MINIMAX_M1,
@@ -42,6 +44,8 @@ def read(config: Config, **changes: object) -> ModelSpec:
         (LING, "ling-3.0-flash"),
         (MINIMAX_M1, "minimax-m1"),
         (RING_MINI, "ring-mini-linear-2.0"),
+        (LFM2, "lfm2-1.2b"),
+        (LFM2_MOE, "lfm2-8b-a1b"),
     ],
 )
 def test_published_model_has_the_costs_of_its_profile(config: Config, name: str) -> None:
@@ -53,7 +57,10 @@ def test_published_model_has_the_costs_of_its_profile(config: Config, name: str)
     assert spec.layers_by_kind == profile.layers_by_kind
 
 
-@pytest.mark.parametrize(("config", "billions"), [(FALCON_H1, 0.521), (NEMOTRON_H, 8.1), (NEMOTRON_NANO, 31.6)])
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [(FALCON_H1, 0.521), (NEMOTRON_H, 8.1), (NEMOTRON_NANO, 31.6), (LFM2, 1.17), (LFM2_MOE, 8.34)],
+)
 def test_models_have_their_published_sizes(config: Config, billions: float) -> None:
     assert sum(read(config).parameters_by_kind().values()) == pytest.approx(billions * 1e9, rel=0.005)
 

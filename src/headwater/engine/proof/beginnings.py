@@ -25,12 +25,18 @@ BEGINNINGS = (1, 7, 31, 63)  # rows
 Random = Callable[..., Tensor]
 
 
+def states_of(layer: Layer, rows: int, random: Random) -> dict[str, Tensor]:
+    """Return random states of a layer in rows of the state memory, by name."""
+    found = ((name, random(rows, *shape)) for name, shape in layer.states)
+    return {name: part.float() if name in layer.float32_states else part for name, part in found}
+
+
 def broken_recurrence(narrow: tuple[Layer, RecurrentMixer[Any]], random: Random, device: str) -> Iterator[str]:
     """Name numbers of first rows of a chunk that have other bits without the rows after them."""
     layer, mixer = narrow
     computed, dtype = layer_classes(device).recurrent(mixer), random(1).dtype
     none = torch.empty(0, dtype=torch.int64, device=device)
-    before = {name: random(1, *shape) for name, shape in layer.states}
+    before = states_of(layer, 1, random)
 
     def step(n: int) -> StepBatch:
         return StepBatch(none, torch.arange(n, device=device), (Slice(0, n, 0, 0, none, 0),), none, (), none)
@@ -39,7 +45,7 @@ def broken_recurrence(narrow: tuple[Layer, RecurrentMixer[Any]], random: Random,
 
     def outputs(n: int) -> Tensor:
         after = {name: part.clone() for name, part in before.items()}
-        state = LayerState(after["recurrent"].float(), after.get("conv"))
+        state = LayerState(after["recurrent"], after.get("conv"))
         return computed.outputs(tuple(part[:n].clone() for part in products), step(n), state)
 
     whole_NX = outputs(CHUNK)

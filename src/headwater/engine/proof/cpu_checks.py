@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwater.engine.proof.beginnings import states_of
 from headwater.kernels.attention import SPLIT
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.attention import GroupedAttention
@@ -172,8 +173,7 @@ class RecurrentRows:
     def __init__(self, layer: Layer, computed: RecurrentOnCpu, random: Random) -> None:
         n = max(SEQUENCES)
         self.computed, self.dtype = computed, random(1).dtype
-        self.states = {name: random(n, *shape) for name, shape in layer.states}
-        self.states["recurrent"] = self.states["recurrent"].float()
+        self.states = states_of(layer, n, random)
         x_BD = random(n, layer.hidden).float()
         for part in (x_BD, *self.states.values()):
             part[n // 2 :] *= TINY
@@ -223,8 +223,7 @@ class RecurrentPrompts:
     def __init__(self, layer: Layer, computed: RecurrentOnCpu, kernel: PrefillKernel, random: Random) -> None:
         n = len(PROMPTS)
         self.computed, self.kernel, self.dtype = computed, kernel, random(1).dtype
-        self.states = {name: random(n, *shape) for name, shape in layer.states}
-        self.states["recurrent"] = self.states["recurrent"].float()
+        self.states = states_of(layer, n, random)
         x_ND = random(sum(PROMPTS), layer.hidden).float()
         for part in (x_ND.split(PROMPTS), *self.states.values()):
             part[n // 2].mul_(TINY)

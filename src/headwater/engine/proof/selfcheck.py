@@ -379,8 +379,7 @@ def _broken_recurrence(narrow: Narrow, random: Callable[..., torch.Tensor], devi
     rows = mixer.project(random(n * CHUNK, NARROW).float(), StepBatch(none, positions, (), none, (), none))
     mixed = silu(rows.mixed_NC.float()).unflatten(0, (n, CHUNK))
     gates = rows.gates_NX.unflatten(0, (n, CHUNK))
-    shape = next(shape for name, shape in layer.states if name == "recurrent")
-    state = random(n, *shape).float()
+    state = beginnings.states_of(layer, n, random)["recurrent"]
 
     def advance(at: slice) -> tuple[torch.Tensor, torch.Tensor]:
         after = state[at].clone()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.kernels import delta_chunk, drafts, gdn, kda, lightning, mamba, mamba2
+from headwater.kernels import delta_chunk, drafts, gdn, kda, lightning, mamba, mamba2, short_conv
 from headwater.kernels.recording import constant, empty, flat
 from headwater.kernels.vectors import LANES
 from headwater.mixers import tails
@@ -29,6 +29,7 @@ from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.panels import scratch
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
+from headwater.mixers.short_conv import GatedShortConvolution
 from headwater.mixers.slices import CHUNK, Chunk, Round
 
 Array = np.ndarray[Any, Any]
@@ -164,6 +165,29 @@ class SelectiveStateSpaceKernel:
         )  # fmt: skip
 
 
+class GatedShortConvolutionKernel:
+    """Decoding and prefill of the gated short convolution."""
+
+    prefills = True
+
+    def __init__(self, mixer: GatedShortConvolution) -> None:
+        self.taps, self.sizes = taps_of(mixer.inputs_convolution), (mixer.shape.hidden, mixer.inputs_convolution.before)
+
+    def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, memory: Memory) -> None:
+        rows = tuple(product.stride(0) for product in products)
+        short_conv.decode_into(
+            flat(out_BX), *map(flat, products), rows, *batch.decode_sequences, memory.states, memory.state_row,
+            self.taps, self.sizes,
+        )  # fmt: skip
+
+    def prefill_into(self, out_NX: Tensor, products: tuple[Tensor, ...], together: Round, memory: Memory) -> None:
+        rows, ragged = tuple(product.stride(0) for product in products), ragged_of(together)
+        short_conv.prefill_into(
+            flat(out_NX), *map(flat, products), rows, ragged, len(together.slices), memory.states, memory.state_row,
+            self.taps, self.sizes,
+        )  # fmt: skip
+
+
 class StateSpaceDualKernel:
     """Decoding of Mamba-2."""
 
@@ -229,6 +253,7 @@ KERNELS: dict[type[RecurrentMixer[Any]], Callable[[Any], Kernel]] = {
     LightningAttention: LightningAttentionKernel,
     SelectiveStateSpace: SelectiveStateSpaceKernel,
     StateSpaceDual: StateSpaceDualKernel,
+    GatedShortConvolution: GatedShortConvolutionKernel,
 }
 
 

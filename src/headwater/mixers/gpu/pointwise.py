@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headwater.mixers.convolution import ShortConvolution
+
 BLOCK = 1024  # elements of a program
 CHANNELS = 128  # of a program that convolves
 GATES = 128  # of a program
@@ -39,27 +41,29 @@ def _activate(x, out, n_elements, columns, x_row, kind: tl.constexpr, block: tl.
 
 @triton.jit
 def _convolve_token(
-    x, state, weight, bias, out, slot_B, n_channels, x_row, state_row,
-    before: tl.constexpr, has_bias: tl.constexpr, channels: tl.constexpr,
+    x, state, weight, bias, out, slot_B, n_channels, x_row, state_row, channel_step, input_step,
+    before: tl.constexpr, has_bias: tl.constexpr, silu: tl.constexpr, channels: tl.constexpr,
 ):  # fmt: skip
     """Convolve one sequence's token, and move the stored inputs up by one."""
     which = tl.program_id(0)
     channel = tl.program_id(1) * channels + tl.arange(0, channels)
     mask = channel < n_channels
-    kept = state + tl.load(slot_B + which).to(tl.int64) * state_row + channel * before
+    kept = state + tl.load(slot_B + which).to(tl.int64) * state_row + channel * channel_step
     now = tl.load(x + which * x_row + channel, mask=mask, other=0.0).to(tl.float32)
     total = tl.zeros((channels,), tl.float32)
     for tap in tl.static_range(before):
         w = tl.load(weight + tap * n_channels + channel, mask=mask, other=0.0)
-        total += w * tl.load(kept + tap, mask=mask, other=0.0).to(tl.float32)
+        total += w * tl.load(kept + tap * input_step, mask=mask, other=0.0).to(tl.float32)
     total += tl.load(weight + before * n_channels + channel, mask=mask, other=0.0) * now
     if has_bias:
         total += tl.load(bias + channel, mask=mask, other=0.0)
     for tap in tl.static_range(before - 1):
-        tl.store(kept + tap, tl.load(kept + tap + 1, mask=mask), mask=mask)
+        tl.store(kept + tap * input_step, tl.load(kept + (tap + 1) * input_step, mask=mask), mask=mask)
     if before > 0:
-        tl.store(kept + before - 1, now.to(state.dtype.element_ty), mask=mask)
-    tl.store(out + which * n_channels + channel, activated(total, "silu"), mask=mask)
+        tl.store(kept + (before - 1) * input_step, now.to(state.dtype.element_ty), mask=mask)
+    if silu:
+        total = activated(total, "silu")
+    tl.store(out + which * n_channels + channel, total, mask=mask)
 
 
 @triton.jit
@@ -121,18 +125,17 @@ def activate(x_X: Tensor, kind: str) -> Tensor:
     return out_X
 
 
-def convolve_tokens(
-    x_BC: Tensor, weight_WC: Tensor, bias_C: Tensor | None, state_RCw: Tensor, slot_B: Tensor
-) -> Tensor:
-    """Return silu of the convolution of one token of each sequence, [B, C] float32; update their stored inputs.
+def convolve_tokens(x_BC: Tensor, convolution: ShortConvolution, state_RCw: Tensor, slot_B: Tensor) -> Tensor:
+    """Return the convolution of one token of each sequence, [B, C] float32; update their stored inputs.
 
-    Rows of x and of the state may be strided, each is contiguous.
+    Rows of x may be strided, each is contiguous; the state may have any strides.
     """
+    weight_WC, bias_C = convolution.weight_WC, convolution.bias_C
     n, n_channels = x_BC.shape
     out_BC = torch.empty(n, n_channels, dtype=torch.float32, device=x_BC.device)
     _convolve_token[n, triton.cdiv(n_channels, CHANNELS)](
         x_BC, state_RCw, weight_WC, weight_WC if bias_C is None else bias_C, out_BC, slot_B, n_channels,
-        x_BC.stride(0), state_RCw.stride(0), before=weight_WC.shape[0] - 1, has_bias=bias_C is not None,
-        channels=CHANNELS, num_warps=CHANNELS // 32,
+        x_BC.stride(0), *state_RCw.stride(), before=weight_WC.shape[0] - 1, has_bias=bias_C is not None,
+        silu=convolution.activated, channels=CHANNELS, num_warps=CHANNELS // 32,
     )  # fmt: skip
     return out_BC

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.slices import CHUNK, Round, Slice
 
 ROWS, CHANNELS = 32, 64  # of a tile of the convolution
@@ -83,20 +84,23 @@ def ragged_of(together: Round) -> Ragged:
 
 
 @triton.jit
-def _input(x, state, row, first, slot, channel, mask, x_row, state_row, before: tl.constexpr):
+def _input(x, state, row, first, slot, channel, mask, x_row, state_row, channel_step, input_step, before: tl.constexpr):
     """Load the inputs at `row`: from this step, or from the state if the row is before the slice's first one."""
     here = row >= first
     now = tl.load(x + row * x_row + channel, mask=mask & here, other=0.0).to(tl.float32)
     then = tl.load(
-        state + slot * state_row + channel * before + (row - first + before), mask=mask & (row < first), other=0.0
+        state + slot * state_row + channel * channel_step + (row - first + before) * input_step,
+        mask=mask & (row < first),
+        other=0.0,
     )
     return tl.where(here, now, then.to(tl.float32))
 
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _convolve(
-    x, state, weight, bias, out, slice_P, first_S, slot_S, n_rows, n_channels, x_row, state_row,
-    before: tl.constexpr, has_bias: tl.constexpr, rows: tl.constexpr, channels: tl.constexpr,
+    x, state, weight, bias, out, slice_P, first_S, slot_S, n_rows,
+    n_channels, x_row, state_row, channel_step, input_step,
+    before: tl.constexpr, has_bias: tl.constexpr, silu: tl.constexpr, rows: tl.constexpr, channels: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     channel = tl.program_id(1) * channels + tl.arange(0, channels)
@@ -109,16 +113,20 @@ def _convolve(
     for tap in tl.static_range(before + 1):
         w = tl.load(weight + tap * n_channels + channel, mask=channel < n_channels, other=0.0)[None, :]
         at = row[:, None].to(tl.int64) - before + tap
-        total += w * _input(x, state, at, first, slot, channel[None, :], mask, x_row, state_row, before)
+        total += w * _input(
+            x, state, at, first, slot, channel[None, :], mask, x_row, state_row, channel_step, input_step, before
+        )
     if has_bias:
         total += tl.load(bias + channel, mask=channel < n_channels, other=0.0)[None, :]
-    total = total / (1.0 + tl.exp(-total))
+    if silu:
+        total = total / (1.0 + tl.exp(-total))
     tl.store(out + row[:, None].to(tl.int64) * n_channels + channel[None, :], total, mask=mask)
 
 
 @triton.jit
 def _keep_tail(
-    x, state, slice_n, first_S, length_S, slot_S, chunk_S, save_n, n_channels, x_row, state_row,
+    x, state, slice_n, first_S, length_S, slot_S, chunk_S, save_n,
+    n_channels, x_row, state_row, channel_step, input_step,
     before: tl.constexpr, chunk: tl.constexpr, channels: tl.constexpr,
 ):  # fmt: skip
     """Write the last inputs to the state memory after each chunk with a save and after the last chunk of each slice."""
@@ -133,26 +141,29 @@ def _keep_tail(
     row = first + end - before + 0 * channel
     is_last = end + 0 * channel == length
     for i in tl.static_range(before):
-        value = _input(x, state, row + i, first, slot, channel, mask, x_row, state_row, before)
+        value = _input(
+            x, state, row + i, first, slot, channel, mask, x_row, state_row, channel_step, input_step, before
+        )
         value = value.to(state.dtype.element_ty)
-        tl.store(state + save * state_row + channel * before + i, value, mask=mask & (save >= 0))
-        tl.store(state + slot * state_row + channel * before + i, value, mask=mask & is_last)
+        tl.store(state + save * state_row + channel * channel_step + i * input_step, value, mask=mask & (save >= 0))
+        tl.store(state + slot * state_row + channel * channel_step + i * input_step, value, mask=mask & is_last)
 
 
-def convolve(x_PC: Tensor, weight_WC: Tensor, bias_C: Tensor | None, state_RCw: Tensor, ragged: Ragged) -> Tensor:
-    """Return silu of the convolution of all slices' rows, [P, C] float32; update the state memory and write saves.
+def convolve(x_PC: Tensor, convolution: ShortConvolution, state_RCw: Tensor, ragged: Ragged) -> Tensor:
+    """Return the convolution of all slices' rows, [P, C] float32; update the state memory and write saves.
 
-    Rows of x and of the state may be strided, each is contiguous.
+    Rows of x may be strided, each is contiguous; the state may have any strides.
     """
+    weight_WC, bias_C = convolution.weight_WC, convolution.bias_C
     n_rows, n_channels = len(ragged.slice_P), weight_WC.shape[1]
     before = weight_WC.shape[0] - 1
     out_PC = torch.empty(n_rows, n_channels, dtype=torch.float32, device=x_PC.device)
     columns = triton.cdiv(n_channels, CHANNELS)
-    strides = (n_channels, x_PC.stride(0), state_RCw.stride(0))
+    strides = (n_channels, x_PC.stride(0), *state_RCw.stride())
     _convolve[triton.cdiv(n_rows, ROWS), columns](
         x_PC, state_RCw, weight_WC, weight_WC if bias_C is None else bias_C, out_PC,
         ragged.slice_P, ragged.first_S, ragged.slot_S, n_rows, *strides,
-        before=before, has_bias=bias_C is not None, rows=ROWS, channels=CHANNELS,
+        before=before, has_bias=bias_C is not None, silu=convolution.activated, rows=ROWS, channels=CHANNELS,
     )  # fmt: skip
     _keep_tail[len(ragged.slice_n), columns](
         x_PC, state_RCw, ragged.slice_n, ragged.first_S, ragged.length_S, ragged.slot_S, ragged.chunk_S, ragged.save_n,

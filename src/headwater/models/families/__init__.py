@@ -32,6 +32,7 @@ FILES = (
     "falcon_h1",
     "nemotron_h",
     "mamba",
+    "lfm2",
 )
 FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{file}").FAMILY for file in FILES)
 ALL_REFUSE = (

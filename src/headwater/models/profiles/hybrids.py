@@ -1,7 +1,8 @@
 """Hybrids of linear attention, and of Mamba: Ring-linear 2.0 and MiniMax (Lightning), Kimi Linear and Ling 3.0 (KDA).
 
 Those of Mamba or Mamba-2 are Jamba, Nemotron-H, Falcon-H1, Granite 4 and Bamba; Falcon Mamba and Mamba-2 have no
-attention. In all others, layers of grouped or latent attention stand between groups of recurrent ones.
+attention; LFM2 has short convolutions. In all others, layers of grouped or latent attention stand between groups of
+recurrent ones.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
+from headwater.layers.short_conv import ShortConv
 from headwater.models.profiles.profile import FLOAT32_ASSUMED, Profile
 
 JAMBA = Profile.of(
@@ -78,6 +80,25 @@ MAMBA_2 = Profile.of(
     tied=True,
     note=FLOAT32_ASSUMED,
 )
+LFM2 = Profile.of(
+    "lfm2-1.2b",
+    "LiquidAI/LFM2-1.2B, config.json",
+    65_536,
+    (ShortConv(2048, conv=3), 10),
+    (GroupedAttention(2048, heads=32, kv_heads=8, head_dim=64, normed=True), 6),
+    (Mlp(2048, 8192), 16),
+    tied=True,
+)
+LFM2_MOE = Profile.of(
+    "lfm2-8b-a1b",
+    "LiquidAI/LFM2-8B-A1B, config.json; transformers 5.24, defaults of Lfm2MoeConfig",
+    65_536,
+    (ShortConv(2048, conv=3), 18),
+    (GroupedAttention(2048, heads=32, kv_heads=8, head_dim=64, normed=True), 6),
+    (Mlp(2048, 7168), 2),
+    (Experts(2048, 32, 4, 1792, scores="sigmoid", corrected=True), 22),
+    tied=True,
+)
 
 
 RING = "{}; the hybrid of arXiv 2510.19338".format
@@ -136,5 +157,5 @@ MODELS = (
         (LING_EXPERTS, 40),
         note=FLOAT32_ASSUMED,
     ),
-    *(JAMBA, NEMOTRON_H, FALCON_H1, GRANITE_4, BAMBA, MAMBA_2, FALCON_MAMBA),
+    *(JAMBA, NEMOTRON_H, FALCON_H1, GRANITE_4, BAMBA, MAMBA_2, FALCON_MAMBA, LFM2, LFM2_MOE),
 )
