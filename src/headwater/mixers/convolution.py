@@ -22,6 +22,11 @@ class ShortConvolution:
         self.activated = activated
         self.before, self.channels = self.weight_WC.shape[0] - 1, self.weight_WC.shape[1]
 
+    @property
+    def taps(self) -> tuple[Tensor, Tensor | None, bool]:
+        """The weights, the bias, and whether silu follows."""
+        return self.weight_WC, self.bias_C, self.activated
+
     def tail(self, window_LC: Tensor, length: int) -> Tensor:
         """Return the last w inputs of a window's first `length` tokens, [C, w], which the next chunk needs."""
         return window_LC[length : length + self.before].T

@@ -10,8 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwater.mixers.convolution import ShortConvolution
-
 BLOCK = 1024  # elements of a program
 CHANNELS = 128  # of a program that convolves
 GATES = 128  # of a program
@@ -125,17 +123,18 @@ def activate(x_X: Tensor, kind: str) -> Tensor:
     return out_X
 
 
-def convolve_tokens(x_BC: Tensor, convolution: ShortConvolution, state_RCw: Tensor, slot_B: Tensor) -> Tensor:
-    """Return the convolution of one token of each sequence, [B, C] float32; update their stored inputs.
+def convolve_tokens(
+    x_BC: Tensor, weight_WC: Tensor, bias_C: Tensor | None, silu: bool, state_RCw: Tensor, slot_B: Tensor
+) -> Tensor:
+    """Return the convolution, or silu of it, of one token of each sequence, [B, C] float32; update their stored inputs.
 
     Rows of x may be strided, each is contiguous; the state may have any strides.
     """
-    weight_WC, bias_C = convolution.weight_WC, convolution.bias_C
     n, n_channels = x_BC.shape
     out_BC = torch.empty(n, n_channels, dtype=torch.float32, device=x_BC.device)
     _convolve_token[n, triton.cdiv(n_channels, CHANNELS)](
         x_BC, state_RCw, weight_WC, weight_WC if bias_C is None else bias_C, out_BC, slot_B, n_channels,
         x_BC.stride(0), *state_RCw.stride(), before=weight_WC.shape[0] - 1, has_bias=bias_C is not None,
-        silu=convolution.activated, channels=CHANNELS, num_warps=CHANNELS // 32,
+        silu=silu, channels=CHANNELS, num_warps=CHANNELS // 32,
     )  # fmt: skip
     return out_BC

@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.slices import CHUNK, Round, Slice
 
 ROWS, CHANNELS = 32, 64  # of a tile of the convolution
@@ -149,12 +148,13 @@ def _keep_tail(
         tl.store(state + slot * state_row + channel * channel_step + i * input_step, value, mask=mask & is_last)
 
 
-def convolve(x_PC: Tensor, convolution: ShortConvolution, state_RCw: Tensor, ragged: Ragged) -> Tensor:
-    """Return the convolution of all slices' rows, [P, C] float32; update the state memory and write saves.
+def convolve(
+    x_PC: Tensor, weight_WC: Tensor, bias_C: Tensor | None, silu: bool, state_RCw: Tensor, ragged: Ragged
+) -> Tensor:
+    """Return the convolution, or silu of it, of slices' rows, [P, C] float32; update states and write saves.
 
     Rows of x may be strided, each is contiguous; the state may have any strides.
     """
-    weight_WC, bias_C = convolution.weight_WC, convolution.bias_C
     n_rows, n_channels = len(ragged.slice_P), weight_WC.shape[1]
     before = weight_WC.shape[0] - 1
     out_PC = torch.empty(n_rows, n_channels, dtype=torch.float32, device=x_PC.device)
@@ -163,7 +163,7 @@ def convolve(x_PC: Tensor, convolution: ShortConvolution, state_RCw: Tensor, rag
     _convolve[triton.cdiv(n_rows, ROWS), columns](
         x_PC, state_RCw, weight_WC, weight_WC if bias_C is None else bias_C, out_PC,
         ragged.slice_P, ragged.first_S, ragged.slot_S, n_rows, *strides,
-        before=before, has_bias=bias_C is not None, silu=convolution.activated, rows=ROWS, channels=CHANNELS,
+        before=before, has_bias=bias_C is not None, silu=silu, rows=ROWS, channels=CHANNELS,
     )  # fmt: skip
     _keep_tail[len(ragged.slice_n), columns](
         x_PC, state_RCw, ragged.slice_n, ragged.first_S, ragged.length_S, ragged.slot_S, ragged.chunk_S, ragged.save_n,

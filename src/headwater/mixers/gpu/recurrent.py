@@ -41,13 +41,13 @@ class GatedShortConvolutionKernels:
     """The kernels of a convolution, whose state is all that a gated short convolution has."""
 
     def __init__(self, mixer: GatedShortConvolution) -> None:
-        self.convolution = mixer.inputs_convolution
+        self.taps = mixer.inputs_convolution.taps
 
     def prefill(self, mixed_PC: Tensor, gates_PX: Tensor, state_RX: Tensor, ragged: Ragged) -> Tensor:
-        return convolve(mixed_PC, self.convolution, state_RX.mT, ragged)
+        return convolve(mixed_PC, *self.taps, state_RX.mT, ragged)
 
     def decode(self, mixed_BC: Tensor, gates_BX: Tensor, state_RX: Tensor, slot_B: Tensor) -> Tensor:
-        return convolve_tokens(mixed_BC, self.convolution, state_RX.mT, slot_B)
+        return convolve_tokens(mixed_BC, *self.taps, state_RX.mT, slot_B)
 
 
 KERNELS: dict[type[RecurrentMixer[Any]], Callable[[Any], Kernels]] = {
@@ -105,7 +105,7 @@ class RecurrentOnGpu:
         assert self.kernels is not None
         convolution = self.mixer.convolution
         if convolution is not None and state.conv is not None:
-            mixed_PC = convolve(mixed_PC, convolution, state.conv, ragged)
+            mixed_PC = convolve(mixed_PC, *convolution.taps, state.conv, ragged)
         return self.kernels.prefill(mixed_PC.float(), gates_PX, state.recurrent, ragged)
 
     def decode(self, mixed_BC: Tensor, gates_BX: Tensor, slot_B: Tensor, state: LayerState) -> Tensor:
@@ -115,5 +115,5 @@ class RecurrentOnGpu:
         convolution = self.mixer.convolution
         if convolution is None or state.conv is None:
             return self.kernels.decode(mixed_BC.float(), gates_BX, state.recurrent, slot_B)
-        convolved_BC = convolve_tokens(mixed_BC, convolution, state.conv, slot_B)
+        convolved_BC = convolve_tokens(mixed_BC, *convolution.taps, state.conv, slot_B)
         return self.kernels.decode(convolved_BC, gates_BX, state.recurrent, slot_B)
