@@ -197,6 +197,18 @@ def modelopt(algorithm: str, **keys: object) -> dict[str, object]:
     return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"], **keys}
 
 
+def mlx(n: int, k: int, bits: int = 4, seed: int = 0) -> tuple[Parts, Weight]:
+    """Words of integers of 2, 4 or 8 bits; a bias for each group instead of a zero."""
+    code, scale = integers(seed, 0, 2**bits, n, k), scales(seed + 1, n, k // GROUP)
+    bias = -scales(seed + 2, n, k // GROUP)
+    parts = {
+        "weight": words(code, bits).view(torch.uint32),
+        "scales": torch.from_numpy(scale),
+        "biases": torch.from_numpy(bias),
+    }
+    return parts, affine(code, np.zeros_like(scale, int), scale) + spread(bias.astype(np.float32), k)
+
+
 def compressed(kind: str, **weights: object) -> dict[str, object]:
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups}
@@ -221,6 +233,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], tuple[Parts, Weight]
         lambda n, k: gptq(n, k, less=0),
     ),
     "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
+    "mlx": ({"bits": 4, "group_size": GROUP, "mode": "affine"}, mlx),
     "packed, 4 bits, asymmetric": (compressed("pack-quantized", num_bits=4), packed),
     "packed, 4 bits, symmetric": (compressed("pack-quantized", num_bits=4), lambda n, k: packed(n, k, symmetric=True)),
     "packed, 8 bits, a group an output": (
@@ -304,7 +317,9 @@ def quantise(plain: Path, folder: Path, case: str) -> Path:
             continue
         parts, weight = write(n, k)
         shrink = float(tensors[key].std() / weight.std())
-        scaled = parts.keys() & {"weight_scale_2", "weight.absmax"} or {part for part in parts if "scale" in part}
+        scaled = parts.keys() & {"weight_scale_2", "weight.absmax"} or {
+            part for part in parts if "scale" in part or part == "biases"
+        }
         parts = {part: t * shrink if part in scaled else t for part, t in parts.items()}
         replaced |= module(key.removesuffix(".weight"), parts)
         del tensors[key]

@@ -9,6 +9,7 @@ from typing import Any
 from headwater.config_keys import read_json
 from headwater.errors import CheckpointError
 from headwater.models.gguf.config import gguf_config
+from headwater.models.mlx.config import is_mlx, mlx_config
 from headwater.unreadable import is_gguf
 
 CONFIG = "config.json"
@@ -70,7 +71,12 @@ def model_config(path: Path) -> dict[str, Any]:
     if quantisation.exists():
         described = {"quant_method": "modelopt"} | read_json(quantisation).get("quantization", {})
         config["quantization_config"] = described | (config.get("quantization_config") or {})
-    return config
+    return mlx_config(config) if is_mlx_folder(path) else config
+
+
+def is_mlx_folder(folder: Path) -> bool:
+    """Return whether the folder's first file of weights names MLX as its format."""
+    return is_mlx(folder / next(iter(weight_files(folder)), SINGLE))
 
 
 def config_file(path: Path) -> Path:

@@ -18,11 +18,12 @@ from headwater.mixers.weight_memory import of_a_model
 from headwater.models.build import build_model, build_mtp
 from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_folder
-from headwater.models.files import WITHOUT_TOKENIZER, model_config
+from headwater.models.files import WITHOUT_TOKENIZER, is_mlx_folder, model_config
 from headwater.models.gguf.file import read_header
 from headwater.models.gguf.tensors import GgufTensors
 from headwater.models.gguf.tokenizer import special_tokens, tokenizer_of
 from headwater.models.hybrid import HybridModel
+from headwater.models.mlx.tensors import MlxTensors
 from headwater.models.mtp import MtpModule
 from headwater.models.quantisation import method_of
 from headwater.models.tensors import CheckpointTensors, ModelTensors
@@ -117,7 +118,9 @@ def open_weights(folder: Path, dtype: str, device: str = "cpu") -> ModelTensors:
     config, to = model_config(folder), (getattr(torch, dtype), torch.device(device))
     if is_gguf(folder):
         return GgufTensors(folder, config, *to)
-    return CheckpointTensors(folder, *to, method_of(config))
+    return (
+        MlxTensors(folder, config, *to) if is_mlx_folder(folder) else CheckpointTensors(folder, *to, method_of(config))
+    )
 
 
 @dataclass(frozen=True)

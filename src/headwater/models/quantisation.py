@@ -15,7 +15,14 @@ from torch import Tensor
 from headwater.config_keys import ConfigKeys
 from headwater.mixers.quantised import Quantised
 from headwater.models.bitsandbytes import BitsAndBytes
-from headwater.models.families.quantised import GPTQ_FORMATS, block_of, check_quantisation, groups_of, quantisation
+from headwater.models.families.quantised import (
+    GPTQ_FORMATS,
+    MLX_BITS,
+    block_of,
+    check_quantisation,
+    groups_of,
+    quantisation,
+)
 from headwater.models.packing import (
     Method,
     bits_of,
@@ -187,6 +194,26 @@ def _unsigned_zeros(zero: Tensor | None, bits: int, n_out: int) -> Tensor:
     return plain.expand(n_out, 1).contiguous() if zero.numel() == 1 else plain.reshape(n_out, -1)
 
 
+class Mlx:
+    """Affine integers of MLX: scale · code + bias, codes of 2 to 8 bits one after the other in words along the inputs.
+
+    Tensors of a module: `weight` [N, K · bits / 32], `scales` and `biases` [N, X]. Bits and groups follow from the
+    tensors' shapes, so that modules may differ.
+    """
+
+    marks = ("scales",)
+    parts = ("weight", "scales", "biases")
+
+    def read(self, parts: Mapping[str, Tensor], n_out: int, n_in: int) -> Quantised:
+        bits, words = 32 * parts["weight"].shape[-1] // n_in, parts["weight"]
+        if bits not in MLX_BITS:
+            raise ValueError(f"weight has {words.shape[-1]} words for {n_in} integers, not of {MLX_BITS} bits")
+        check_shape("weight", words, n_out, n_in * bits // 32)
+        scale_NX, bias_NX = (parts[name].float() for name in ("scales", "biases"))
+        check_shape("biases", bias_NX, *check_shape("scales", scale_NX, n_out, scale_NX.shape[-1]).shape)
+        return Quantised(unpacked(words, bits), bits, scale_NX, zeros(n_out, 0), -bias_NX)
+
+
 METHODS: dict[str, Callable[[ConfigKeys], Method]] = {
     "awq": lambda keys: Awq(),
     "bitsandbytes": lambda keys: BitsAndBytes(),
@@ -194,6 +221,7 @@ METHODS: dict[str, Callable[[ConfigKeys], Method]] = {
     "fbgemm_fp8": Fp8,
     "fp8": Fp8,
     "gptq": Gptq,
+    "mlx": lambda keys: Mlx(),
     "modelopt": lambda keys: ModelOpt(),
     "mxfp4": lambda keys: Mxfp4(),
 }

@@ -50,7 +50,7 @@ class ModelTensors(ABC):
         """Return the names of tensors that were never read."""
 
     def raw(self, name: str, *shape: int) -> torch.Tensor:
-        """Return a tensor in the file's dtype, a quantised one in float32; sizes of 1 are not compared."""
+        """Return a tensor in the file's dtype, a quantised one in float32."""
         return values_of(self.stored(name, *shape))
 
 
@@ -141,8 +141,13 @@ class CheckpointTensors(ModelTensors):
         path = self._source[name]
         file = self._open(path)
         self._read_names.add(name)
-        tensor: torch.Tensor = _or_checkpoint_error(path, lambda: file.get_tensor(name), f"tensor {name!r}: ")
+        theirs = self._name_in_file(name)
+        tensor: torch.Tensor = _or_checkpoint_error(path, lambda: file.get_tensor(theirs), f"tensor {theirs!r}: ")
         return tensor
+
+    def _name_in_file(self, name: str) -> str:
+        """Return the file's name of a tensor, if it is renamed."""
+        return name
 
 
 class PartTensors(Mapping[str, Stored]):
@@ -219,10 +224,15 @@ class PartTensors(Mapping[str, Stored]):
 
 
 def of_shape(tensor: torch.Tensor, shape: Sequence[int], what: str) -> torch.Tensor:
-    """Return a view of the wanted shape. Raises CheckpointError unless shapes differ only in dimensions of size 1."""
+    """Return a view of the wanted shape. One of the two may have dimensions of size 1 that the other lacks.
+
+    Raises CheckpointError for other shapes, and if dimensions of size 1 stand at other places: [C, K, 1], as MLX writes
+    it, is not [C, 1, K].
+    """
     found, wanted = list(tensor.shape), list(shape)
-    if [n for n in found if n != 1] != [n for n in wanted if n != 1]:
-        raise CheckpointError(f"{what} has shape {found}, the config asks for {wanted}")
+    if [n for n in found if n != 1] != [n for n in wanted if n != 1] or (len(found) == len(wanted) and found != wanted):
+        of_mlx = "; this is the order of MLX, whose files name it in their metadata" if found[-1:] == [1] else ""
+        raise CheckpointError(f"{what} has shape {found}, the config asks for {wanted}{of_mlx}")
     return tensor.view(wanted)
 
 

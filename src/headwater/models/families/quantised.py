@@ -32,7 +32,10 @@ MODELOPT = {  # algorithms of ModelOpt, and how weights are held; those that dif
     "W4A8_MXFP4_FP8": MXFP4,
 }
 PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}  # of AutoRound, and whose tensors they have
-KEYS = ("quantization_config", "compression_config")  # the second: of older checkpoints of compressed-tensors
+AFFINE = "affine"
+MLX_BITS = (2, 3, 4, 5, 6, 8)
+# the second: of older checkpoints of compressed-tensors; the third: of older ones of MLX
+KEYS = ("quantization_config", "compression_config", "quantization")
 
 
 def quantisation(config: dict[str, Any]) -> dict[str, Any] | None:
@@ -48,6 +51,10 @@ def quantisation(config: dict[str, Any]) -> dict[str, Any] | None:
                 f"config.json: key 'packing_format' is {packing!r}, must be one of {', '.join(PACKINGS)}"
             )
         return described | {"quant_method": PACKINGS[packing]}
+    if described and "quant_method" not in described and "group_size" in described:
+        of_modules = (value for value in described.values() if isinstance(value, dict))
+        modes = [part.get("mode", AFFINE) for part in (described, *of_modules)]
+        return {**described, "quant_method": "mlx", "modes": modes}
     return described
 
 
@@ -89,6 +96,9 @@ def packed(config: dict[str, Any], stored: str) -> Packed | None:
         block = block_of(keys, "weight_block_size") or block_of(keys, "block_structure")
         group = block[1] if block else keys.integer("group_size", -1)
         return Packed(FLOAT8, 1 + (4 / group if group > 0 else 0))
+    if described["quant_method"] == "mlx":
+        of_weight = (0.5 if bits <= 4 else 1) + 8 / group
+        return Packed(f"int{bits}", of_weight, of_weight)
     return Packed(f"int{bits}", (0.5 if bits <= 4 else 1) + (of_group / group if group > 0 else 0))
 
 
@@ -165,6 +175,17 @@ def _check_compressed_weights(keys: ConfigKeys) -> None:
     block_of(keys, "block_structure")
 
 
+def _check_mlx(keys: ConfigKeys) -> None:
+    for mode in keys.listed("modes", []):
+        if mode != AFFINE:
+            raise CheckpointError(
+                f"config.json: quantised weights of MLX's mode {mode!r} are not read, only {AFFINE!r} ones; "
+                "take a folder that mlx-lm wrote with them, of 4 or 8 bits"
+            )
+    if keys.integer("bits") not in MLX_BITS:
+        raise CheckpointError(f"config.json: key 'bits' is {keys.integer('bits')}, must be one of {MLX_BITS}")
+
+
 def groups_of(keys: ConfigKeys) -> list[ConfigKeys]:
     """Return the descriptions of groups of modules in a config of compressed-tensors."""
     groups = keys.optional("config_groups") or {}
@@ -191,6 +212,7 @@ METHODS: dict[str, Callable[[ConfigKeys], None]] = {
     "fbgemm_fp8": lambda keys: None,
     "fp8": _check_fp8,
     "gptq": _check_gptq,
+    "mlx": _check_mlx,
     "modelopt": _check_modelopt,
     "mxfp4": lambda keys: None,
 }

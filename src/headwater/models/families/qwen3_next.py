@@ -45,7 +45,12 @@ def read_qwen(keys: ConfigKeys, by_key_head: bool) -> Architecture:
         final_norm="mtp.norm.weight",
     )
     norm_eps = keys.number("rms_norm_eps", 1e-6)
-    return reading.architecture(keys, blocks, 32768, norm_eps, norm_offset=NORM_OFFSET, mtp=mtp)
+    return reading.architecture(keys, blocks, 32768, norm_eps, norm_offset=_norm_offset(keys), mtp=mtp)
+
+
+def _norm_offset(keys: ConfigKeys) -> float:
+    """Norms' weights are stored as w for a factor of 1 + w; a folder of MLX has 1 + w."""
+    return keys.number("norm_offset", NORM_OFFSET)
 
 
 def _read_attention(keys: ConfigKeys) -> GroupedAttention:
@@ -57,7 +62,7 @@ def _read_attention(keys: ConfigKeys) -> GroupedAttention:
         normed=True,
         rotary=reading.rotary(keys, head_dim, share=0.25),
         norm_eps=keys.number("rms_norm_eps", 1e-6),
-        norm_offset=NORM_OFFSET,
+        norm_offset=_norm_offset(keys),
     )
 
 
