@@ -86,6 +86,7 @@ class Runner:
         self.slots = slots
         self.page_size = arena.page_size
         self.device = arena.pages.device
+        self._chooses_tokens = has_kernels(self.device)  # on the device, so that logits stay there
         most = filled_up_rows(slots + MAX_REPLAYED_ROWS)  # more rows than any step decodes
         self._all_rows = torch.arange(most, device=self.device)
         self._hidden_BC = None if mtp is None else mtp.hidden(most)
@@ -107,17 +108,26 @@ class Runner:
 
         Rows of legs whose prompts are scored follow, `n_scored` of each.
         """
-        self.tails.end()
+        self._end_tails()
+        logits_RV = self._with_tails(step) if step.legs else self._computed(step)
+        if not self._chooses_tokens:
+            return logits_RV.cpu()
+        self._wait()
+        return logits_RV
+
+    def _with_tails(self, step: Step) -> torch.Tensor:
+        """Return the logits of a step with legs, which may continue tails and write some."""
         for leg in step.legs:
             self._restore(leg)
         self.tails.before(step.legs)
         logits_RV = self._computed(replace(step, legs=tuple(filter(has_rows, step.legs))))
         logits_RV = self.tails.logits(step.legs, logits_RV)
         self.tails.after(step.legs)
-        if not has_kernels(self.device):
-            return logits_RV.cpu()
-        self._wait()
         return logits_RV
+
+    def _end_tails(self) -> None:
+        if self.tails.of_step is not None:
+            self.tails.end()
 
     def _computed(self, step: Step) -> torch.Tensor:
         """Return the logits of a step all of whose legs compute tokens."""
@@ -153,7 +163,7 @@ class Runner:
     def keep_tail(self, seq: AnySequence, tail: Tail) -> None:
         """Copy the tail of a prompt that was just prefilled from the sequence's page and slot to the tail's pages."""
         assert seq.slot is not None, "a sequence that was prefilled has a slot"
-        self.tails.end()
+        self._end_tails()
         self.states.save(seq.slot, self.arena.pages, tail.pages.state)
         for page in tail.pages.kv:
             last = seq.table[tail.start // self.page_size]
@@ -166,7 +176,7 @@ class Runner:
     def end_step(self) -> None:
         """Do the work of a step that its tokens did not wait for; call it once they are sent."""
         self.write_entries()
-        self.tails.end()
+        self._end_tails()
 
     def write_entries(self) -> None:
         """Write the entries of the MTP head that the step's tokens did not wait for; call it once they are sent."""

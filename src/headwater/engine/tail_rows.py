@@ -35,11 +35,7 @@ class TailRunner:
         self._written: dict[int, list[int]] = {}  # by slot: rows of the tails that its leg writes
         self._late: list[tuple[Leg, Slice]] = []  # legs without rows, whose first tokens do not wait for their states
         self._no_pages = torch.empty(0, dtype=torch.int64, device=arena.pages.device)
-
-    @property
-    def of_step(self) -> TailMemory | None:
-        """The tail memory, if a leg of the step uses it."""
-        return self.memory if self._kept or self._written else None
+        self.of_step: TailMemory | None = None  # the tail memory, if a leg of the step uses it
 
     def before(self, legs: Sequence[Leg]) -> None:
         """Assign rows to the legs of a step; restore the tails that they continue, and copy their KV."""
@@ -53,6 +49,7 @@ class TailRunner:
                 n = len(leg.plan.tails) if has_rows(leg) else 0  # else they are parts of the tail that it continues
                 self._written[leg.slot] = list(range(row, row + n)) or [self._kept[leg.slot]] * len(leg.plan.tails)
                 row += n
+        self.of_step = self.memory if self._kept or self._written else None
         self.memory.provide(row)
         for leg in legs:
             if leg.plan.kept is not None:
@@ -117,8 +114,7 @@ class TailRunner:
 
     def end(self) -> None:
         """Advance the states of legs without rows, unless their sequences have ended; give back the step's memory."""
-        if self.of_step is None:
-            return
+        self.of_step = None
         late, self._kept, self._written, self._late = self._late, {}, {}, []
         slices = [one for leg, one in late if leg.seq.phase is not Phase.DONE]
         if slices:
