@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -35,6 +36,26 @@ def server():
         openai.OpenAI(base_url=address(said), api_key="none", timeout=PATIENCE) as client,
     ):
         yield process, said, client
+
+
+def test_service_manager_hears_of_proof_readiness_and_end(tmp_path):
+    path, heard = str(tmp_path / "notify"), []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(path)
+        manager.settimeout(PATIENCE)
+        manager.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)
+        variables = {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "2000000"}
+        with serving("--port", "0", "--recheck", **variables) as (process, said):
+            while "WATCHDOG=1" not in heard:
+                heard.append(manager.recv(10_000).decode())
+            process.send_signal(signal.SIGTERM)
+            while not heard[-1].startswith("STOPPING=1"):
+                heard.append(manager.recv(10_000).decode())
+    assert heard[0].startswith("STATUS=loading")
+    assert re.fullmatch(r"STATUS=proving that a hit changes no bit: \d+ of \d+ checks done", heard[1])
+    (ready,) = (line for line in heard if line.startswith("READY=1"))
+    assert ready == f"READY=1\nSTATUS=serves headwater-tiny on {address(said)}"
+    assert heard[-1] == "STOPPING=1\nSTATUS=stopping: no request is running"
 
 
 def computed(said, what):

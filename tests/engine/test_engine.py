@@ -302,6 +302,27 @@ def test_draining_engine_refuses_new_requests_and_finishes_running_ones(make):
         assert len(rig.wait(answer).tokens) == 50
 
 
+def test_turn_seconds_grow_within_a_step_and_are_zero_between_steps(make, monkeypatch):
+    with make(500) as rig:
+        engine, run, entered, leave = rig.engine, rig.engine.runner.run, threading.Event(), threading.Event()
+
+        def held(step):
+            entered.set()
+            leave.wait(PATIENCE)
+            return run(step)
+
+        assert engine.turn_seconds() == 0
+        monkeypatch.setattr(engine.runner, "run", held)
+        answer = rig.submit(words(100, 1), 1)
+        assert entered.wait(PATIENCE)
+        first = engine.turn_seconds()
+        assert engine.turn_seconds() > first >= 0
+        leave.set()
+        rig.wait(answer)
+        assert engine.drain(PATIENCE)
+        assert engine.turn_seconds() == 0
+
+
 def test_stats_count_computed_tokens(make):
     with make(500) as rig:
         rig.ask(words(300, 1), 8)

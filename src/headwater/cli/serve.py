@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from headwater.engine.engine import Engine
     from headwater.server.http.process import DrainedEngine, DrainingServer
+    from headwater.server.http.service_manager import ServiceManager
 
 EPILOG = (
     "Every setting is also a variable of the environment (HEADWATER_MAX_RUNNING=32), and a line of the file of "
@@ -124,16 +125,19 @@ def serve_until_stopped(config: ServeConfig) -> None:
     announce(config)
     # imports of the web framework and of torch, without which `--help` and `inspect` start faster
     from headwater.server.http.process import check_tls, listener, url
+    from headwater.server.http.service_manager import ServiceManager
     from headwater.server.observe.logs import configure_logging
 
+    manager = ServiceManager()
+    manager.status(f"loading {config.model or 'headwater-tiny'}")
     check_tls(config)
     with listener(config) as sock, kv_events(config) as publish:
         check_template(whole_folder(config.model))
         from headwater.server.app import create_app
 
         configure_logging(config.log_format)
-        engine = load_engine(config)
-        server = make_server(create_app(engine, config), engine, config)
+        engine = load_engine(config, manager.status)
+        server = make_server(create_app(engine, config), engine, config, manager)
         sock.listen()  # before the line that announces the URL
         say(f"Headwater {version('headwater')} serves {engine.model_name} on {url(sock, config)}")
         if config.uds is None:
@@ -142,6 +146,7 @@ def serve_until_stopped(config: ServeConfig) -> None:
         proven = engine.check.proven
         say(f"Deterministic: {engine.health()['deterministic']}" + (f", proven {proven:%F %R} UTC" if proven else ""))
         engine.start()
+        manager.ready(engine.turn_seconds, f"serves {engine.model_name} on {url(sock, config)}")
         try:
             server.run(sockets=[sock])
         finally:
@@ -184,10 +189,13 @@ def check_template(folder: Path) -> None:
 
 
 class Proving:
-    """Progress of the self-check: a status line on a terminal, otherwise a line every LINE_SECONDS."""
+    """Progress of the self-check: a status line on a terminal, otherwise a line every LINE_SECONDS.
 
-    def __init__(self, status: Status) -> None:
-        self._status = status
+    `report` is called with each.
+    """
+
+    def __init__(self, status: Status, report: Callable[[str], None]) -> None:
+        self._status, self._report = status, report
         self._next: float | None = None  # time of the next line; None: nothing is proven now
 
     def __call__(self, done: int, total: int) -> None:
@@ -202,16 +210,17 @@ class Proving:
             say(line)
             self._next += LINE_SECONDS
         self._status.update(line)
+        self._report(f"proving that a hit changes no bit: {line}")
 
 
-def load_engine(config: ServeConfig) -> Engine:
+def load_engine(config: ServeConfig, report: Callable[[str], None] = lambda text: None) -> Engine:
     """Load the model into an engine, with Marconi's tuner as its observer if the eviction policy has one."""
     from headwater.engine.engine import Engine
     from headwater.schedule.tuner import server_tuning
 
     status = progress_console.status("")
     try:
-        engine = Engine.load(config, Proving(status))
+        engine = Engine.load(config, Proving(status, report))
     finally:
         status.stop()
     tuning = server_tuning(engine.scheduler)
@@ -246,7 +255,10 @@ def kv_events(config: ServeConfig) -> Iterator[Callable[[Engine], None]]:
         publishing.close()
 
 
-def make_server(app: FastAPI, engine: DrainedEngine, config: ServeConfig) -> DrainingServer:
+def make_server(
+    app: FastAPI, engine: DrainedEngine, config: ServeConfig, manager: ServiceManager | None = None
+) -> DrainingServer:
+    """Return a server of an app, which drains as the settings say."""
     from headwater.server.http.process import DrainingServer, protocol_settings
 
-    return DrainingServer(protocol_settings(app, config), app.state.in_flight, engine, config.drain)
+    return DrainingServer(protocol_settings(app, config), app.state.in_flight, engine, config.drain, manager)

@@ -280,6 +280,10 @@ class Engine:
         live = self.answering.live.get(request_id)
         return None if live is None else (min(live.seq.computed, live.seq.n_prompt), live.seq.n_prompt)
 
+    def turn_seconds(self) -> float:
+        """Return the seconds since the current step began; 0 between steps, infinite for a failed engine."""
+        return self.loop.turn_seconds
+
     def health(self) -> dict[str, object]:
         """Return the content of /health."""
         status, broken = "stopping" if self.loop.stopping else "draining" if self._refusing else "ok", self.loop.broken

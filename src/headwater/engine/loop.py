@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
@@ -80,6 +81,7 @@ class StepLoop:
         self.take_late: Callable[[], None] = lambda: None  # ends waits for tiers that are too long; with `changed` held
         self.stopping = False
         self.broken: Exception | None = None  # the error that ended the thread
+        self._turn_began: float | None = None  # monotonic; None while the thread waits for work
         self.thread = threading.Thread(target=self._work, name="headwater-engine", daemon=True)
         self.compute_threads = torch.get_num_threads()
 
@@ -87,6 +89,12 @@ class StepLoop:
     def is_ending(self) -> bool:
         """True if no more steps will run."""
         return self.stopping or self.broken is not None
+
+    @property
+    def turn_seconds(self) -> float:
+        """Seconds since the thread began its current step; 0 while it waits, infinite if an error ended it."""
+        began = self._turn_began
+        return math.inf if self.broken is not None else 0.0 if began is None else time.monotonic() - began
 
     def stop(self) -> None:
         """End the thread after the step in progress; requests still open fail with EngineStopped."""
@@ -167,7 +175,9 @@ class StepLoop:
         with self._changed:
             while self._scheduler.idle and not (self.cancelled or self.stopping or self._scheduler.failures):
                 self._changed.notify_all()  # a call of `drain`
+                self._turn_began = None
                 self._changed.wait()
+            self._turn_began = time.monotonic()
             if self.stopping:
                 return None
             self._end_cancelled()

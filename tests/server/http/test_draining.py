@@ -1,5 +1,6 @@
 """Draining over a fake engine; tests/test_serve.py tests it with signals and a process."""
 
+import re
 import signal
 import socket
 import threading
@@ -11,6 +12,7 @@ import pytest
 from headwater.config import ServeConfig
 from headwater.server.app import create_app
 from headwater.server.http.process import DrainingServer, protocol_settings
+from headwater.server.http.service_manager import ServiceManager
 from tests.server.fake_engine import FakeEngine
 
 PATIENCE = 20  # seconds after which something that must happen has not
@@ -21,10 +23,10 @@ BODY = {"prompt": "abc", "max_tokens": 50, "stream": True}
 class Draining(DrainingServer):
     """Server on a thread and a port of its own, with an event that is set when it listens."""
 
-    def __init__(self, engine, drain, **settings):
+    def __init__(self, engine, drain, manager=None, **settings):
         config = ServeConfig(cors=("*",), **settings)
         app = create_app(engine, config)
-        super().__init__(protocol_settings(app, config), app.state.in_flight, engine, drain)
+        super().__init__(protocol_settings(app, config), app.state.in_flight, engine, drain, manager)
         self.listening = threading.Event()
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"
@@ -51,8 +53,8 @@ def started(engine, let_go):
     """Yield a function that starts a server. At the end `let_go` ends the held requests, and all servers stop."""
     servers = []
 
-    def start(drain=FOREVER, **settings):
-        server = Draining(engine, drain, **settings)
+    def start(drain=FOREVER, manager=None, **settings):
+        server = Draining(engine, drain, manager, **settings)
         servers.append(server)
         server.thread.start()
         assert server.listening.wait(PATIENCE)
@@ -116,3 +118,45 @@ def test_second_interrupt_ends_the_server_without_waiting(draining, engine):
         stream.read()
     assert server.ended()
     assert server.interrupted
+
+
+def lines_of(caplog):
+    return [record.message for record in caplog.records if record.name == "headwater.server"]
+
+
+def test_draining_logs_its_limit_and_its_end(draining, engine, caplog):
+    caplog.set_level("INFO")
+    server = draining(30.0)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=PATIENCE) as stream:
+        assert engine.held.wait(PATIENCE)
+        server.handle_exit(signal.SIGINT, None)
+        while not lines_of(caplog):
+            pass  # until the server has looked
+        engine.was_cancelled.set()
+        stream.read()
+    assert server.ended()
+    began, ended = lines_of(caplog)
+    assert began == "draining: 1 request, at most 30 s, Ctrl-C again to stop at once"
+    assert re.fullmatch(r"drained for \d+\.\d s: all requests have ended, the server stops", ended)
+
+
+def test_interrupted_draining_logs_unfinished_requests(draining, engine, caplog):
+    caplog.set_level("INFO")
+    server = draining(FOREVER)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=PATIENCE) as stream:
+        assert engine.held.wait(PATIENCE)
+        server.handle_exit(signal.SIGINT, None)
+        server.handle_exit(signal.SIGINT, None)
+        stream.read()
+    assert server.ended()
+    assert re.search(r"1 request ended unfinished", lines_of(caplog)[-1])
+
+
+def test_idle_server_notifies_the_service_manager_that_it_stops(draining, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(str(tmp_path / "notify"))
+        told.settimeout(PATIENCE)
+        server = draining(30.0, ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "notify")}))
+        server.handle_exit(signal.SIGTERM, None)
+        assert told.recv(1000) == b"STOPPING=1\nSTATUS=stopping: no request is running"
+    assert server.ended()

@@ -29,6 +29,7 @@ from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.server.http.connection import MAX_REFUSED, Connection, Gate
 from headwater.server.http.middleware import InFlight
+from headwater.server.http.service_manager import ServiceManager
 from headwater.setting import SettingError
 
 SOCKET_MASK = 0o117  # a Unix socket is for its owner and group: mode 660
@@ -38,6 +39,7 @@ PROBE_SECONDS = 1.0  # seconds for another server to accept a connection on an e
 RESERVED_DESCRIPTORS = 32  # file descriptors that connections leave free, for files
 
 log = logging.getLogger("headwater.connection")
+log_server = logging.getLogger("headwater.server")
 
 
 class ListeningSocket(socket.socket):
@@ -185,6 +187,11 @@ def _clear(path: Path) -> None:
     raise SettingError("uds", repr(str(path)), "where another server listens")
 
 
+def requests(number: int) -> str:
+    """Return a number of requests in words."""
+    return f"{number:,} request{'' if number == 1 else 's'}"
+
+
 class DrainedEngine(Protocol):
     """Engine that can be drained."""
 
@@ -197,19 +204,29 @@ class DrainingServer(uvicorn.Server):
     """Server that drains at SIGTERM or SIGINT: it stops the engine when it is idle, or after `drain` seconds.
 
     Until then new requests are refused, and /health reports "draining". A second SIGINT stops at once and sets
-    `interrupted`.
+    `interrupted`. The log and the service manager are notified of both ends of draining.
     """
 
-    def __init__(self, config: uvicorn.Config, in_flight: InFlight, engine: DrainedEngine, drain: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        in_flight: InFlight,
+        engine: DrainedEngine,
+        drain: float,
+        manager: ServiceManager | None = None,
+    ) -> None:
         super().__init__(config)
         self._in_flight, self._engine, self._drain = in_flight, engine, drain
-        self._deadline: float | None = None  # monotonic; None: no signal has come
+        self._manager = manager or ServiceManager({})
+        self._signal: int | None = None  # the first one
+        self._began = 0.0  # monotonic time of that signal
+        self._announced = False
         self.interrupted = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Record a signal, and no more: the interrupted thread may hold the engine's lock."""
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self._drain
+        if self._signal is None:
+            self._began, self._signal = time.monotonic(), sig
         elif sig == signal.SIGINT:
             self.force_exit = self.interrupted  # a third SIGINT drops the answers that are not written yet
             self.interrupted = True
@@ -217,18 +234,37 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Return whether the server ends; uvicorn calls this ten times a second."""
         ends = await super().on_tick(counter)
-        if self._deadline is None:
+        if self._signal is None:
+            self._manager.ping()
             return ends
         self._engine.refuse_new()
-        late = self.interrupted or time.monotonic() >= self._deadline
-        if late or not self._in_flight.count:
+        if not self._announced:
+            self._announce()
+        if self.interrupted or not self._left() or not self._in_flight.count:
+            self._announce_end()
             await asyncio.to_thread(self._engine.stop, self._left)
             return True
         return ends
 
+    def _announce(self) -> None:
+        self._announced = True
+        again = "Ctrl-C again" if self._signal == signal.SIGINT else "SIGINT"
+        text = "stopping: no request is running"
+        if self._in_flight.count:
+            text = f"draining: {requests(self._in_flight.count)}, at most {self._drain:g} s, {again} to stop at once"
+        log_server.info(text)
+        self._manager.stopping(text)
+
+    def _announce_end(self) -> None:
+        left, seconds = self._in_flight.count, time.monotonic() - self._began
+        end = f"{requests(left)} ended unfinished" if left else "all requests have ended"
+        text = f"drained for {seconds:.1f} s: {end}, the server stops"
+        log_server.log(logging.WARNING if left else logging.INFO, text)
+        self._manager.status(text)
+
     def _left(self) -> float:
         """Return how many seconds are left to drain."""
-        return 0.0 if self.interrupted or self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        return 0.0 if self.interrupted else max(0.0, self._began + self._drain - time.monotonic())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close all connections: incomplete requests at once, answers that are not read after CLOSING_SECONDS."""
