@@ -179,7 +179,7 @@ def test_states_are_aligned_and_do_not_overlap() -> None:
         ("hidden_act", "gelu", "'gelu', only 'silu'"),
         ("attention_bias", True, "'attention_bias' is True, only False"),
         ("partial_rotary_factor", 2.0, "512 of 256 channels"),
-        ("rope_parameters", {"rope_type": "yarn"}, "'yarn', only 'default'"),
+        ("rope_parameters", {"rope_type": "yarn"}, "'factor' is missing"),
     ],
 )
 def test_error_of_a_wrong_config_names_it(key: str, value: object, message: str) -> None:

@@ -68,6 +68,13 @@ class ServeConfig:
     device: str = setting("cpu", TEXT, MODEL, "Device that computes.", choices=DEVICES)
     dtype: str = setting("auto", TEXT, MODEL, "Data type of the computation.", choices=DTYPES)
     weights: str = setting("auto", TEXT, MODEL, "Format of weights in memory; auto: as stored.", choices=WEIGHTS)
+    rope_scaling: str | None = setting(
+        None,
+        TEXT,
+        MODEL,
+        "Scaling of rotary positions for longer sequences: yarn:4, linear:2, or keys of rope_parameters as JSON.",
+        unset="the model's own",
+    )
     threads: int | None = setting(
         None,
         COUNT,

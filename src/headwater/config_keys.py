@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,7 @@ class ConfigKeys:
     """Typed access to a config.json; every error names the key."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        text = text_config(config)
-        rope = text.get("rope_parameters") or {}
-        if not isinstance(rope, dict):
-            raise CheckpointError(f"config.json: key 'rope_parameters' is {rope!r}, must be an object")
-        self._values: dict[str, Any] = {**text, **rope}
+        self._values: dict[str, Any] = {**text_config(config)}
         # A multimodal config has the key for tied embeddings at its top level.
         if "tie_word_embeddings" in config:
             self._values.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
@@ -60,6 +57,10 @@ class ConfigKeys:
     def optional(self, key: str) -> Any:
         """Return the key's value, of any type; None if it is missing."""
         return self._values.get(key)
+
+    def with_values(self, values: Mapping[str, Any]) -> ConfigKeys:
+        """Return the keys with those of `values`, which precede."""
+        return ConfigKeys({**self._values, **values})
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Return a whole number."""

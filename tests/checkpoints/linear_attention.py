@@ -56,6 +56,12 @@ RECIPES = {
         qk_nope_head_dim=24, v_head_dim=40,
     ),
     "ling": LING.recipe(),
+    "ling_yarn": LING.recipe(
+        rope_parameters={
+            "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128, "rope_theta": 1e4,
+            "mscale": 0.7, "mscale_all_dim": 1.3,
+        },
+    ),
     "ling_odd_heads": LING.recipe(  # transformers reads a delta layer's width back as that of positions: they are equal
         layer_types=[LINEAR, FULL, LINEAR], hidden_size=72, num_attention_heads=3, num_key_value_heads=3, head_dim=24,
         qk_rope_head_dim=24, qk_nope_head_dim=8, v_head_dim=40, kda_safe_gate=False, n_group=1, topk_group=1,

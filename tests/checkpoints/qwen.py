@@ -38,6 +38,26 @@ RECIPES = {
     "qwen3_5_sharded": DENSE.recipe(layer_types=[LINEAR, FULL] * 2, shard_bytes=300_000),
     "qwen3_5_moe_sharded": MOE.recipe(layer_types=[LINEAR, FULL] * 2, shard_bytes=300_000),
     "qwen3_5_bfloat16": DENSE.recipe(dtype="bfloat16"),
+    "qwen3_5_yarn": DENSE.recipe(  # a ramp within 4 of 8 pairs, and prompts longer than the training
+        rope_parameters={
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "qwen3_longrope": PLAIN.recipe(
+        max_position_embeddings=512,
+        rope_parameters={
+            "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64,
+            "short_factor": [1.0] * 16, "long_factor": [1 + i / 3 for i in range(16)],
+        },
+    ),
+    "qwen3_window_llama3": WINDOWED.recipe(
+        layer_types=[SLIDING, FULL],
+        rope_parameters={
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4,
+            "original_max_position_embeddings": 128,
+        },
+    ),
     "qwen3_5_wide": DENSE.recipe(
         hidden_size=1024, intermediate_size=1536, num_attention_heads=8, head_dim=64, linear_num_key_heads=4,
         linear_num_value_heads=8, linear_key_head_dim=64, linear_value_head_dim=64,

@@ -223,8 +223,19 @@ def test_abandoned_prefill_hits_with_the_same_bits_when_sent_again(make):
 
 
 def test_a_request_that_cannot_fit_is_refused_at_once(make):
-    with make(40) as rig, pytest.raises(RequestTooLarge, match="the model takes"):
+    with make(40) as rig, pytest.raises(RequestTooLarge, match="the server takes"):
         rig.submit(words(40 * 64, 1), 10)
+
+
+def test_request_beyond_the_trained_length_is_served_with_a_warning(make, caplog):
+    with make(40) as rig:
+        made_for = rig.engine.spec.max_length
+        rig.engine.spec = replace(rig.engine.spec, max_length=100)
+        rig.ask(words(90, 1), 10)
+        assert not caplog.records
+        rig.ask(words(91, 1), 10)
+    assert made_for > 100
+    assert caplog.messages == ["a request has 101 tokens, the model is made for 100"]
 
 
 def test_request_past_its_deadline_fails_with_its_tokens_and_frees_memory(make):

@@ -18,6 +18,7 @@ from headwater.engine.proof.selfcheck import self_check
 from headwater.kernels import attention
 from headwater.kernels.compiling import use_threads
 from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
+from headwater.layers.rotary_scaling import Llama3
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.cpu.attention import (
@@ -40,6 +41,7 @@ SHAPES = {
     "no positions": GroupedAttention(HIDDEN, 4, 2, 16),
     "biases": GroupedAttention(HIDDEN, 4, 2, 16, bias=True, out_bias=True, rotary=Rotary(16)),
     "scale": GroupedAttention(HIDDEN, 6, 3, 16, scale=0.7, rotary=Rotary(16, theta=500.0)),
+    "scaled": GroupedAttention(HIDDEN, 4, 2, 16, rotary=Rotary(16, scaling=Llama3(8.0, 1.0, 4.0, 64), amplitude=1.3)),
     "neighbours": GroupedAttention(HIDDEN, 5, 1, 32, rotary=Rotary(16, neighbours=True)),
     "some channels": GroupedAttention(HIDDEN, 4, 4, 48, rotary=Rotary(10)),
     "all": GroupedAttention(HIDDEN, 6, 1, 32, gated=True, normed=True, norm_offset=1.0, rotary=Rotary(8)),

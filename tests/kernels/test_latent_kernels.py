@@ -17,7 +17,7 @@ from tests.mixers.mla.test_latent_attention import KIMI, WIDTH, Rig
 
 LENGTHS = (1, 5, 64, 65, 128, 129, 300, 513)
 SHAPES = (
-    LatentAttention(WIDTH, heads=5, latent=48, nope_dim=24, rope_dim=16, v_dim=24),
+    LatentAttention(WIDTH, heads=5, latent=48, nope_dim=24, rope_dim=16, v_dim=24, scale=0.3),
     LatentAttention(WIDTH, heads=9, latent=32, nope_dim=16, rope_dim=16, v_dim=8, rotary=Rotary(16), gated=True),
 )
 

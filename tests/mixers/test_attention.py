@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from headwater.layers.attention import GroupedAttention, Rotary
+from headwater.layers.rotary_scaling import Yarn
 from headwater.mixers.rotary import TABLE_BLOCK, RotaryTable, rotary_table, rotate_into
 from headwater.mixers.slices import Slice
 from tests.mixers.attention_rig import GroupedRig
@@ -138,10 +139,10 @@ def test_a_table_of_rotations_is_copied_once_for_a_long_prompt(monkeypatch: pyte
     assert by_block.until(1).equal(table)
 
 
-@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.parametrize(("neighbours", "amplitude"), [(False, 1.0), (True, 1.0), (False, 1.3)])
 @pytest.mark.parametrize("by", [0, 1, 63, 5_000, 100_000])
-def test_a_key_rotated_on_is_the_key_rotated_there(by: int, neighbours: bool) -> None:
-    rotary = Rotary(32, neighbours=neighbours)
+def test_key_rotated_again_is_the_key_at_that_position(by: int, neighbours: bool, amplitude: float) -> None:
+    rotary = Rotary(32, neighbours=neighbours, scaling=Yarn(4.0, 512), amplitude=amplitude)
     table = rotary_table(rotary, "cpu")
     k_TGD = torch.randn(200, 3, 48, generator=torch.Generator().manual_seed(0))
     from_T = torch.arange(200)

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
 from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
+from headwater.layers.rotary_scaling import Yarn
 from headwater.mixers.slices import Slice
 from headwater.models.build import build_model
 from headwater.models.hybrid import HybridModel
@@ -34,6 +35,7 @@ LATENT = LatentAttention(WIDTH, heads=3, latent=24, nope_dim=16, rope_dim=8, v_d
 ATTENTION = {
     "partly rotated": GROUPED,
     "all rotated, normed": replace(GROUPED, rotary=Rotary(16, 1e6), normed=True, gated=True),
+    "scaled, of another amplitude": replace(GROUPED, rotary=Rotary(16, scaling=Yarn(4.0, 256), amplitude=1.2)),
     "neighbours": replace(GROUPED, rotary=Rotary(12, neighbours=True)),
     "no positions": replace(GROUPED, rotary=None),
     "latent": LATENT,

@@ -1,5 +1,6 @@
 """GGUF files: headers, formats of tensors to the bit, tokenizers, and defects of a file."""
 
+import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from headwater.errors import CheckpointError
+from headwater.layers.attention import Rotary
+from headwater.layers.rotary_scaling import Divided, Linear, Yarn
 from headwater.mixers.quantised import Quantised
 from headwater.models.gguf import names as changes
 from headwater.models.gguf.blocks import TYPES, Plain
@@ -149,7 +152,7 @@ def test_error_names_the_defect_of_a_gguf_tensor(tensors: Any, error: str, tmp_p
         ({"general.architecture": "llama"}, "architecture 'llama' is not one of .*qwen35"),
         ({"qwen3.block_count": None}, r"key 'qwen3\.block_count' is missing from the metadata"),
         ({"split.count": 3}, "it is part 1 of 3 by its metadata: keep the names of parts .* NAME-00001-of-00003.gguf"),
-        ({"qwen3.rope.scaling.type": "yarn"}, "key 'rope_scaling' is "),
+        ({"qwen3.rope.scaling.type": "other", "qwen3.rope.scaling.factor": 2.0}, "key 'rope_type' is 'other'"),
     ],
 )
 def test_a_model_that_is_not_read_is_refused_by_its_name(changes: dict[str, Any], error: str, tmp_path: Path) -> None:
@@ -268,3 +271,33 @@ def test_pieces_of_sentencepiece_are_merged_by_their_scores_and_other_text_is_by
     plain = tokenizer_of(of_pieces(add_space_prefix=False, add_bos_token=False))
     assert plain.encode("hello world").tokens == ["he", "llo", "▁world"]
     assert plain.decode(plain.encode(" hello").ids) == " hello"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({}, Rotary(16)),
+        ({"type": "none", "factor": 4.0}, Rotary(16)),
+        ({"type": "linear", "factor": 4.0}, Rotary(16, scaling=Linear(4.0))),
+        ({"factor": 4.0}, Rotary(16, scaling=Linear(4.0))),  # as llama.cpp has it
+        (
+            {"type": "yarn", "factor": 4.0, "original_context_length": 50, "yarn_beta_fast": 16.0, "attn_factor": 0.5},
+            Rotary(16, scaling=Yarn(4.0, 50, 16.0), amplitude=0.5 * (0.1 * math.log(4.0) + 1)),
+        ),
+    ],
+)
+def test_rotation_is_scaled_as_the_metadata_describe(metadata: Any, expected: Rotary, tmp_path: Path) -> None:
+    named = {f"qwen3.rope.scaling.{key}": value for key, value in metadata.items()}
+    (tmp_path / "model.gguf").write_bytes(pack(SIZES | named, of_tensor((32, 32), 8, bytes(32 * 34))))
+    assert read_spec(tmp_path / "model.gguf").layers[0].rotary == expected
+
+
+@pytest.mark.parametrize("names", [["freqs"], ["factors_short", "factors_long"]])
+def test_rotation_has_the_divisors_of_tensors(names: list[str], tmp_path: Path) -> None:
+    """The configured length is 100 tokens: for a training of 50 these are the factors of long sequences."""
+    divisors = {name: np.arange(1, 9, dtype=np.float32) * (i + 1) for i, name in enumerate(names)}
+    tensors = {f"rope_{name}.weight": ((8,), 0, x.tobytes()) for name, x in divisors.items()}
+    metadata = SIZES | {"qwen3.rope.scaling.original_context_length": 50, "qwen3.rope.scaling.attn_factor": 1.25}
+    (tmp_path / "model.gguf").write_bytes(pack(metadata, of_tensor((32, 32), 8, bytes(32 * 34)) | tensors))
+    found = read_spec(tmp_path / "model.gguf").layers[0].rotary
+    assert found == Rotary(16, scaling=Divided(tuple(divisors[names[-1]].tolist())), amplitude=1.25)

@@ -41,6 +41,7 @@ SHAPES = [
     "granite_attention", "granite_moe_odd_heads", "bamba_odd_heads", "mamba2_odd_heads", "minimax_tied_sharded",
     "minimax_odd_heads", "ring_biases", "ring_odd_heads_tied", "jamba", "jamba_tied_biases", "jamba_odd",
     "kimi_linear_groups", "kimi_linear_odd_heads", "ling_odd_heads", "falcon_h1_biases", "falcon_h1_odd_heads",
+    "qwen3_5_yarn", "qwen3_longrope", "qwen3_window_llama3", "ling_yarn",
     "nemotron_h_latent", "nemotron_h_odd_heads", "mamba", "falcon_mamba", "lfm2_odd_heads", "lfm2_moe_odd",
 ]  # fmt: skip
 

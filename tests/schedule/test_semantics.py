@@ -202,7 +202,7 @@ def test_a_request_that_can_never_fit_is_refused_at_once():
     it = lab(n_pages=20, max_model_len=5000)
     with pytest.raises(RequestTooLarge, match=r"1,300 tokens need 23 pages of memory, there are 20"):
         it.submit(words(1200, 1), max_tokens=100)
-    with pytest.raises(RequestTooLarge, match=r"together are 5,100 tokens, the model takes 5,000"):
+    with pytest.raises(RequestTooLarge, match=r"together are 5,100 tokens, the server takes 5,000"):
         it.submit(words(5000, 1), max_tokens=100)
     assert it.scheduler.idle
 

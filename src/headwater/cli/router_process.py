@@ -33,7 +33,7 @@ FIRST_WORKER_SECONDS = 600.0  # seconds to wait for a worker before connections 
 def routed_model(config: ServeConfig) -> RoutedModel:
     """Read the parts of the model that a router needs: no weights."""
     path = folder_of(config.model)
-    spec = read_spec(path, config.dtype, config.device, config.page_size, config.weights)
+    spec = read_spec(path, config.dtype, config.device, config.page_size, config.weights, config.rope_scaling)
     texts = read_texts(path)
     name = config.model_name or name_of(path)
     return RoutedModel(name, texts.tokenizer, texts.chat_template, texts.special_tokens, texts.generation, spec)

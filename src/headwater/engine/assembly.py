@@ -49,6 +49,8 @@ from headwater.tiers.store import Store
 MAX_SAVES, STAGED_BYTES = 16, 64 * 2**20
 MIN_SAVES, MIN_SAVES_BYTES = 4, 256 * 2**20
 
+MAX_POSITIONS = 2**24  # tokens of a sequence: up to here a position is exact in float32
+
 log = logging.getLogger("headwater.engine")
 
 
@@ -68,7 +70,7 @@ def opened(config: ServeConfig, progress: Progress, share_weights: bool) -> Open
     """Check the settings, prove the kernels exact and load the models. Raises CheckpointError or ConfigError."""
     prepare_process(config.threads)
     path = folder_of(config.model)
-    spec = read_spec(path, config.dtype, config.device, config.page_size, config.weights)
+    spec = read_spec(path, config.dtype, config.device, config.page_size, config.weights, config.rope_scaling)
     check_memory(config)
     texts = read_texts(path)
     tensors = open_weights(path, spec.dtype_name, config.device)  # a broken file is an error before the proof
@@ -85,11 +87,12 @@ def opened(config: ServeConfig, progress: Progress, share_weights: bool) -> Open
     mtp = has_head and config.speculation in (AUTO, MTP) and check.deterministic
     if share_weights:
         share()
-    loaded = load_model(path, spec.dtype_name, config.device, config.page_size, config.weights, mtp, texts)
+    held = (spec.dtype_name, config.device, config.page_size, config.weights)
+    loaded = load_model(path, *held, mtp, texts, config.rope_scaling)
     loaded = replace(loaded, name=config.model_name or loaded.name)
     draft = None
     if config.draft_model is not None and check.deterministic:
-        draft = load_model(config.draft_model, spec.dtype_name, config.device, config.page_size, config.weights)
+        draft = load_model(config.draft_model, *held)
         check_fits(draft, loaded)
     return Opened(path, loaded, check, draft, stores, key)
 
@@ -133,9 +136,15 @@ def assembled(
 def _scheduler(
     config: ServeConfig, layout: CacheLayout, spec: ModelSpec, n_saves: int, speculation: Speculation
 ) -> Scheduler:
-    longest = spec.max_length
+    longest = MAX_POSITIONS
     if layout.kv_pages_per_unit:
         longest = min(longest, (layout.n_pages - layout.slot_pages) * layout.page_size)
+    if longest > spec.max_length:
+        log.info(
+            "the model is made for %s tokens; requests of up to %s fit and are served",
+            f"{spec.max_length:,}",
+            f"{longest:,}",
+        )
     limits = Limits(config.max_running, config.max_tokens_per_step, n_saves, longest, config.max_waiting)
     if not config.cache:
         off = make_placement("none")

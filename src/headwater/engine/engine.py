@@ -177,7 +177,10 @@ class Engine:
         request is given up.
         """
         # first, so that no request is displaced by one that cannot be served
-        self.scheduler.check_fits(len(generation.prompt) + generation.params.max_tokens)
+        length = len(generation.prompt) + generation.params.max_tokens
+        self.scheduler.check_fits(length)
+        if length > self.spec.max_length:
+            log.warning("a request has %s tokens, the model is made for %s", f"{length:,}", f"{self.spec.max_length:,}")
         text, sampling = self._prepared(generation, handover.output)
         now = time.monotonic()
         with self.changed:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from headwater.errors import ConfigError
 from headwater.layers.layer import Layer, Shapes
+from headwater.layers.rotary_scaling import Scaling
 from headwater.plan import PrefillFlops
 
 
@@ -17,6 +18,8 @@ class Rotary:
     dim: int
     theta: float = 10_000.0
     neighbours: bool = False  # pairs are (2i, 2i + 1)
+    scaling: Scaling | None = None  # of the frequencies
+    amplitude: float = 1.0  # factor of cosines and sines, which some scalings have
 
 
 def with_pairs(weights: int, width: int) -> PrefillFlops:

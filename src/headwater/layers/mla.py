@@ -29,11 +29,17 @@ class LatentAttention(Layer):
     q_latent: int = 0  # channels of the compressed queries; 0: they are not compressed
     bias: bool = False  # of the down projection to the latents, and of the output
     gated: bool = False  # each head's output is multiplied by the sigmoid of one channel (Ling 3.0)
+    scale: float | None = None  # of a query times a key; None: 1/√key_dim
 
     @property
     def key_dim(self) -> int:
         """Channels of a head's query and key."""
         return self.nope_dim + self.rope_dim
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of a query times a key."""
+        return self.key_dim**-0.5 if self.scale is None else self.scale
 
     def tensors(self) -> Shapes:
         hidden, queries = self.hidden, self.heads * self.key_dim

@@ -92,7 +92,7 @@ class ExpandedHeads:
     def _attended(self, q_TG1M: Tensor, keys_values: tuple[Tensor, Tensor], start: int, mask: CausalMask) -> Tensor:
         """Attend from a slice's queries, the first at position `start`, to the keys up to each."""
         read_TG1M = torch.empty_like(q_TG1M)
-        softmax.prefill_into(read_TG1M, q_TG1M, keys_values, start, mask, self.shape.key_dim**-0.5)
+        softmax.prefill_into(read_TG1M, q_TG1M, keys_values, start, mask, self.shape.score_scale)
         return read_TG1M
 
     def _keys_values(self, e_KGE: Tensor, row_KX: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,7 +206,7 @@ class LatentAttentionMixer:
         for batch in step.decodes:
             row_BKX = step.arena.gather_batch(self.layer, batch.table_BP, batch.unused_T)[0][:, : batch.n_keys]
             rows = (row_BKX[:, :, None],) * 2
-            q_B1HX, scale = q_BHX[batch.at, None], self.shape.key_dim**-0.5
+            q_B1HX, scale = q_BHX[batch.at, None], self.shape.score_scale
             read_B1HX = softmax.decode(q_B1HX, rows, batch.mask_B11K, scale)
             read_BHL[batch.at] = read_B1HX[:, 0, :, : self.shape.latent]
         return read_BHL

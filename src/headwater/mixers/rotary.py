@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headwater.layers.attention import Rotary
 from headwater.mixers.batch import LastValue
+from headwater.mixers.frequencies import frequencies
 from headwater.mixers.gpu import has_kernels
 
 TABLE_BLOCK = 4096  # positions
@@ -21,15 +22,13 @@ class RotaryTable:
     """Cosines and sines by position in float32, computed in blocks of fixed size: bits depend only on the position."""
 
     def __init__(self, rotary: Rotary, device: torch.device | str) -> None:
-        width = rotary.dim
-        self.neighbours = rotary.neighbours
-        exponent_F = torch.arange(0, width, 2, dtype=torch.float, device=device) / width
-        self._frequency_F = 1.0 / (rotary.theta**exponent_F)
-        self._cos_sin = torch.empty(0, 2, width // 2, device=device)
+        self.neighbours, self._amplitude = rotary.neighbours, rotary.amplitude
+        self._frequency_F = frequencies(rotary).to(device)
+        self._cos_sin = torch.empty(0, 2, rotary.dim // 2, device=device)
         self._at = LastValue(self._looked_up)  # of the positions of a step, for all its layers
 
     def at(self, position_N: Tensor) -> Tensor:
-        """Return cosines and sines at these positions, [N, 2, F]."""
+        """Return cosines and sines at these positions, times the rotation's amplitude, [N, 2, F]."""
         return self._at.of(position_N, position_N)
 
     def turn(self, by: int) -> Tensor:
@@ -45,7 +44,7 @@ class RotaryTable:
         (cos_from, sin_from), (cos_to, sin_to) = (self._looked_up(x).unbind(1) for x in (from_N, to_N))
         cos_NF = (cos_to * cos_from).addcmul_(sin_to, sin_from)
         sin_NF = (sin_to * cos_from).addcmul_(cos_to, sin_from, value=-1)
-        return torch.stack([cos_NF, sin_NF], dim=1)
+        return torch.stack([cos_NF, sin_NF], dim=1) / self._amplitude**2
 
     def turned(self, x_NHD: Tensor, cos_sin_N2F: Tensor) -> Tensor:
         """Return x rotated, in float32; round once."""
@@ -54,7 +53,7 @@ class RotaryTable:
         return turned_NHD.to(x_NHD.dtype)
 
     def until(self, end: int) -> Tensor:
-        """Return cosines and sines at positions from 0 to at least `end`, [positions, 2, F]: the same one if it can."""
+        """Return `at` of positions from 0 to at least `end`, [positions, 2, F]: the same one if it can."""
         table = self._cos_sin  # another thread may replace it by a shorter one
         starts = range(len(table), end, TABLE_BLOCK)
         if starts:
@@ -68,7 +67,7 @@ class RotaryTable:
 
     def _computed(self, position_N: Tensor) -> Tensor:
         angle_NF = position_N.float()[:, None] * self._frequency_F
-        return torch.stack([angle_NF.cos(), angle_NF.sin()], dim=1)
+        return torch.stack([angle_NF.cos(), angle_NF.sin()], dim=1) * self._amplitude
 
 
 class RotaryOnGpu(RotaryTable):

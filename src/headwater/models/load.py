@@ -52,7 +52,12 @@ class LoadedModel:
 
 
 def read_spec(
-    path: Path | str, dtype: str = "auto", device: str = "cpu", page_size: int = 64, weights: str = "auto"
+    path: Path | str,
+    dtype: str = "auto",
+    device: str = "cpu",
+    page_size: int = 64,
+    weights: str = "auto",
+    rope_scaling: str | None = None,
 ) -> ModelSpec:
     """Read the spec of the model in this folder; `auto` chooses the dtype.
 
@@ -60,7 +65,7 @@ def read_spec(
     """
     check_device(device)
     folder = Path(path)
-    return read_folder(folder, choose_dtype(model_config(folder), dtype, device).name, page_size, weights)
+    return read_folder(folder, choose_dtype(model_config(folder), dtype, device).name, page_size, weights, rope_scaling)
 
 
 def check_device(device: str) -> None:
@@ -78,15 +83,16 @@ def load_model(
     weights: str = "auto",
     mtp: bool = False,
     texts: Texts | None = None,
+    rope_scaling: str | None = None,
 ) -> LoadedModel:
     """Read a folder or a GGUF file; `weights` is how weights are held, `mtp` reads the MTP head as well.
 
-    `texts`: what `read_texts` read already.
+    `texts`: what `read_texts` read already; `rope_scaling`: a change of the rotation.
 
     Raises CheckpointError that names the file, and the tensor or key, that is wrong.
     """
     folder = Path(path)
-    spec = read_spec(folder, dtype, device, page_size, weights)
+    spec = read_spec(folder, dtype, device, page_size, weights, rope_scaling)
     config = model_config(folder)
     tensors = open_weights(folder, spec.dtype_name, device)
     with of_a_model():

@@ -43,7 +43,7 @@ class Limits:
         """Raise RequestTooLarge if a prompt and its output, `tokens` together, could never be served."""
         if tokens > self.max_model_len:
             limit = self.max_model_len
-            raise RequestTooLarge(f"prompt and max_tokens together are {tokens:,} tokens, the model takes {limit:,}")
+            raise RequestTooLarge(f"prompt and max_tokens together are {tokens:,} tokens, the server takes {limit:,}")
         kv = -(-tokens // layout.page_size) * layout.kv_pages_per_unit
         states = layout.slot_pages
         if layout.state_fraction is None or layout.elastic_pages:

@@ -307,19 +307,24 @@ def test_bad_chats_are_named(call, body, part):
     assert part in error(call("/v1/chat/completions", body))["message"]
 
 
-def test_prompt_longer_than_the_model_is_refused_with_both_numbers(call):
-    told = error(complete(call, prompt="x" * 5000))
-    assert told["code"] == "context_length_exceeded"
-    assert told["message"] == "prompt has 5,000 tokens, the model takes 4,096 with the answer"
-    told = error(complete(call, prompt="x" * 4000, max_tokens=200))
-    assert "4,000" in told["message"]
-    assert "200" in told["message"]
-
-
 def test_prompt_longer_than_memory_is_refused_with_both_numbers(call, engine):
     engine.max_model_len = 640
     told = error(complete(call, prompt="x" * 700))
+    assert told["code"] == "context_length_exceeded"
     assert told["message"] == "prompt has 700 tokens, the server's memory takes 640 with the answer"
+    told = error(complete(call, prompt="x" * 600, max_tokens=200))
+    assert "600" in told["message"]
+    assert "200" in told["message"]
+
+
+def test_trained_length_bounds_only_answers_without_max_tokens(call, engine):
+    """A model for 4,096 tokens, memory for 6,000: longer prompts are served; answers end there by default."""
+    engine.max_model_len = 6000
+    assert call("/v1/models").json()["data"][0]["max_model_len"] == 4096
+    for length, wanted, total in ((4000, None, 4096), (4000, 500, None), (5000, None, 6000)):
+        messages = [{"role": "user", "content": "x" * length}]
+        prompt = chat(call, messages=messages, max_tokens=wanted).json()["usage"]["prompt_tokens"]
+        assert engine.seen[-1].params.max_tokens == (total - prompt if total else wanted)
 
 
 def test_prompt_that_leaves_no_token_to_the_answer_is_refused(call, engine):

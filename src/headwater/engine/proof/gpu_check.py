@@ -170,7 +170,7 @@ def broken_latent_attention(layer: LatentAttention, random: Random, device: str)
     (width,) = layer.kv_widths
     tables, position_B = _paged(device)
     pages = random(sum(len(table) for table in tables), PAGE * width)
-    q_BHX, scale = random(len(LENGTHS), layer.heads, width), layer.key_dim**-0.5
+    q_BHX, scale = random(len(LENGTHS), layer.heads, width), layer.score_scale
 
     def decode(at: slice) -> Tensors:
         return (mla.decode(q_BHX[at], pages, _decoding(tables[at], position_B[at]), PAGE, scale, layer.latent),)

@@ -312,7 +312,7 @@ class LatentAttentionOnCpu(LatentAttentionMixer):
         heads, width = q_BHX.shape[1:]
         latent = self.shape.latent
         pages = self.pages.of(step.arena.pages_of(self.layer), step.arena.page_size)
-        q_BHX = q_BHX.float() * self.shape.key_dim**-0.5
+        q_BHX = q_BHX.float() * self.shape.score_scale
         read_BHL = torch.empty_like(q_BHX[..., :latent], dtype=step.dtype, memory_format=torch.contiguous_format)
         read = flat(read_BHL)
         shape = HeadShape(heads, 1, width, latent)

@@ -90,7 +90,7 @@ class ExpandedHeadsOnGpu(ExpandedHeads):
     """Expanded heads whose attention runs in Triton."""
 
     def _attended(self, q_TG1M: Tensor, keys_values: tuple[Tensor, Tensor], start: int, mask: CausalMask) -> Tensor:
-        return attention.prefill_alone(q_TG1M, keys_values, start, self.shape.key_dim**-0.5)
+        return attention.prefill_alone(q_TG1M, keys_values, start, self.shape.score_scale)
 
 
 class LatentAttentionOnGpu(LatentAttentionMixer):
@@ -100,5 +100,5 @@ class LatentAttentionOnGpu(LatentAttentionMixer):
 
     def _read(self, q_BHX: Tensor, step: AttentionStep) -> Tensor:
         (pages,) = step.arena.pages_of(self.layer)
-        scale = self.shape.key_dim**-0.5
+        scale = self.shape.score_scale
         return decode(q_BHX, pages, paged(step), step.arena.page_size, scale, self.shape.latent)

@@ -12,7 +12,9 @@ from headwater.errors import CheckpointError
 from headwater.hub_name import HubName
 from headwater.models.families.family import Family, Refusal
 from headwater.models.families.quantised import check_quantisation, packed
+from headwater.models.families.rotation import with_rope_scaling
 from headwater.models.files import model_config
+from headwater.setting import SettingError
 from headwater.spec import ModelSpec
 
 __all__ = ["ALL_REFUSE", "FAMILIES", "Family", "Refusal", "read_config", "read_folder"]
@@ -46,13 +48,15 @@ ALL_REFUSE = (
 BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
 
-def read_config(config: dict[str, Any], dtype: str, page_size: int = 64, weights: str = "auto") -> ModelSpec:
+def read_config(
+    config: dict[str, Any], dtype: str, page_size: int = 64, weights: str = "auto", rope_scaling: str | None = None
+) -> ModelSpec:
     """Read a text model's config.json, or the `text_config` within one of a multimodal checkpoint.
 
-    `dtype` is the one to compute in, `weights` how weights are held. Raises CheckpointError where a key is missing, of
-    the wrong type, or asks for something the model code does not do.
+    `dtype` is the one to compute in, `weights` how weights are held, `rope_scaling` a change of the rotation. Raises
+    CheckpointError where a key is missing, of the wrong type, or asks for something the model code does not do.
     """
-    keys = ConfigKeys(config)
+    keys = ConfigKeys(with_rope_scaling(config, rope_scaling) if rope_scaling else config)
     # A multimodal config may leave the text model's type out; then its own stands for it.
     model_type = text_config(config).get("model_type", config.get("model_type"))
     if not isinstance(model_type, str) or model_type not in BY_MODEL_TYPE:
@@ -63,6 +67,8 @@ def read_config(config: dict[str, Any], dtype: str, page_size: int = 64, weights
     for key, value in filter(None, (refusal.required for refusal in family.refuses)):
         keys.require(key, value, default=value)
     spec = ModelSpec.of(family.read(keys), dtype, page_size, weights, stored_dtype(config))
+    if rope_scaling and not any(getattr(layer, "rotary", None) for layer in spec.layers):
+        raise SettingError("rope_scaling", repr(rope_scaling), f"but no layer of a {family.name} model rotates")
     return replace(spec, packed=packed(config, stored_dtype(config)))
 
 
@@ -72,13 +78,15 @@ def stored_dtype(config: dict[str, Any]) -> str:
     return next((name for name in named if isinstance(name, str)), "bfloat16")
 
 
-def read_folder(folder: Path, dtype: str = "auto", page_size: int = 64, weights: str = "auto") -> ModelSpec:
+def read_folder(
+    folder: Path, dtype: str = "auto", page_size: int = 64, weights: str = "auto", rope_scaling: str | None = None
+) -> ModelSpec:
     """Read the config.json of a folder, or a GGUF file; `auto` is the dtype that its weights are stored in.
 
     Raises CheckpointError that names the model.
     """
     config = model_config(folder)
     try:
-        return read_config(config, stored_dtype(config) if dtype == "auto" else dtype, page_size, weights)
+        return read_config(config, stored_dtype(config) if dtype == "auto" else dtype, page_size, weights, rope_scaling)
     except CheckpointError as error:
         raise CheckpointError(f"{HubName.of_folder(folder) or folder}: {error}") from error

@@ -5,15 +5,17 @@ Keys and names are those of the checkpoints that inclusionAI publishes, and of t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headwater.config_keys import ConfigKeys
-from headwater.layers.attention import Rotary
 from headwater.layers.feed_forward import Mlp
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.mla import LatentAttention
 from headwater.models.families import reading
-from headwater.models.families.family import FULL, LINEAR, OTHER_ACTIVATIONS, Family, only
+from headwater.models.families.family import DYNAMIC_ROTATION, FULL, LINEAR, OTHER_ACTIVATIONS, Family, only
 from headwater.models.families.kimi_linear import FEWER_KV_HEADS, SPARSE, read_experts, read_feed_forwards, read_latent
 from headwater.models.families.ring import EXPERT_NAMES, OTHER_SHARED_EXPERTS, read_mtp
+from headwater.models.families.rotation import latent_scale, rotary_of
 from headwater.spec import Architecture
 
 MIXER_NAMES = {"o_proj": "dense"}
@@ -52,9 +54,9 @@ def _read_delta(keys: ConfigKeys) -> DeltaAttention:
 
 def _read_latent(keys: ConfigKeys) -> LatentAttention:
     """All channels that are set apart for positions rotate, neighbours together; a gate for each head."""
-    keys.require("rope_type", "default", default="default")
-    rotary = Rotary(keys.positive("qk_rope_head_dim"), keys.number("rope_theta"), neighbours=True)
-    return read_latent(keys, rotary=rotary, gated=True)
+    rotary = rotary_of(keys, keys.positive("qk_rope_head_dim"), neighbours=True)
+    latent = read_latent(keys, rotary=rotary, gated=True)
+    return replace(latent, scale=latent_scale(keys, latent.key_dim))
 
 
 FAMILY = Family(
@@ -66,7 +68,7 @@ FAMILY = Family(
         OTHER_ACTIVATIONS,
         only("latent attention without positions", "use_mla_nope", True, False),
         only("pairs of channels half a head apart", "rope_interleave", False, True),
-        only("scaled rotation", "rope_scaling", {"type": "yarn", "factor": 4.0}, None),
+        DYNAMIC_ROTATION,
         only("gates of each channel", "gated_attention_proj_granularity_type", "element_wise", "head_wise"),
         only("decays by two projections", "no_kda_lora", False, True),
         only("other routers", "score_function", "softmax", "sigmoid"),

@@ -8,8 +8,9 @@ from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Mlp
 from headwater.layers.mamba2 import Mamba2
 from headwater.models.families import reading
-from headwater.models.families.family import OTHER_ACTIVATIONS, SCALED_ROTATION, Family
+from headwater.models.families.family import DYNAMIC_ROTATION, OTHER_ACTIVATIONS, Family
 from headwater.models.families.mamba2 import mixer_of
+from headwater.models.families.rotation import read_rotary
 from headwater.spec import Architecture
 
 EPS = 1e-5
@@ -44,7 +45,7 @@ def read_heads(keys: ConfigKeys) -> tuple[int, int, int]:
 def read_attention(keys: ConfigKeys, rotated: float | None = 1.0) -> GroupedAttention:
     """Return attention with biases of all its products, or of none; a share of channels is `rotated`, None: none."""
     (heads, kv_heads, head_dim), bias = read_heads(keys), keys.flag("attention_bias", False)
-    rotary = None if rotated is None else reading.rotary(keys, head_dim, rotated)
+    rotary = None if rotated is None else read_rotary(keys, head_dim, rotated)
     hidden = keys.positive("hidden_size")
     return GroupedAttention(hidden, heads, kv_heads, head_dim, rotary=rotary, bias=bias, out_bias=bias)
 
@@ -69,4 +70,4 @@ def read_mixer(keys: ConfigKeys, eps: float) -> Mamba2:
     )
 
 
-FAMILY = Family("Bamba", ("bamba",), read_bamba, profile="bamba-9b", refuses=(OTHER_ACTIVATIONS, *SCALED_ROTATION))
+FAMILY = Family("Bamba", ("bamba",), read_bamba, profile="bamba-9b", refuses=(OTHER_ACTIVATIONS, DYNAMIC_ROTATION))

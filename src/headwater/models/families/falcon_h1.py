@@ -9,7 +9,7 @@ from headwater.layers.feed_forward import Mlp
 from headwater.layers.mamba2 import Mamba2
 from headwater.models.families import reading
 from headwater.models.families.bamba import read_attention, read_mixer
-from headwater.models.families.family import OTHER_ACTIVATIONS, SCALED_ROTATION, Family, only
+from headwater.models.families.family import DYNAMIC_ROTATION, OTHER_ACTIVATIONS, Family, only
 from headwater.spec import Architecture, Block, Part
 
 EPS = 1e-5
@@ -66,6 +66,6 @@ FAMILY = Family(
         OTHER_ACTIVATIONS,
         only("attention in some layers only", "attn_layer_indices", [0], None),
         only("layers without an MLP", "mamba_use_mlp", False, True),
-        *SCALED_ROTATION,
+        DYNAMIC_ROTATION,
     ),
 )

@@ -41,9 +41,10 @@ def only(part: str, key: str, asked: Any, taken: Any, always: bool = True) -> Re
 
 
 OTHER_ACTIVATIONS = only("other activations", "hidden_act", "gelu", "silu")
-SCALED_ROTATION = (
-    only("scaled rotation", "rope_type", "yarn", "default"),
-    only("scaled rotation", "rope_scaling", {"type": "linear"}, None),
+DYNAMIC_ROTATION = Refusal(
+    "rotation by each sequence's length (dynamic NTK)",
+    {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    "its angles depend on the length of each sequence, so no prefix is reusable",
 )
 OTHER_LAYERS = Refusal(
     "layers of another kind",

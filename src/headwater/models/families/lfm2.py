@@ -6,7 +6,8 @@ from headwater.config_keys import ConfigKeys
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.short_conv import ShortConv
 from headwater.models.families import reading
-from headwater.models.families.family import FULL, SCALED_ROTATION, Family, Refusal, only
+from headwater.models.families.family import DYNAMIC_ROTATION, FULL, Family, Refusal, only
+from headwater.models.families.rotation import read_rotary
 from headwater.spec import Architecture
 
 CONV = "conv"
@@ -23,7 +24,7 @@ def read_lfm2(keys: ConfigKeys) -> Architecture:
     for key in ("conv_dim", "conv_dim_out"):
         keys.require(key, hidden, default=hidden)
     convolution = ShortConv(hidden, keys.positive("conv_L_cache", 3), keys.flag("conv_bias", False))
-    rotary = reading.rotary(keys, head_dim, theta=ROPE_THETA)
+    rotary = read_rotary(keys, head_dim, theta=ROPE_THETA)
     attention = reading.attention(keys, head_dim, normed=True, rotary=rotary, norm_eps=eps)
     blocks = []
     for i, kind in enumerate(_read_types(keys)):
@@ -79,7 +80,7 @@ FAMILY = Family(
     read_lfm2,
     profile="lfm2-1.2b",
     refuses=(
-        *SCALED_ROTATION,
+        DYNAMIC_ROTATION,
         only("MLPs without a gate", "block_use_swiglu", False, True),
         only("attention without positions", "use_pos_enc", False, True),
         Refusal("convolutions of another width", {"conv_dim": 32}, "key 'conv_dim' is 32, only "),

@@ -15,7 +15,16 @@ from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
 from headwater.layers.lightning import Lightning, alibi_slopes, geometric_slopes
 from headwater.models.families import reading
-from headwater.models.families.family import FULL, LINEAR, OTHER_ACTIVATIONS, OTHER_LAYERS, Family, only
+from headwater.models.families.family import (
+    DYNAMIC_ROTATION,
+    FULL,
+    LINEAR,
+    OTHER_ACTIVATIONS,
+    OTHER_LAYERS,
+    Family,
+    only,
+)
+from headwater.models.families.rotation import read_rotary
 from headwater.spec import Architecture, Block
 
 EXPERTS = "experts"
@@ -79,7 +88,7 @@ def _scaled(added: Block, keys: ConfigKeys, dialect: Dialect, name: str, post_no
 def _read_attention(keys: ConfigKeys) -> GroupedAttention:
     head_dim = reading.head_dim(keys)
     share = keys.positive("rotary_dim", head_dim) / head_dim
-    return reading.attention(keys, head_dim, rotary=reading.rotary(keys, head_dim, share, theta=1e6))
+    return reading.attention(keys, head_dim, rotary=read_rotary(keys, head_dim, share, theta=1e6))
 
 
 def _read_lightning(keys: ConfigKeys) -> Lightning:
@@ -107,7 +116,7 @@ FAMILY = Family(
     refuses=(
         OTHER_ACTIVATIONS,
         only("sliding windows", "sliding_window", 4096, None),
-        only("scaled rotation", "rope_scaling", {"type": "linear"}, None),
+        DYNAMIC_ROTATION,
         OTHER_LAYERS,
     ),
 )

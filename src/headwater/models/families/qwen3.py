@@ -7,7 +7,8 @@ from headwater.errors import CheckpointError
 from headwater.layers.attention import GroupedAttention, WindowAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.models.families import reading
-from headwater.models.families.family import FULL, OTHER_ACTIVATIONS, Family, Refusal
+from headwater.models.families.family import DYNAMIC_ROTATION, FULL, OTHER_ACTIVATIONS, Family, Refusal
+from headwater.models.families.rotation import read_rotary
 from headwater.spec import Architecture
 
 SLIDING = "sliding_attention"
@@ -16,9 +17,9 @@ HEAD_DIM = 128
 
 
 def read_qwen3(keys: ConfigKeys) -> Architecture:
-    full = _read_attention(keys)
+    full = _read_attention(keys, FULL)
     window = keys.positive("sliding_window") if keys.flag("use_sliding_window", False) else 0  # tokens, 0: none
-    mixers = {FULL: full} | ({SLIDING: WindowAttention.of(full, window)} if window else {})
+    mixers = {FULL: full} | ({SLIDING: WindowAttention.of(_read_attention(keys, SLIDING), window)} if window else {})
     experts = _read_experts(keys)
     blocks = []
     for i, name in enumerate(_read_types(keys, window)):
@@ -41,14 +42,14 @@ def _read_types(keys: ConfigKeys, window: int) -> tuple[str, ...]:
     return types
 
 
-def _read_attention(keys: ConfigKeys) -> GroupedAttention:
+def _read_attention(keys: ConfigKeys, layer_type: str) -> GroupedAttention:
     head_dim = reading.head_dim(keys, None if keys.text("model_type") == MOE else HEAD_DIM)
     bias = keys.flag("attention_bias", False)
     return reading.attention(
         keys,
         head_dim,
         normed=True,
-        rotary=reading.rotary(keys, head_dim),
+        rotary=read_rotary(keys, head_dim, layer_type=layer_type),
         bias=bias,
         out_bias=bias,
         norm_eps=keys.number("rms_norm_eps", 1e-6),
@@ -80,7 +81,7 @@ FAMILY = Family(
     profile="qwen3-8b",
     refuses=(
         OTHER_ACTIVATIONS,
-        Refusal("stretched positions", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "key 'rope_scaling' is "),
+        DYNAMIC_ROTATION,
         Refusal("windows of no size", {"layer_types": [SLIDING, SLIDING]}, f"layer type {SLIDING!r} has no window"),
     ),
 )

@@ -8,15 +8,16 @@ from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.gdn import DeltaNet
 from headwater.models.families import reading
 from headwater.models.families.family import (
+    DYNAMIC_ROTATION,
     FULL,
     LINEAR,
     OTHER_ACTIVATIONS,
     OTHER_LAYERS,
-    SCALED_ROTATION,
     Family,
     only,
 )
 from headwater.models.families.qwen3 import is_routed
+from headwater.models.families.rotation import read_rotary
 from headwater.spec import Architecture, MtpHead
 
 NORM_OFFSET = 1.0
@@ -60,7 +61,7 @@ def _read_attention(keys: ConfigKeys) -> GroupedAttention:
         head_dim,
         gated=True,
         normed=True,
-        rotary=reading.rotary(keys, head_dim, share=0.25),
+        rotary=read_rotary(keys, head_dim, share=0.25),
         norm_eps=keys.number("rms_norm_eps", 1e-6),
         norm_offset=_norm_offset(keys),
     )
@@ -98,7 +99,7 @@ def _read_experts(keys: ConfigKeys) -> Experts | None:
 REFUSES = (
     OTHER_ACTIVATIONS,
     only("biases of attention", "attention_bias", True, False),
-    *SCALED_ROTATION,
+    DYNAMIC_ROTATION,
     OTHER_LAYERS,
 )
 FAMILY = Family(

@@ -7,9 +7,10 @@ from typing import Any
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
-from headwater.layers.attention import GroupedAttention, Rotary
+from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
 from headwater.layers.layer import Layer
+from headwater.models.families.rotation import longest
 from headwater.spec import Architecture, Block, MtpHead, Part
 
 MAX_LAYERS = 10_000  # far above any model: a config.json that asks for more is broken
@@ -48,7 +49,7 @@ def architecture(
         vocab_size=keys.positive("vocab_size"),
         hidden_size=keys.positive("hidden_size"),
         blocks=tuple(blocks),
-        max_length=keys.positive(length_key, length),
+        max_length=longest(keys, length_key, length),
         norm_eps=norm_eps,
         tied=keys.flag("tie_word_embeddings", tied),
         **fields,
@@ -89,16 +90,6 @@ def attention(keys: ConfigKeys, head_dim: int, **fields: Any) -> GroupedAttentio
     keys.divides("num_key_value_heads", "num_attention_heads")
     heads, kv_heads = keys.positive("num_attention_heads"), keys.positive("num_key_value_heads")
     return GroupedAttention(keys.positive("hidden_size"), heads, kv_heads, head_dim, **fields)
-
-
-def rotary(keys: ConfigKeys, head_dim: int, share: float = 1.0, theta: float = 10_000.0) -> Rotary:
-    """Read the rotation of `partial_rotary_factor` (by default `share`) of a head's channels."""
-    keys.require("rope_type", "default", default="default")
-    keys.require("rope_scaling", None, default=None)
-    dim = int(head_dim * keys.number("partial_rotary_factor", share))
-    if dim % 2 or not 0 < dim <= head_dim:
-        raise CheckpointError(f"config.json: {dim} of {head_dim} channels rotate, must be an even number of them")
-    return Rotary(dim, keys.number("rope_theta", theta))
 
 
 def experts(keys: ConfigKeys, experts: int, per_token: int, width: str = "intermediate_size", **fields: Any) -> Experts:

@@ -15,7 +15,8 @@ from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning, alibi_slopes
 from headwater.models.families import reading
-from headwater.models.families.family import OTHER_ACTIVATIONS, Family, Refusal, only
+from headwater.models.families.family import DYNAMIC_ROTATION, OTHER_ACTIVATIONS, Family, Refusal, only
+from headwater.models.families.rotation import read_rotary
 from headwater.spec import Architecture, MtpHead
 
 MIXER_NAMES = {"qkv_proj": "query_key_value", "o_proj": "dense", "q_norm": "query_layernorm", "k_norm": "key_layernorm"}
@@ -23,7 +24,7 @@ EXPERT_NAMES = {"correction": "gate.expert_bias", "shared_expert": "shared_exper
 
 
 def read_ring(keys: ConfigKeys) -> Architecture:
-    n_layers, rotary = reading.count(keys), reading.rotary(keys, reading.head_dim(keys), theta=600_000.0)
+    n_layers, rotary = reading.count(keys), read_rotary(keys, reading.head_dim(keys), theta=600_000.0)
     attention, lightning = _read_attention(keys, rotary), _read_lightning(keys, rotary)
     experts, mlp = _read_experts(keys), Mlp(attention.hidden, keys.positive("intermediate_size"))
     dense = keys.integer("first_k_dense_replace", 0)
@@ -120,7 +121,7 @@ FAMILY = Family(
     refuses=(
         OTHER_ACTIVATIONS,
         only("sliding windows", "use_sliding_window", True, False),
-        only("scaled rotation", "rope_scaling", {"type": "yarn", "factor": 4.0}, None),
+        DYNAMIC_ROTATION,
         only("other routers", "score_function", "softmax", "sigmoid"),
         only("other routers", "moe_router_enable_expert_bias", False, True),
         only("weights of experts that do not sum to one", "norm_topk_prob", False, True),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.errors import CheckpointError
+from headwater.layers.rotary_scaling import mscale
 from headwater.models.gguf.file import GgufHeader, TensorPlace, read_header
 from headwater.spec import Packed
 
@@ -112,17 +113,46 @@ def _mean(places: list[TensorPlace]) -> float:
 
 
 def _attention(facts: Facts) -> Config:
-    """Return heads and rotation; a scaled rotation stays in the config, so that its family refuses it."""
+    """Return heads and rotation."""
     heads = facts.most("attention.head_count")
     head_dim = facts.get("attention.key_length", facts.need("embedding_length") // heads)
-    scaling = facts.get("rope.scaling.type", "none")
     return {
         "num_attention_heads": heads,
         "num_key_value_heads": facts.most("attention.head_count_kv"),
         "head_dim": head_dim,
         "rope_theta": float(facts.get("rope.freq_base", 10_000.0)),
         "partial_rotary_factor": facts.get("rope.dimension_count", head_dim) / head_dim,
-        "rope_scaling": None if scaling == "none" else {"type": scaling},
+        "rope_scaling": _rope_scaling(facts),
+    }
+
+
+def _rope_scaling(facts: Facts) -> Config | None:
+    """Return how frequencies are scaled: by metadata, or by tensors with a divisor of each.
+
+    A file without a type but with a factor is scaled linearly. The factor of YaRN's cosines is written without the part
+    that follows from its factor.
+    """
+    header, factor = facts.header, facts.get("rope.scaling.factor", facts.get("rope.scale_linear", 0.0))
+    kind = facts.get("rope.scaling.type", "linear" if factor else "none")
+    trained = facts.get("rope.scaling.original_context_length", facts.need("context_length"))
+    attention = facts.get("rope.scaling.attn_factor", 1.0)
+    same, short, long = (header.numbers(f"rope_{name}.weight") for name in ("freqs", "factors_short", "factors_long"))
+    if same or (short and long):
+        divisors = {"short_factor": same or short, "long_factor": same or long}
+        return {"rope_type": "longrope", "original_max_position_embeddings": trained, "attention_factor": attention} | (
+            divisors
+        )
+    if kind != "yarn":
+        return None if kind == "none" or factor == 1 else {"rope_type": kind, "factor": factor}
+    if facts.get("rope.scaling.yarn_ext_factor", 1.0) != 1:
+        raise CheckpointError(f"{header.path}: a file with a YaRN extrapolation factor other than 1 is not read")
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": trained,
+        "attention_factor": attention * mscale(factor),
+        "beta_fast": facts.get("rope.scaling.yarn_beta_fast"),
+        "beta_slow": facts.get("rope.scaling.yarn_beta_slow"),
     }
 
 

@@ -55,6 +55,18 @@ class GgufHeader:
             raise CheckpointError(f"{self.path}: key {key!r} is missing from the metadata")
         return self.metadata[key]
 
+    def numbers(self, name: str) -> list[float]:
+        """Return a small tensor; an empty list if there is none. Raises CheckpointError unless it is of float32."""
+        if name not in self.tensors:
+            return []
+        place = self.tensors[name]
+        with place.file.open("rb") as file:
+            file.seek(place.start)
+            content = file.read(4 * prod(place.shape))
+        if place.type != 0 or len(content) < 4 * prod(place.shape):
+            raise CheckpointError(f"{place.file}: tensor {name!r} is cut off or not of float32")
+        return [*struct.unpack(f"<{prod(place.shape)}f", content)]
+
 
 def parts_of(path: Path) -> list[Path]:
     """Return the parts of a file, by its name: NAME-00001-of-00003.gguf and so on; of another name only itself."""

@@ -49,7 +49,12 @@ class GgufTensors(ModelTensors):
         self._mapped.clear()
 
     def unread(self) -> list[str]:
-        return [name for name in self._header.tensors if name not in self._read_names]
+        rotation = (
+            "rope_freqs.weight",
+            "rope_factors_long.weight",
+            "rope_factors_short.weight",
+        )  # in the configuration
+        return [name for name in self._header.tensors if name not in self._read_names and name not in rotation]
 
     def stored(self, name: str, *shape: int) -> Stored:
         theirs, change = self._sources.get(name, (name, None))

@@ -278,21 +278,24 @@ class Lengths:
     def max_tokens(self, prompt: int, segments: int, wanted: int | None, may_be_cut: bool) -> int:
         """Return the answer's maximal length: `wanted`, or all that the prompt of this many tokens leaves.
 
-        `may_be_cut`: a greater `wanted` length is reduced to all that is left, and not refused.
-        Raises RequestTooLarge if prompt and answer are too long, BadRequest for an empty prompt or too many segments.
+        By default that is what the model is made for, unless the prompt is already longer. `may_be_cut`: a greater
+        `wanted` length is reduced to all that is left, and not refused. Raises RequestTooLarge if prompt and answer are
+        too long, BadRequest for an empty prompt or too many segments.
         """
         limit = self._engine.max_model_len
-        taker = "the model" if limit == self._engine.spec.max_length else "the server's memory"
+        of_model = min(limit, self._engine.spec.max_length)
         if prompt == 0:
             raise BadRequest("prompt has 0 tokens, at least 1 is needed", "prompt")
         if prompt >= limit:
-            raise RequestTooLarge(f"prompt has {prompt:,} tokens, {taker} takes {limit:,} with the answer")
+            raise RequestTooLarge(f"prompt has {prompt:,} tokens, the server's memory takes {limit:,} with the answer")
         left = limit - prompt
-        max_tokens = left if wanted is None or (may_be_cut and wanted > left) else wanted
+        max_tokens = left if may_be_cut and wanted and wanted > left else wanted
+        if max_tokens is None:
+            max_tokens = of_model - prompt if prompt < of_model else left
         if prompt + max_tokens > limit:
             raise RequestTooLarge(
                 f"prompt has {prompt:,} tokens and its answer may have {max_tokens:,}, together "
-                f"{prompt + max_tokens:,}; {taker} takes {limit:,}"
+                f"{prompt + max_tokens:,}; the server's memory takes {limit:,}"
             )
         if segments > MAX_SEGMENTS:
             raise BadRequest(f"prompt has {segments:,} segments, at most {MAX_SEGMENTS:,} are accepted", "prompt")

@@ -104,7 +104,7 @@ def served_model(service: Service) -> Model:
     """Describe the served model."""
     name, started = service.engine.model_name, service.started
     at = datetime.fromtimestamp(started, UTC)
-    most = service.engine.max_model_len
+    most = service.model_len
     return Model(id=name, display_name=name, created=started, created_at=at, max_model_len=most)
 
 

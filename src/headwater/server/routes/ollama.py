@@ -173,7 +173,7 @@ async def ps(request: Request) -> Running:
     service, listed = service_of(request), request.app.state.listed
     on_card = listed.size if service.config.device.startswith("cuda") else 0
     end = datetime.fromtimestamp(service.started, UTC) + timedelta(days=LOADED_DAYS)
-    most = service.engine.max_model_len
+    most = service.model_len
     held = RunningModel(**listed.model_dump(), expires_at=end, size_vram=on_card, context_length=most)
     return Running(models=[held])
 
@@ -185,7 +185,7 @@ async def show(body: ShowRequest, request: Request) -> Shown:
     engine = service.engine
     return Shown(
         modelfile=f"FROM {engine.model_name}\n",
-        parameters=parameters(engine.max_model_len, engine.generation_defaults),
+        parameters=parameters(service.model_len, engine.generation_defaults),
         template=engine.chat_template or "",
         details=listed.details,
         model_info=model_info(service),
@@ -230,7 +230,7 @@ def model_info(service: Service) -> dict[str, Any]:
         "general.architecture": spec.model_type,
         "general.basename": engine.model_name,
         "general.parameter_count": parameter_count(service),
-        f"{spec.model_type}.context_length": engine.max_model_len,
+        f"{spec.model_type}.context_length": service.model_len,
         f"{spec.model_type}.embedding_length": spec.hidden_size,
         f"{spec.model_type}.block_count": len(spec.blocks),
     }

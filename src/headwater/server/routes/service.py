@@ -59,6 +59,11 @@ class Service:
             self._prompter = ChatPrompter(engine.tokenizer, template, self.encoder, config.billing_lines)
 
     @property
+    def model_len(self) -> int:
+        """Tokens of prompt and answer for which the model is made, if the memory has room for them."""
+        return min(self.engine.max_model_len, self.engine.spec.max_length)
+
+    @property
     def capabilities(self) -> list[str]:
         """Abilities of the model by Ollama's names."""
         return ["completion", *self._dialect.capabilities]

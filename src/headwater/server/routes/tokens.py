@@ -121,7 +121,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
     return Tokens(
         tokens=list(tokens),
         count=len(tokens),
-        max_model_len=service.engine.max_model_len,
+        max_model_len=service.model_len,
         token_strs=[name_of(token) or "" for token in tokens] if body.return_token_strs else None,
         segments=[[span.start, span.end] for span in segments],
     )
@@ -145,10 +145,11 @@ def prompt_of(service: Service, body: TokenizeRequest) -> tuple[tuple[int, ...],
 
 @router.get("/tokenizer_info", responses=refusals(401))
 async def tokenizer_info(request: Request) -> TokenizerInfo:
-    engine = service_of(request).engine
+    service = service_of(request)
+    engine = service.engine
     added, special = engine.tokenizer.get_added_tokens_decoder(), engine.special_tokens
     return TokenizerInfo(
-        model_max_length=engine.max_model_len,
+        model_max_length=service.model_len,
         vocab_size=engine.spec.vocab_size,
         chat_template=engine.chat_template,
         added_tokens_decoder={
