@@ -91,6 +91,23 @@ def packed(n: int, k: int, bits: int = 4, symmetric: bool = False, group: int = 
     return parts, affine(code, zero, scale)
 
 
+def packed_in_act_order(n: int, k: int) -> tuple[Parts, Weight]:
+    """The tensors of GPTQ in act order as compressed-tensors packs them."""
+    theirs, weight = gptq_in_act_order(n, k)
+    zero = integers(1, 1, 16, n, k // GROUP)  # those of `gptq`, which stores them less 1
+    parts = {
+        "weight_packed": theirs["qweight"].T.contiguous(),
+        "weight_scale": theirs["scales"].T.contiguous(),
+        "weight_zero_point": words(zero.T, 4).T.contiguous(),
+        "weight_g_idx": theirs["g_idx"],
+    }
+    return parts, weight
+
+
+def with_unused_order(parts: Parts, weight: Weight) -> tuple[Parts, Weight]:
+    return parts | {"weight_g_idx": torch.full((weight.shape[1],), -1, dtype=torch.int32)}, weight
+
+
 def int8(n: int, k: int, seed: int = 0) -> tuple[Parts, Weight]:
     code, scale = integers(seed, -128, 128, n, k), scales(seed + 1, n, 1)
     parts = {"weight": torch.from_numpy(code.astype(np.int8)), "weight_scale": torch.from_numpy(scale).bfloat16()}
@@ -236,6 +253,11 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], tuple[Parts, Weight]
     "mlx": ({"bits": 4, "group_size": GROUP, "mode": "affine"}, mlx),
     "packed, 4 bits, asymmetric": (compressed("pack-quantized", num_bits=4), packed),
     "packed, 4 bits, symmetric": (compressed("pack-quantized", num_bits=4), lambda n, k: packed(n, k, symmetric=True)),
+    "packed, act order": (compressed("pack-quantized", num_bits=4, actorder="group"), packed_in_act_order),
+    "packed, act order unused": (
+        compressed("pack-quantized", num_bits=4),
+        lambda n, k: with_unused_order(*packed(n, k)),
+    ),
     "packed, 8 bits, a group an output": (
         compressed("pack-quantized", num_bits=8),
         lambda n, k: packed(n, k, 8, group=k),

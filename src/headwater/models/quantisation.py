@@ -175,7 +175,9 @@ class Compressed:
             bits = bits_of(parts[PACKED].shape[1], n_in, PACKED)
             code_NK = unpacked(check_shape(PACKED, parts[PACKED], n_out, n_in * bits // 32), bits)
             weight = Quantised(code_NK, bits, scale_NX, _unsigned_zeros(parts.get(ZERO), bits, n_out))
-            return with_groups_of(weight, parts.get(G_IDX), G_IDX)
+            group_K = parts.get(G_IDX)
+            unused = group_K is not None and bool((group_K < 0).any())  # as a tool leaves it without act order
+            return weight if unused else with_groups_of(weight, group_K, G_IDX)
         weight_NK = check_shape("weight", parts["weight"], n_out, n_in)
         if weight_NK.dtype == torch.float8_e4m3fn:
             return float8(weight_NK, scale_NX)
