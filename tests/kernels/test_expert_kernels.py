@@ -64,6 +64,10 @@ def nf4(weight: Quantised) -> Quantised:
     return replace(weight, scale_NX=weight.scale_NX.float(), zero_NX=weight.zero_NX * 0, table=NF4)
 
 
+def in_act_order(weight: Quantised, generator: torch.Generator) -> Quantised:
+    return replace(weight, order_K=torch.randperm(N_IN, generator=generator))
+
+
 FORMATS = {
     "float32": (torch.float32, lambda g: torch.randn(N_OUT, N_IN, generator=g)),
     "bfloat16": (torch.float32, lambda g: torch.randn(N_OUT, N_IN, generator=g).bfloat16()),
@@ -77,6 +81,8 @@ FORMATS = {
     "int8": (torch.float32, lambda g: codes(8, g, False)),
     "int4": (torch.float32, lambda g: codes(4, g, False)),
     "codes of a table": (torch.float32, lambda g: replace(codes(4, g, False), table=tuple(range(0, 256, 17)))),
+    "int4 in act order": (torch.float32, lambda g: in_act_order(codes(4, g, False), g)),
+    "int4 in act order, bfloat16 rows": (torch.bfloat16, lambda g: in_act_order(codes(4, g, False), g)),
     "Q4_K": (torch.bfloat16, lambda g: codes(4, g, True)),
 }
 

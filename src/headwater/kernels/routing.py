@@ -133,6 +133,15 @@ def gather_into(rows_of_experts, place, begins, chosen, expert, rows, per_token,
 
 
 @kernel
+def order_into(ordered, x, row, order, begins, n, width):
+    """Put each row's inputs in the order in which its expert's weight has them, `order` [E, K]: copies of x [R, K]."""
+    for e in prange(n):
+        for r in range(begins[e], begins[e + 1]):
+            for k in range(width):
+                ordered[r * width + k] = x[r * row + order[e * width + k]]
+
+
+@kernel
 def add_into(out, routed, row, weight, place, rows, per_token, width):
     """Write the sum of what each row's experts gave, by their weights, in the order of choice: [N, X]."""
     for r in prange(rows):

@@ -25,6 +25,7 @@ from headwater.mixers import activations, numerics
 from headwater.mixers.feed_forward import MixtureOfExperts, expert_weights, parts_of
 from headwater.mixers.panels import ACTIVATIONS, held, scratch
 from headwater.mixers.products import Weight
+from headwater.mixers.quantised import Quantised
 from headwater.mixers.weights import Weights, format_of, weights_as_one
 
 Array = np.ndarray[Any, Any]
@@ -46,12 +47,13 @@ class ExpertProduct:
         self.n_out, self.n_in = weights[0].shape
         self.dtype, self.width = dtype, -(-self.n_out // PANEL) * PANEL
         self.held = held(_stacked(weights), dtype)
+        self._order = _orders(weights)
         self._none = flat(torch.empty(0))
 
     def __call__(self, x_RK: Tensor, routes: Routes, then: str = "none", factor_RN: Tensor | None = None) -> Tensor:
         """Return then(x Wᵀ) · factor, [R, N], with columns of zeros up to a multiple of 64; x may have such, too."""
         y_RN = empty(len(x_RK), self.width, dtype=self.dtype)
-        x, x_row, n_in = self._inputs(x_RK)
+        x, x_row, n_in = self._inputs(x_RK if self._order is None else self._ordered(x_RK, self._order, routes))
         factor, factor_row = (flat(y_RN), 0) if factor_RN is None else (flat(factor_RN), factor_RN.stride(0))
         multiply = multiply_integers_into if self.held.few is multiply_integers else multiply_into
         multiply(
@@ -63,13 +65,33 @@ class ExpertProduct:
 
     def _inputs(self, x_RK: Tensor) -> tuple[Array, int, int]:
         """Return rows as the kernel reads them, the elements from one to the next, and the inputs."""
-        n_in, x_RK = self.n_in + self.n_in % 2 if self.held.pairs else self.n_in, self.held.ordered(x_RK)
+        n_in = self.n_in + self.n_in % 2 if self.held.pairs else self.n_in
         if x_RK.shape[1] < n_in:
             x_RK = F.pad(x_RK, (0, 1))
         if self.held.dot:
             pairs: Array = x_RK.view(torch.int32).view(-1).numpy()
             return pairs, x_RK.shape[1] // 2, n_in
         return flat(x_RK.float()), x_RK.shape[1], n_in
+
+    def _ordered(self, x_RK: Tensor, order: Array, routes: Routes) -> Tensor:
+        """Return rows with their inputs in the order of their expert's weight."""
+        ordered_RK, n_experts = empty(len(x_RK), self.n_in, dtype=x_RK.dtype), len(routes.begins) - 1
+        routing.order_into(flat(ordered_RK), flat(x_RK), x_RK.stride(0), order, routes.begins, n_experts, self.n_in)
+        return ordered_RK
+
+
+def _orders(weights: Sequence[Weight]) -> Array | None:
+    """Return the order of inputs of each expert's weight, flat; None if all have their own."""
+    orders = [weight.order_K if isinstance(weight, Quantised) else None for weight in weights]
+    if all(order_K is None for order_K in orders):
+        return None
+    own_K = torch.arange(weights[0].shape[1])
+    return flat(torch.cat([own_K if order_K is None else order_K for order_K in orders]))
+
+
+def _layout(weight: Weight) -> tuple[object, ...]:
+    """Return all that has to be equal for weights to be held together."""
+    return format_of(weight if isinstance(weight, Tensor) else replace(weight, order_K=None))
 
 
 def _stacked(weights: Sequence[Weight]) -> Weight:
@@ -81,7 +103,7 @@ def _filled_up(weight: Weight, missing: tuple[int, ...]) -> Weight:
     if isinstance(weight, Tensor):
         return F.pad(weight, missing)
     parts: dict[str, Any] = {name: F.pad(part, missing) for name, part in weight.parts()}
-    return replace(weight, **parts)
+    return replace(weight, **parts, order_K=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +119,7 @@ class ExpertsOnCpu(MixtureOfExperts):
     def of(cls, shape: Experts, weights: Weights) -> MixtureOfExperts:
         """Hold the weights of all experts together if products are those of kernels, and formats are the same."""
         stacked = expert_weights(shape, weights)
-        if numerics.current().mode != "compiled" or any(len(set(map(format_of, parts))) > 1 for parts in stacked):
+        if numerics.current().mode != "compiled" or any(len(set(map(_layout, parts))) > 1 for parts in stacked):
             return MixtureOfExperts.of(shape, weights)
         *gate, up, down = (weights.of_experts(parts, ExpertProduct) for parts in stacked)
         parts = parts_of(shape, weights, [[] for _ in stacked])
