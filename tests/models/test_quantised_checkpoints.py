@@ -307,7 +307,13 @@ def test_blocks_that_cross_rows_are_refused_with_their_size(tmp_path: Path) -> N
 def test_formats_of_modules_are_mixed_as_their_tensors_say(tmp_path: Path) -> None:
     """As in MIXED_PRECISION of ModelOpt; a file of its own describes it, not config.json."""
     (first, weight), (second, other) = nvfp4_of_modelopt(N, K), float8(N, K, (), "weight_scale")
-    layers = {"a": {"quant_algo": "NVFP4"}, "b": {"quant_algo": "NVFP4"}, "c": {"quant_algo": "FP8"}}
+    names = {
+        "a.mlp.experts": "NVFP4",
+        "b": "FP8",
+        "c": "fp8",
+        "d": "UNQUANTIZED",
+    }  # experts, of any number, by one name
+    layers = {name: {"quant_algo": algorithm} for name, algorithm in names.items()}
     file = {"producer": {}, "quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(file))

@@ -30,7 +30,9 @@ MODELOPT = {  # algorithms of ModelOpt, and how weights are held; those that dif
     "W4A16_NVFP4": NVFP4,
     "W4A8_NVFP4_FP8": NVFP4,
     "W4A8_MXFP4_FP8": MXFP4,
+    "MIXED_PRECISION": NVFP4,  # if modules are not named
 }
+UNQUANTISED = ("NONE", "UNQUANTIZED")
 PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}  # of AutoRound, and whose tensors they have
 AFFINE = "affine"
 MLX_BITS = (2, 3, 4, 5, 6, 8)
@@ -106,7 +108,9 @@ def _form(keys: ConfigKeys) -> str | None:
     """Return the form of most weights if it has one size in all checkpoints, by `ELEMENT_BYTES`."""
     method = keys.optional("quant_method")
     if method == "modelopt":
-        return Counter(MODELOPT[algorithm] for algorithm in _algorithms(keys)).most_common(1)[0][0]
+        named = _algorithms(keys)
+        of_experts = [algorithm for name, algorithm in named.items() if ".experts" in name]
+        return Counter(MODELOPT[algorithm] for algorithm in of_experts or named.values()).most_common(1)[0][0]
     if method == "compressed-tensors":
         weights = [group.optional("weights") or {} for group in groups_of(keys)]
         of_floats = [f"{w.get('num_bits')}, {w.get('group_size')}" for w in weights if w.get("type") == "float"]
@@ -116,11 +120,12 @@ def _form(keys: ConfigKeys) -> str | None:
     return MXFP4 if method == MXFP4 else None
 
 
-def _algorithms(keys: ConfigKeys) -> list[str]:
+def _algorithms(keys: ConfigKeys) -> dict[str, str]:
     """Return the algorithm of each module that ModelOpt names, or the one of all."""
-    named = keys.optional("quantized_layers") or {}
-    of_modules = [str(module.get("quant_algo")) for module in named.values()]
-    return of_modules or [str(keys.optional("quant_algo"))]
+    modules = keys.optional("quantized_layers") or {}
+    named = {name: str(module.get("quant_algo")).upper() for name, module in modules.items()}
+    quantised = {name: algorithm for name, algorithm in named.items() if algorithm not in UNQUANTISED}
+    return quantised or {"": str(keys.optional("quant_algo")).upper()}
 
 
 def _check_gptq(keys: ConfigKeys) -> None:
@@ -144,7 +149,7 @@ def _check_fp8(keys: ConfigKeys) -> None:
 
 
 def _check_modelopt(keys: ConfigKeys) -> None:
-    for algorithm in _algorithms(keys):
+    for algorithm in _algorithms(keys).values():
         if algorithm not in MODELOPT:
             what = f"config.json: ModelOpt's quant_algo {algorithm!r} is not read"
             raise CheckpointError(f"{what}; take a checkpoint of NVFP4 or FP8")
