@@ -98,7 +98,7 @@ class Bench:
         for token in range(n):
             for seq in seqs:
                 seq.tokens[seq.computed : seq.computed + 1] = [50 + token]
-            found.append(self.run(decodes=tuple(Decode(seq) for seq in seqs)))
+            found.append(self.run(decodes=tuple(Decode(seq) for seq in seqs)).clone())  # the next step writes there
             for seq in seqs:
                 seq.computed += 1
         return found
@@ -125,10 +125,40 @@ def test_leg_after_tail_has_logits_of_first_leg(bench: Bench) -> None:
     assert all(map(torch.equal, bench.decoded(seq), bench.decoded(wanted_seq)))
 
 
+def test_page_of_tail_that_is_shared_and_not_copied_is_found(checkpoint: Callable[[str], Path]) -> None:
+    """A sequence writes its own KV after the tail's, where another one that continues the tail has its own."""
+    bench = Bench(checkpoint("qwen3_5"))
+    like, save, tail, _ = bench.first(230, 128 + 31)
+
+    def answer(is_shared: bool) -> list[torch.Tensor]:
+        seqs = [bench.seq(230, like, 128) for _ in range(2)]
+        seqs[1].tokens[159:] = TOKENS[:241]
+        for seq in seqs:
+            seq.table[2:3] = tail.kv if is_shared else seq.table[2:3]
+            bench.run(bench.plan(seq, 159, 230, restore=save.pages, kept=tail))
+        return bench.decoded(seqs[0])
+
+    wanted = bench.decoded(like)
+    assert all(map(torch.equal, answer(is_shared=False), wanted))
+    assert not any(map(torch.equal, answer(is_shared=True), wanted))
+
+
+def test_hidden_row_of_another_prompt_is_found(bench: Bench) -> None:
+    like, save, tail, wanted = bench.first(200, 200)
+    other = bench.tail(192, 199)
+    bench.run(bench.plan(bench.seq(199, like, 192), 195, 199, restore=save.pages, kept=tail, tails=(other,)))
+    hidden_bytes = bench.model.spec.tail.bytes(0)
+    for source, is_same in ((tail, True), (other, False)):
+        row = bench.arena.pages[source.rows[0], :hidden_bytes].clone()
+        bench.arena.pages[tail.rows[0], :hidden_bytes] = row
+        got = bench.run(bench.plan(bench.seq(200, like, 192), 200, 200, restore=save.pages, kept=tail))
+        assert torch.equal(got, wanted) == is_same
+
+
 def test_leg_without_rows_has_first_token_and_answer_of_first_leg(bench: Bench) -> None:
     """Its row of logits is in its place among others, and its states are there for the next step."""
     like, save, tail, wanted = bench.first(200, 200)
-    seq, last = bench.seq(200, like, 128), bench.seq(200, like, 128)
+    seq, last = bench.seq(200, like, 192), bench.seq(200, like, 192)
     between = bench.seq(90)
     got = bench.run(
         bench.plan(seq, 200, 200, restore=save.pages, kept=tail),

@@ -46,8 +46,9 @@ def tails_of_any_length(make: Make) -> list[Answer]:
     part = words(10, "part")
     prompts = [base, base + own[:1], base + own, base + own[:30], base + part + own[:20], base + part + own[20:50]]
     with make(AMPLE) as rig:
-        for prompt in prompts:
-            rig.ask(prompt, 2)
+        first = [rig.ask(prompt, 4) for prompt in prompts]
+        kept_pages = make.loaded.spec.resumable != "checkpoints"
+        assert [a.account.cached_tokens for a in first] == [0, 128, 129, 157, 128, 138]
         rig.settle()
         answers = [rig.ask(prompt, 4) for prompt in prompts]
         assert [a.account.cached_tokens for a in answers] == [len(prompt) for prompt in prompts]
@@ -58,8 +59,7 @@ def tails_of_any_length(make: Make) -> list[Answer]:
         with rig.engine.changed:
             for tail in list(cache.tails):
                 cache.tails.evict(tail)
-        answers += [parted, rig.ask(base + own[:40], 4)]
-        kept_pages = make.loaded.spec.resumable != "checkpoints"
+        answers += [*first, parted, rig.ask(base + own[:40], 4)]
         assert answers[-1].account.cached_tokens == (167 if kept_pages else 128)
     return answers
 

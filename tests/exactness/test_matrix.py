@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 import torch
 
 from headwater import kernels
+from headwater.cache.lease import OpenPlan
+from headwater.cache.node import MidPage, StoredTail
+from headwater.cache.tails import Tails
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.slices import Slice
@@ -18,7 +22,7 @@ from headwater.models.load import load_model
 from tests.checkpoints import TRAINED
 from tests.covering import cells
 from tests.exactness.formats import FORMATS
-from tests.exactness.rig import Make, words
+from tests.exactness.rig import Answer, Make, Rig, words
 from tests.exactness.scenarios import AMPLE, SCENARIOS, chat_turn
 from tests.support import FULL
 
@@ -180,18 +184,62 @@ def test_one_flipped_bit_in_a_checkpoint_is_seen(load, same_bits_as_without_a_ca
     assert not all(same_bits_as_without_a_cache(make, [again]))
 
 
-def test_tail_of_another_prompt_is_seen(load, same_bits_as_without_a_cache):
-    make = Make(*load("qwen3_5", "float32", 2))
+def resent_with_exchanged(make: Make, exchange: Callable[[Rig, StoredTail, StoredTail], None]) -> list[Answer]:
+    """Two prompts that are sent again after their tails were changed in the arena's pages."""
     with make(AMPLE) as rig:
         prompts = [words(128, "base") + words(40, own) for own in ("one", "other")]
         for prompt in prompts:
             rig.ask(prompt, 1, keep_output=False)
         with rig.engine.changed:
-            one, other = rig.engine.scheduler.cache.tails
-            one.rows, other.rows = other.rows, one.rows
+            exchange(rig, *rig.engine.scheduler.cache.tails)
         again = [rig.ask(prompt, 4) for prompt in prompts]
     assert [a.account.cached_tokens for a in again] == [168, 168]
-    assert not any(same_bits_as_without_a_cache(make, again))
+    return again
+
+
+def rows(_: Rig, one: StoredTail, other: StoredTail) -> None:
+    one.rows, other.rows = other.rows, one.rows
+
+
+def page_of_kv(_: Rig, one: StoredTail, other: StoredTail) -> None:
+    one.kv, other.kv = other.kv, one.kv
+
+
+def hidden_row(rig: Rig, one: StoredTail, other: StoredTail) -> None:
+    """Exchange only the final rows, which come first in tails."""
+    pages, n_bytes = rig.engine.runner.arena.pages, rig.engine.spec.tail.bytes(0)
+    first, second = (pages[tail.rows[0], :n_bytes] for tail in (one, other))
+    first[:], second[:] = second.clone(), first.clone()
+
+
+@pytest.mark.parametrize("exchange", [rows, page_of_kv, hidden_row])
+def test_part_of_another_prompts_tail_is_seen(load, same_bits_as_without_a_cache, exchange):
+    make = Make(*load("qwen3_5", "float32", 2))
+    assert not any(same_bits_as_without_a_cache(make, resent_with_exchanged(make, exchange)))
+    assert all(same_bits_as_without_a_cache(make, resent_with_exchanged(make, lambda *_: None)))
+
+
+def test_tail_evicted_before_its_leg_ran_is_seen(load, same_bits_as_without_a_cache, monkeypatch):
+    """Its pages are another prompt's when the leg reads them."""
+    make, pin, lost = Make(*load("qwen3_5", "float32", 2)), Tails.pin, []
+
+    def lose(tails: Tails, mid_page: MidPage | None, opened: OpenPlan, *more) -> None:
+        pin(tails, mid_page, opened, *more)
+        if mid_page is not None and mid_page.tail is not None:
+            tails.unpin(opened)
+            tails.evict(mid_page.tail)
+            opened.mid_page = None
+            for page in (*mid_page.tail.kv, *mid_page.tail.rows):
+                rig.engine.runner.arena.pages[page] = 0
+            lost.append(mid_page.tokens)
+
+    with make(AMPLE) as rig:
+        prompt = words(168, "lost")
+        rig.ask(prompt, 1, keep_output=False)
+        monkeypatch.setattr(Tails, "pin", lose)
+        after = rig.ask(prompt + words(5, "turn"), 4, keep_output=False)
+    assert (after.account.cached_tokens, lost) == (168, [40])
+    assert not all(same_bits_as_without_a_cache(make, [after]))
 
 
 def test_without_guarded_products_bits_change(checkpoint):
