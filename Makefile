@@ -82,9 +82,10 @@ test-cluster: $(VENV)/.dev
 	HEADWATER_TEST_FULL=1 $(BIN)/pytest -m "not peers" -s tests/cluster tests/test_cluster_serve.py tests/test_cluster_roles.py tests/test_cluster_faults.py \
 		tests/test_cluster_head.py tests/test_cluster_disk.py
 
-# KV events through the structures of vLLM itself, in an environment that has it: make test-peers VENV_VLLM=FOLDER
+# other engines, in environments that have them: KV events by vLLM's structures, GGUF files in llama.cpp (extra peers)
+# make test-peers VENV_VLLM=FOLDER VENV_LLAMA=FOLDER
 test-peers: $(VENV)/.dev
-	$(if $(VENV_VLLM),,$(error VENV_VLLM names no environment with vLLM))VENV_VLLM=$(VENV_VLLM) $(BIN)/pytest -m peers tests/cluster
+	VENV_VLLM=$(VENV_VLLM) VENV_LLAMA=$(VENV_LLAMA) $(BIN)/pytest -m peers -rs tests/cluster tests/models
 
 # on a card: kernels, graphs and drafts of every family, with and without the cache: GPU=1 make test-card
 test-card: $(VENV)/.dev

@@ -150,7 +150,8 @@ def granite(c: Config, w: Tensors, i: int) -> Named:
 
 def falcon_h1(c: Config, w: Tensors, i: int) -> Named:
     at = f"model.layers.{i}."
-    yield from renamed(w, at, input_layernorm="attn_norm", pre_ff_layernorm="ffn_norm")
+    yield from renamed(w, at, input_layernorm="attn_norm")
+    yield "ffn_norm", w[f"{at}pre_ff_layernorm.weight"]  # without an ending
     for name, x in mamba2_layer(w, f"{at}mamba.", c["mamba_n_groups"]):
         if name == "ssm_in.weight":
             states = c["mamba_n_groups"] * c["mamba_d_state"]
@@ -223,13 +224,38 @@ def granite_sizes(c: Config) -> Config:
         "logit_scale": c["logits_scaling"],
         "rope.scaling.finetuned": c["position_embedding_type"] == "rope",
     }
-    routed = {"expert_count": c["num_local_experts"], "expert_used_count": c["num_experts_per_tok"]}
-    return mamba_sizes(c) | scales | (routed if c["num_local_experts"] else {})
+    routed = {
+        "expert_count": c["num_local_experts"],
+        "expert_used_count": c["num_experts_per_tok"],
+        "expert_shared_feed_forward_length": c["shared_intermediate_size"],
+    }
+    # llama.cpp reads the length of an MLP under its usual name
+    dense = {"feed_forward_length": c["shared_intermediate_size"]}
+    heads = of_layers(c, "attention", c["num_key_value_heads"])
+    return mamba_sizes(c) | scales | heads | (routed if c["num_local_experts"] else dense)
+
+
+def kinds_of(c: Config) -> list[str]:
+    """Whether each layer is of attention, or has a recurrence or experts."""
+    kinds = c.get("layers_block_type") or c["layer_types"]
+    return [kind.replace("full_", "").replace("linear_attention", "mamba") for kind in kinds]
+
+
+def of_layers(c: Config, kind: str, n_heads: int) -> Config:
+    """The number of key-value heads, 0 for layers of other kinds."""
+    return {"attention.head_count_kv": [n_heads if found == kind else 0 for found in kinds_of(c)]}
 
 
 def nemotron_sizes(c: Config) -> Config:
     inner = c["mamba_num_heads"] * c["mamba_head_dim"]
+    kinds, widths = kinds_of(c), {"moe": c["moe_intermediate_size"], "mlp": c["intermediate_size"]}
+    found = of_layers(c, "attention", c["num_key_value_heads"]) | {
+        "feed_forward_length": [widths.get(kind, 0) for kind in kinds],
+        "attention.layer_norm_epsilon": float(c["layer_norm_epsilon"]),
+    }
     routed = {
+        "expert_shared_count": c["n_shared_experts"],
+        "expert_group_count": c["n_group"],
         "expert_count": c["n_routed_experts"],
         "expert_used_count": c["num_experts_per_tok"],
         "expert_feed_forward_length": c["moe_intermediate_size"],
@@ -238,12 +264,14 @@ def nemotron_sizes(c: Config) -> Config:
         "expert_weights_scale": float(c["routed_scaling_factor"]),
     }
     own = ssm(inner, c["ssm_state_size"], c["conv_kernel"], c["mamba_num_heads"], c["n_groups"])
-    return common(c | {"rms_norm_eps": c["layer_norm_epsilon"]}) | own | routed
+    found |= routed if "moe" in kinds else {}
+    return common(c | {"rms_norm_eps": c["layer_norm_epsilon"]}) | own | found
 
 
 def pure(c: Config) -> Config:
     found = {"context_length": 2**20, "embedding_length": c["hidden_size"], "block_count": c["num_hidden_layers"]}
-    return found | {"attention.layer_norm_rms_epsilon": c["layer_norm_epsilon"]}
+    unused = {"feed_forward_length": 0, "attention.head_count": 0}
+    return found | unused | {"attention.layer_norm_rms_epsilon": c["layer_norm_epsilon"]}
 
 
 def mamba2_sizes(c: Config) -> Config:
@@ -298,8 +326,16 @@ def delta_net_sizes(c: Config) -> Config:
         "ssm.group_count": c["linear_num_key_heads"],
         "ssm.time_step_rank": c["linear_num_value_heads"],
         "ssm.inner_size": c["linear_value_head_dim"] * c["linear_num_value_heads"],
-        "full_attention_interval": 4,
+        "full_attention_interval": c["layer_types"].index("full_attention") + 1,
+        **({} if c["model_type"] == "qwen3_next" else {"rope.dimension_sections": sections(c)}),
     }
+
+
+def sections(c: Config) -> list[int]:
+    """Rotated pairs of channels by which of three positions turns them; those of text are equal."""
+    pairs = int(c["head_dim"] * c["rope_parameters"]["partial_rotary_factor"]) // 2
+    third = pairs // 3
+    return [pairs - 2 * third, third, third, 0]
 
 
 Layer = Callable[[Config, Tensors, int], Named]
@@ -357,6 +393,8 @@ def convert(
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type", [])))
     weights = {name: tensor for shard in folder.glob("*.safetensors") for name, tensor in load_file(shard).items()}
     name, sizes, layer, offset = FAMILIES[config["model_type"]]
+    if name == "nemotron_h_moe" and "moe" not in kinds_of(config):
+        name = "nemotron_h"
     of_layers = {
         f"blk.{i}.{ours}": tensor
         for i in range(config["num_hidden_layers"])
@@ -379,7 +417,8 @@ def convert(
     def form_of(name: str, tensor: Tensor) -> str:
         chosen = next((other for end, other in (forms or {}).items() if name.endswith(end)), form)
         blocks = ALL_FORMATS[chosen].inputs if chosen in ALL_FORMATS else 1
-        fits = tensor.ndim > 1 and "conv1d" not in name and "norm" not in name and tensor.shape[-1] % blocks == 0
+        plain = not name.endswith(".weight") or any(part in name for part in ("conv1d", "norm", "ffn_gate_inp"))
+        fits = tensor.ndim > 1 and not plain and tensor.shape[-1] % blocks == 0
         return chosen if fits else "F32"
 
     return write(file, metadata, {name: (tensor, form_of(name, tensor)) for name, tensor in found.items()})

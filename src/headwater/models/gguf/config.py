@@ -52,6 +52,11 @@ class Facts:
         value = self.need(name)
         return int(max(value)) if isinstance(value, list) else int(value)
 
+    def epsilon(self) -> float:
+        """Return what norms add to a variance; Nemotron-H's files may only have it under the name of other norms."""
+        found = self.get("attention.layer_norm_rms_epsilon", self.get("attention.layer_norm_epsilon"))
+        return float(self.need("attention.layer_norm_rms_epsilon") if found is None else found)
+
     def has(self, layer: int, name: str) -> bool:
         return f"blk.{layer}.{name}.weight" in self.header.tensors
 
@@ -81,7 +86,7 @@ def _common(facts: Facts) -> Config:
         "hidden_size": facts.need("embedding_length"),
         "num_hidden_layers": facts.layers,
         "max_position_embeddings": facts.need("context_length"),
-        "rms_norm_eps": facts.need("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": facts.epsilon(),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "dtype": "float32" if table.type == FLOAT32 else "bfloat16",
         "packed": _packed(header),
@@ -214,7 +219,7 @@ def _unprefixed_mamba2(facts: Facts) -> Config:
         "n_groups": facts.need("ssm.group_count"),
         "conv_kernel": facts.need("ssm.conv_kernel"),
         "use_conv_bias": _convolution_has_bias(facts),
-        "layer_norm_epsilon": facts.need("attention.layer_norm_rms_epsilon"),
+        "layer_norm_epsilon": facts.epsilon(),
     }
 
 
@@ -307,7 +312,7 @@ def _pure_mamba2(facts: Facts) -> Config:
 
 def _pure_mamba(facts: Facts) -> Config:
     """Read Mamba, and Falcon Mamba, which norms the step, B and C."""
-    eps, normed = facts.need("attention.layer_norm_rms_epsilon"), facts.get("ssm.dt_b_c_rms", False)
+    eps, normed = facts.epsilon(), facts.get("ssm.dt_b_c_rms", False)
     return {
         "model_type": "falcon_mamba" if normed else "mamba",
         "intermediate_size": facts.need("ssm.inner_size"),

@@ -260,7 +260,8 @@ def _granite(config: Config) -> Sources:
 
 def _falcon_h1(config: Config) -> Sources:
     return {
-        **_renamed("", input_layernorm="attn_norm", pre_ff_layernorm="ffn_norm"),
+        **_renamed("", input_layernorm="attn_norm"),
+        "pre_ff_layernorm.weight": ("ffn_norm", plain),  # without an ending
         **_mamba2("mamba."),
         **_attention(plain),
         **_renamed("feed_forward.", gate_proj="ffn_gate", up_proj="ffn_up", down_proj="ffn_down"),
