@@ -195,11 +195,28 @@ def mamba2(c: Config, w: Tensors, i: int) -> Named:
 
 
 def mamba(c: Config, w: Tensors, i: int) -> Named:
-    at = f"backbone.layers.{i}.mixer."
     yield from renamed(w, f"backbone.layers.{i}.", norm="attn_norm")
+    yield from mamba_layer(w, f"backbone.layers.{i}.mixer.")
+
+
+def jamba(c: Config, w: Tensors, i: int) -> Named:
+    at = f"model.layers.{i}."
+    yield from renamed(w, at, input_layernorm="attn_norm", pre_ff_layernorm="ffn_norm")
+    yield from attention(w, f"{at}self_attn.", 0.0)
+    yield from mamba_layer(w, f"{at}mamba.")
+    norms = {f"{part}_layernorm": f"ssm_{part}_norm" for part in ("dt", "b", "c")}
+    yield from renamed(w, f"{at}mamba.", **norms)
+    yield from renamed(w, f"{at}feed_forward.", router="ffn_gate_inp")
+    yield from feed_forward(w, f"{at}feed_forward.", c["num_experts"])
+
+
+def mamba_layer(w: Tensors, at: str) -> Named:
+    if f"{at}A_log" not in w:
+        return
     yield from renamed(w, at, in_proj="ssm_in", x_proj="ssm_x", dt_proj="ssm_dt", out_proj="ssm_out")
     yield "ssm_conv1d.weight", w[f"{at}conv1d.weight"][:, 0]
-    yield "ssm_conv1d.bias", w[f"{at}conv1d.bias"]
+    if f"{at}conv1d.bias" in w:
+        yield "ssm_conv1d.bias", w[f"{at}conv1d.bias"]
     yield "ssm_dt.bias", w[f"{at}dt_proj.bias"]
     yield "ssm_a", -w[f"{at}A_log"].float().exp()
     yield "ssm_d", w[f"{at}D"]
@@ -279,6 +296,15 @@ def mamba2_sizes(c: Config) -> Config:
     return pure(c) | ssm(inner, c["state_size"], c["conv_kernel"], c["num_heads"], c["n_groups"])
 
 
+def jamba_sizes(c: Config) -> Config:
+    rank = -(-c["hidden_size"] // 16) if c["mamba_dt_rank"] == "auto" else c["mamba_dt_rank"]
+    own = ssm(c["mamba_expand"] * c["hidden_size"], c["mamba_d_state"], c["mamba_d_conv"], rank)
+    attends = range(c["attn_layer_offset"], c["num_hidden_layers"], c["attn_layer_period"])
+    heads = [c["num_key_value_heads"] if i in attends else 0 for i in range(c["num_hidden_layers"])]
+    routed = {"expert_count": c["num_experts"], "expert_used_count": min(c["num_experts_per_tok"], c["num_experts"])}
+    return common(c) | own | routed | {"attention.head_count_kv": heads}
+
+
 def mamba_1_sizes(c: Config) -> Config:
     return pure(c) | ssm(c["intermediate_size"], c["state_size"], c["conv_kernel"], c["time_step_rank"])
 
@@ -342,6 +368,7 @@ Layer = Callable[[Config, Tensors, int], Named]
 FAMILIES: dict[str, tuple[str, Callable[[Config], Config], Layer, float]] = {  # name, sizes, layers, offset of norms
     "falcon_h1": ("falcon-h1", mamba_sizes, falcon_h1, 0.0),
     "granitemoehybrid": ("granitehybrid", granite_sizes, granite, 0.0),
+    "jamba": ("jamba", jamba_sizes, jamba, 0.0),
     "mamba": ("mamba", mamba_1_sizes, mamba, 0.0),
     "mamba2": ("mamba2", mamba2_sizes, mamba2, 0.0),
     "nemotron_h": ("nemotron_h_moe", nemotron_sizes, nemotron, 0.0),

@@ -32,7 +32,7 @@ MAX_DIVERGENCE = 0.01  # nats, mean over tokens: rows are rounded in other group
 OWN = {"nemotron_h_moe": "M*E", "nemotron_h_dense": "M*-"}  # llama.cpp has no model with both
 FAMILIES = (
     "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next", "granite", "granite_moe",
-    "falcon_h1", "mamba", "mamba2", *OWN,
+    "falcon_h1", "jamba", "jamba_moe", "mamba", "mamba2", *OWN,
 )  # fmt: skip
 
 

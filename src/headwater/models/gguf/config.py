@@ -325,9 +325,38 @@ def _pure_mamba(facts: Facts) -> Config:
     }
 
 
+def _every(layers: list[int], n_layers: int, kind: str) -> Config:
+    """Return period and offset of layers of a kind."""
+    offset = layers[0] if layers else 0
+    period = layers[1] - offset if len(layers) > 1 else max(n_layers, 1)
+    if layers and [*range(offset, n_layers, period)] != layers:
+        raise CheckpointError(f"layers {layers} of the file are not one in {period}, as a Jamba's must be")
+    return {f"{kind}_layer_period": period, f"{kind}_layer_offset": offset}
+
+
+def _jamba(facts: Facts) -> Config:
+    """Read Jamba; layers of attention and of experts follow from their tensors."""
+    layers, routed = range(facts.layers), [i for i in range(facts.layers) if facts.has(i, "ffn_gate_inp")]
+    return {
+        **_attention(facts),
+        **_every([i for i in layers if facts.has(i, "attn_q")], facts.layers, "attn"),
+        **_every(routed, facts.layers, "expert"),
+        "model_type": "jamba",
+        "intermediate_size": facts.most("feed_forward_length"),
+        "num_experts": facts.need("expert_count") if routed else 1,
+        "num_experts_per_tok": facts.need("expert_used_count") if routed else 1,
+        "mamba_d_state": facts.need("ssm.state_size"),
+        "mamba_d_conv": facts.need("ssm.conv_kernel"),
+        "mamba_dt_rank": facts.need("ssm.time_step_rank"),
+        "mamba_expand": facts.need("ssm.inner_size") // facts.need("embedding_length"),
+        "mamba_conv_bias": _convolution_has_bias(facts),
+    }
+
+
 CONFIGS: dict[str, Callable[[Facts], Config]] = {
     "falcon-h1": _falcon_h1,
     "granitehybrid": _granite,
+    "jamba": _jamba,
     "mamba": _pure_mamba,
     "mamba2": _pure_mamba2,
     "nemotron_h": _nemotron,

@@ -288,14 +288,29 @@ def _pure_mamba2(config: Config) -> Sources:
 
 def _pure_mamba(config: Config) -> Sources:
     """A step has a weight here, which Mamba-2's has not, and rates stand channel by channel."""
+    return _renamed("", norm="attn_norm") | _mamba("mixer.")
+
+
+def _mamba(at: str) -> Sources:
     names = {"in_proj": "ssm_in", "conv1d": "ssm_conv1d", "x_proj": "ssm_x", "dt_proj": "ssm_dt", "out_proj": "ssm_out"}
     return {
-        **_renamed("", norm="attn_norm"),
-        **_renamed("mixer.", **names),
-        "mixer.conv1d.bias": ("ssm_conv1d.bias", plain),
-        "mixer.dt_proj.bias": ("ssm_dt.bias", plain),
-        "mixer.A_log": ("ssm_a", logarithm),
-        "mixer.D": ("ssm_d", plain),
+        **_renamed(at, **names),
+        f"{at}conv1d.bias": ("ssm_conv1d.bias", plain),
+        f"{at}dt_proj.bias": ("ssm_dt.bias", plain),
+        f"{at}A_log": ("ssm_a", logarithm),
+        f"{at}D": ("ssm_d", plain),
+    }
+
+
+def _jamba(config: Config) -> Sources:
+    norms = {f"{part}_layernorm": f"ssm_{part}_norm" for part in ("dt", "b", "c")}
+    return {
+        **_renamed("", input_layernorm="attn_norm", pre_ff_layernorm="ffn_norm"),
+        **_mamba("mamba."),
+        **_renamed("mamba.", **norms),
+        **_attention(plain),
+        **_renamed("feed_forward.", router="ffn_gate_inp", **{f"{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}),
+        **{f"feed_forward.experts.{x}_proj": (f"ffn_{x}_exps.weight", plain) for x in ("gate", "up", "down")},
     }
 
 
@@ -306,6 +321,7 @@ def _backbone(layer: Callable[[Config], Sources]) -> Naming:
 NAMINGS: dict[str, Naming] = {
     "falcon-h1": Naming(_falcon_h1, final_norm="final_layernorm.weight"),
     "granitehybrid": Naming(_granite),
+    "jamba": Naming(_jamba, final_norm="final_layernorm.weight"),
     "mamba": _backbone(_pure_mamba),
     "mamba2": _backbone(_pure_mamba2),
     "nemotron_h": _backbone(_nemotron),
