@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from headwater.errors import CheckpointError
-from headwater.models.families import ALL_REFUSE, FAMILIES, Family, Refusal, read_config
+from headwater.models.families import (
+    ALL_REFUSE,
+    BY_MODEL_TYPE,
+    FAMILIES,
+    Family,
+    Refusal,
+    check_architecture,
+    read_config,
+)
 from headwater.models.load import load_model
 from headwater.models.profiles import PROFILES
 from tests.checkpoints import SMALLEST
@@ -21,7 +29,8 @@ REFUSALS = [
 
 # Keys that change no logit: of training, of kernels, of the text's end (which `load` reads), of what wrote the file.
 OF_NO_MATTER = {
-    "architectures", "attention_dropout", "block_size", "bos_token_id", "chunk_size", "dtype", "eos_token_id",
+    "architectures",
+    "attention_dropout", "block_size", "bos_token_id", "chunk_size", "dtype", "eos_token_id",
     "hidden_dropout", "initializer_range", "mamba_chunk_size", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap",
     "mtp_layers_block_type", "mtp_loss_scaling_factor", "num_logits_to_keep", "num_nextn_predict_layers",
     "output_router_logits", "pad_token_id", "pretraining_tp", "rescale_prenorm_residual", "router_aux_loss_coef",
@@ -43,6 +52,58 @@ OVERRULED = {  # by what else these small checkpoints' configs say
     "Falcon-H1": {"mamba_expand"},  # `mamba_d_ssm`
     "Nemotron-H": {"expand"},  # `mamba_num_heads` and `mamba_head_dim`
 }  # fmt: skip
+
+
+# Classes of transformers 5.24, vLLM, SGLang and mlx-lm by the model types that their published config.json have.
+SERVED = {
+    "bailing_hybrid": ("BailingMoeV3ForCausalLM", "BailingHybridForCausalLM"),
+    "bailing_moe_linear": ("BailingMoeLinearV2ForCausalLM",),
+    "bamba": ("BambaForCausalLM",),
+    "falcon_h1": ("FalconH1ForCausalLM",),
+    "falcon_mamba": ("FalconMambaForCausalLM",),
+    "granitemoehybrid": ("GraniteMoeHybridForCausalLM",),
+    "jamba": ("JambaForCausalLM",),
+    "kimi_linear": ("KimiLinearForCausalLM",),
+    "lfm2": ("Lfm2ForCausalLM",),
+    "lfm2_moe": ("Lfm2MoeForCausalLM",),
+    "mamba": ("MambaForCausalLM",),
+    "mamba2": ("Mamba2ForCausalLM",),
+    "minimax": ("MiniMaxForCausalLM",),
+    "minimax_m1": ("MiniMaxM1ForCausalLM",),
+    "minimax_text_01": ("MiniMaxText01ForCausalLM",),
+    "nemotron_h": ("NemotronHForCausalLM",),
+    "qwen3": ("Qwen3ForCausalLM",),
+    "qwen3_5": ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
+    "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
+    "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM",),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM",),
+    "qwen3_moe": ("Qwen3MoeForCausalLM",),
+    "qwen3_next": ("Qwen3NextForCausalLM",),
+}
+REFUSED = {
+    "bailing_hybrid": ("BailingMoeV2_5ForCausalLM", "BailingHybridModel"),  # the first: Ling 2.5 and 2.6
+    "jamba": ("JambaForSequenceClassification",),
+    "minimax": ("MiniMaxForSequenceClassification",),
+    "nemotron_h": ("NemotronHPuzzleForCausalLM",),
+    "qwen3": ("Qwen3ForSequenceClassification", "Qwen3Model", "JinaForRanking", "LlamaForCausalLMEagle3"),
+    "qwen3_5": ("JevForDecision", "Qwen3_5ForTokenClassification"),
+    "qwen3_moe": ("Qwen3MoeForSequenceClassification", "Qwen3MoeModel"),
+    "qwen3_next": ("Qwen3NextForQuestionAnswering",),
+}
+
+
+def test_every_model_type_is_served_under_its_published_classes() -> None:
+    assert SERVED.keys() == BY_MODEL_TYPE.keys()
+    for model_type, named in SERVED.items():
+        for name in named:
+            check_architecture({"architectures": [name]}, BY_MODEL_TYPE[model_type], model_type)
+        check_architecture({}, BY_MODEL_TYPE[model_type], model_type)
+
+
+@pytest.mark.parametrize(("model_type", "name"), [(key, name) for key, named in REFUSED.items() for name in named])
+def test_other_class_of_a_model_type_is_refused_by_name(model_type: str, name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"'{name}'.* of model_type '{model_type}' only "):
+        check_architecture({"architectures": [name]}, BY_MODEL_TYPE[model_type], model_type)
 
 
 def changed(config: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:

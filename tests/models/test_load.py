@@ -348,3 +348,16 @@ def test_config_that_is_not_json_is_refused(tmp_path, raw):
     for read in (read_spec, read_folder):
         with pytest.raises(CheckpointError, match=r"config\.json"):
             read(tmp_path)
+
+
+def test_output_of_delta_layers_of_ling_is_read_by_its_published_name(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """transformers writes `dense`, where inclusionAI, SGLang and mlx-lm have `o_proj`."""
+    folder = Path(shutil.copytree(checkpoint("ling"), tmp_path / "ling"))
+    tensors = load_file(folder / "model.safetensors")
+    delta = [name.removesuffix("A_log") for name in tensors if name.endswith("A_log")]
+    published = {f"{at}dense.weight": f"{at}o_proj.weight" for at in delta}
+    save_file({published.get(name, name): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    assert published.keys() <= tensors.keys()
+    load_model(folder)

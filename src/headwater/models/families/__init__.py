@@ -44,6 +44,7 @@ ALL_REFUSE = (
         "quantised weights of 'quark' are not one of ",
     ),
     Refusal("another family", {"model_type": "gpt2"}, "model_type 'gpt2' is not one of "),
+    Refusal("other classes of a family's model type", {"architectures": ["OtherModel"]}, "key 'architectures' is "),
 )
 BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
@@ -64,12 +65,24 @@ def read_config(
         raise CheckpointError(f"config.json: model_type {model_type!r} is not one of {known}")
     check_quantisation(config)
     family = BY_MODEL_TYPE[model_type]
+    check_architecture(config, family, model_type)
     for key, value in filter(None, (refusal.required for refusal in family.refuses)):
         keys.require(key, value, default=value)
     spec = ModelSpec.of(family.read(keys), dtype, page_size, weights, stored_dtype(config))
     if rope_scaling and not any(getattr(layer, "rotary", None) for layer in spec.layers):
         raise SettingError("rope_scaling", repr(rope_scaling), f"but no layer of a {family.name} model rotates")
     return replace(spec, packed=packed(config, stored_dtype(config)))
+
+
+def check_architecture(config: dict[str, Any], family: Family, model_type: str) -> None:
+    """Raise CheckpointError if a config names classes of which none is the family's: another model, or another head."""
+    named = config.get("architectures") or text_config(config).get("architectures") or []
+    named = named if isinstance(named, list) else [named]
+    if named and not any(name in family.architectures for name in named):
+        of_family = ", ".join(family.architectures)
+        raise CheckpointError(
+            f"config.json: key 'architectures' is {named!r}: of model_type {model_type!r} only {of_family} are read"
+        )
 
 
 def stored_dtype(config: dict[str, Any]) -> str:

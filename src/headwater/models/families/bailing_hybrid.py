@@ -12,13 +12,14 @@ from headwater.layers.feed_forward import Mlp
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.mla import LatentAttention
 from headwater.models.families import reading
-from headwater.models.families.family import DYNAMIC_ROTATION, FULL, LINEAR, OTHER_ACTIVATIONS, Family, only
+from headwater.models.families.family import DYNAMIC_ROTATION, FULL, LINEAR, OTHER_ACTIVATIONS, Family, Refusal, only
 from headwater.models.families.kimi_linear import FEWER_KV_HEADS, SPARSE, read_experts, read_feed_forwards, read_latent
 from headwater.models.families.ring import EXPERT_NAMES, OTHER_SHARED_EXPERTS, read_mtp
 from headwater.models.families.rotation import latent_scale, rotary_of
-from headwater.spec import Architecture
+from headwater.spec import Architecture, Block, Part
 
 MIXER_NAMES = {"o_proj": "dense"}
+DELTA_NAMES = (("o_proj", "o_proj"), ("o_proj", "dense"))  # as published, and as transformers writes it
 NORM_EPS = 1e-6
 
 
@@ -30,7 +31,9 @@ def read_ling(keys: ConfigKeys) -> Architecture:
     keys.require("moe_shared_expert_intermediate_size", experts.intermediate, default=experts.intermediate)
     blocks = []
     for i, (kind, ffn) in enumerate(zip(types, read_feed_forwards(keys, n_layers), strict=True)):
-        blocks.append(reading.block(i, "input_layernorm", mixers[kind], "attention", **MIXER_NAMES))
+        names = DELTA_NAMES if kind == LINEAR else tuple(MIXER_NAMES.items())
+        mixer = Part(mixers[kind], f"layers.{i}.attention", names)
+        blocks.append(Block(f"layers.{i}.input_layernorm.weight", (mixer,)))
         of_ffn = (experts, EXPERT_NAMES) if ffn == SPARSE else (mlp, {})
         blocks.append(reading.block(i, "post_attention_layernorm", of_ffn[0], "mlp", **of_ffn[1]))
     mtp = read_mtp(n_layers, mixers[FULL], experts, MIXER_NAMES)
@@ -63,8 +66,10 @@ FAMILY = Family(
     "Ling 3.0",
     ("bailing_hybrid",),
     read_ling,
+    architectures=("BailingMoeV3ForCausalLM", "BailingHybridForCausalLM"),
     profile="ling-3.0-flash",
     refuses=(
+        Refusal("Ling 2.5 and 2.6", {"architectures": ["BailingMoeV2_5ForCausalLM"]}, "key 'architectures' is "),
         OTHER_ACTIVATIONS,
         only("latent attention without positions", "use_mla_nope", True, False),
         only("pairs of channels half a head apart", "rope_interleave", False, True),

@@ -70,4 +70,11 @@ def read_mixer(keys: ConfigKeys, eps: float) -> Mamba2:
     )
 
 
-FAMILY = Family("Bamba", ("bamba",), read_bamba, profile="bamba-9b", refuses=(OTHER_ACTIVATIONS, DYNAMIC_ROTATION))
+FAMILY = Family(
+    "Bamba",
+    ("bamba",),
+    read_bamba,
+    architectures=("BambaForCausalLM",),
+    profile="bamba-9b",
+    refuses=(OTHER_ACTIVATIONS, DYNAMIC_ROTATION),
+)

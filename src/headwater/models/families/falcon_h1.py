@@ -61,6 +61,7 @@ FAMILY = Family(
     "Falcon-H1",
     ("falcon_h1",),
     read_falcon_h1,
+    architectures=("FalconH1ForCausalLM",),
     profile="falcon-h1-7b",
     refuses=(
         OTHER_ACTIVATIONS,

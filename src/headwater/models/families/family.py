@@ -29,6 +29,7 @@ class Family:
     name: str  # display name
     model_types: tuple[str, ...]  # `model_type` of its text models' config.json
     read: Callable[[ConfigKeys], Architecture]  # raises CheckpointError that names an unsupported key
+    architectures: tuple[str, ...]  # names of its classes in `architectures` of config.json
     profile: str  # lab profile whose sizes docs/families.md shows
     refuses: tuple[Refusal, ...]  # in addition to the refusals of all families
     oracle: str = "transformers"  # implementation with which tests compare logits

@@ -75,6 +75,7 @@ FAMILY = Family(
     "Granite 4",
     ("granitemoehybrid",),
     read_granite,
+    architectures=("GraniteMoeHybridForCausalLM",),
     profile="granite-4.0-h-small",
     refuses=(
         OTHER_ACTIVATIONS,

@@ -58,6 +58,7 @@ FAMILY = Family(
     "Jamba",
     ("jamba",),
     read_jamba,
+    architectures=("JambaForCausalLM",),
     profile="jamba-1.5-mini",
     refuses=(
         OTHER_ACTIVATIONS,

@@ -120,6 +120,7 @@ FAMILY = Family(
     "Kimi-Linear",
     ("kimi_linear",),
     read_kimi,
+    architectures=("KimiLinearForCausalLM",),
     profile="kimi-linear-48b-a3b",
     refuses=(
         OTHER_ACTIVATIONS,

@@ -78,6 +78,7 @@ FAMILY = Family(
     "LFM2",
     ("lfm2", MOE),
     read_lfm2,
+    architectures=("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
     profile="lfm2-1.2b",
     refuses=(
         DYNAMIC_ROTATION,

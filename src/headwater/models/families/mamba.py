@@ -45,4 +45,11 @@ def read_pure(keys: ConfigKeys, mixer: Layer, tied: bool) -> Architecture:
     )
 
 
-FAMILY = Family("Mamba", ("mamba", "falcon_mamba"), read_mamba, profile="falcon-mamba-7b", refuses=(OTHER_ACTIVATIONS,))
+FAMILY = Family(
+    "Mamba",
+    ("mamba", "falcon_mamba"),
+    read_mamba,
+    architectures=("MambaForCausalLM", "FalconMambaForCausalLM"),
+    profile="falcon-mamba-7b",
+    refuses=(OTHER_ACTIVATIONS,),
+)

@@ -53,6 +53,7 @@ FAMILY = Family(
     "Mamba-2",
     ("mamba2",),
     read_mamba2,
+    architectures=("Mamba2ForCausalLM",),
     profile="mamba2-2.7b",
     refuses=(OTHER_ACTIVATIONS, Refusal("heads of other widths", {"head_dim": 48}, "heads of 48 channels are not ")),
 )

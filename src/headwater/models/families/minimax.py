@@ -112,6 +112,7 @@ FAMILY = Family(
     "MiniMax",
     tuple(READ),
     lambda keys: READ[keys.text("model_type")](keys),
+    architectures=("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
     profile="minimax-m1",
     refuses=(
         OTHER_ACTIVATIONS,

@@ -132,6 +132,7 @@ FAMILY = Family(
     "Nemotron-H",
     ("nemotron_h",),
     read_nemotron_h,
+    architectures=("NemotronHForCausalLM",),
     profile="nemotron-h-8b",
     refuses=(
         only("other activations", "mlp_hidden_act", "silu", ACTIVATION, always=False),

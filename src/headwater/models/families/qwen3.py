@@ -78,6 +78,7 @@ FAMILY = Family(
     "Qwen3",
     ("qwen3", MOE),
     read_qwen3,
+    architectures=("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
     profile="qwen3-8b",
     refuses=(
         OTHER_ACTIVATIONS,

@@ -6,4 +6,16 @@ from headwater.models.families.family import Family
 from headwater.models.families.qwen3_next import REFUSES, read_qwen
 
 MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-FAMILY = Family("Qwen3.5", MODEL_TYPES, lambda keys: read_qwen(keys, False), profile="qwen3.5-9b", refuses=REFUSES)
+FAMILY = Family(
+    "Qwen3.5",
+    MODEL_TYPES,
+    lambda keys: read_qwen(keys, False),
+    architectures=(
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3_5MoeForConditionalGeneration",
+    ),
+    profile="qwen3.5-9b",
+    refuses=REFUSES,
+)

@@ -103,5 +103,10 @@ REFUSES = (
     OTHER_LAYERS,
 )
 FAMILY = Family(
-    "Qwen3-Next", ("qwen3_next",), lambda keys: read_qwen(keys, True), profile="qwen3-next-80b-a3b", refuses=REFUSES
+    "Qwen3-Next",
+    ("qwen3_next",),
+    lambda keys: read_qwen(keys, True),
+    architectures=("Qwen3NextForCausalLM",),
+    profile="qwen3-next-80b-a3b",
+    refuses=REFUSES,
 )

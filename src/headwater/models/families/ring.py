@@ -117,6 +117,7 @@ FAMILY = Family(
     "Ring-linear",
     ("bailing_moe_linear",),
     read_ring,
+    architectures=("BailingMoeLinearV2ForCausalLM", "BailingMoeLinearForCausalLM"),
     profile="ring-mini-linear-2.0",
     refuses=(
         OTHER_ACTIVATIONS,
