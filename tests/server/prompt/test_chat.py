@@ -52,6 +52,45 @@ def test_parts_of_a_reasoning_chat_are_found():
     assert text_before(prompt, prompt.boundaries.query_end) == query + "two?<|im_end|>\n<|im_start|>assistant\n"
 
 
+EMBEDDED = (embedded() / "chat_template.jinja").read_text("utf-8")
+EVERY = [pytest.param(EMBEDDED, id="embedded"), *templates.published()]
+
+
+def whole(prompt):
+    return byte_tokenizer().decode(prompt.prompt, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
+@pytest.mark.parametrize("template", EVERY)
+def test_boundaries_of_published_templates_are_those_of_rendered_texts(template, tools):
+    """A boundary ends what the prompt shares with a conversation that has another text there."""
+    messages = [SYSTEM, user("one?"), assistant("1"), user("two?")]
+    prompt = prepare(template, messages, tools)
+    parts = prompt.boundaries
+    others = {
+        parts.system_end: [SYSTEM, user("Zebra!"), *messages[2:]],
+        parts.query_start: [*messages[:3], user("Zebra!")],
+        parts.query_end: [*messages, assistant("Zebra!"), user("three?")],
+    }
+    for position, other in others.items():
+        text = whole(prompt)
+        assert text_before(prompt, position) == text[: common_prefix(text, whole(prepare(template, other, tools)))]
+    system, query, end = (text_before(prompt, position) for position in others)
+    assert "Be brief." in system
+    assert "one?" not in system
+    assert "one?" in query
+    assert "two?" not in query
+    assert "two?" in end
+
+
+@pytest.mark.parametrize("template", EVERY)
+def test_generation_block_of_a_template_is_transparent(template):
+    """It marks answers for training, in templates such as that of SmolLM3."""
+    around = "{%- generation -%}{{- '' -}}{%- endgeneration -%}"
+    messages = [SYSTEM, user("one?"), assistant("1"), user("two?")]
+    assert prepare(around + template, messages) == prepare(template, messages)
+
+
 def test_output_is_not_kept_where_its_reasoning_will_be_stripped():
     assert prepare(templates.REASONING, [user("one?")]).keep_output is False
 
