@@ -109,7 +109,8 @@ def test_attention_only_and_mixer_only_models_need_no_special_case() -> None:
 def test_weights_in_fewer_bits_change_no_page_and_no_checkpoint(config: dict[str, Any], dtype: str) -> None:
     stored = read_config(config, dtype)
     sizes = [stored.weight_bytes]
-    for weights, bits in (("int8", 8.375), ("int4", 4.375)):
+    kinds = stored.parameters_by_kind()
+    for weights, bits in (("int8", 8.375), ("int4", 4.375)):  # embedding and head have 8 with both
         spec = read_config(config, dtype, weights=weights)
         assert (spec.page_bytes, spec.checkpoint_bytes) == (stored.page_bytes, stored.checkpoint_bytes)
         assert (spec.kv_bytes_per_token, spec.transition, spec.state) == (
@@ -118,6 +119,7 @@ def test_weights_in_fewer_bits_change_no_page_and_no_checkpoint(config: dict[str
         assert spec.layout(10**10) == stored.layout(10**10)
         assert spec.flops == stored.flops
         saved = sum(layer.quantised_weights for layer in spec.layers) * (stored.weight_element_bytes - bits / 8)
+        saved += (kinds["embedding"] + kinds["head"]) * (stored.weight_element_bytes - 8.375 / 8)
         assert spec.weight_bytes == stored.weight_bytes - saved
         sizes.append(spec.weight_bytes)
     assert sizes == sorted(sizes, reverse=True)
@@ -136,15 +138,16 @@ def test_weights_are_held_in_the_shorter_of_two_dtypes() -> None:
     assert read_config(NEXT_80B, "float32").weights_held == "bfloat16"  # where config.json does not say
 
 
-def test_only_weights_of_products_are_quantised() -> None:
+def test_only_products_embedding_and_head_are_quantised() -> None:
     """Count, of Qwen3-Next, all that is not a large product by hand."""
     spec = read_config(NEXT_80B, "bfloat16", weights="int4")
     hidden, vocab = 2048, 151936
     gdn = 2 * 32 * hidden + 8192 * 4 + 2 * 32 + 128  # b and a; convolution; A and dt; norm
     attention, moe = 2 * 256, (512 + 1) * hidden  # norms of queries and keys; router and the shared expert's gate
-    kept = 2 * vocab * hidden + 97 * hidden + 36 * gdn + 12 * attention + 48 * moe
-    quantised = sum(spec.parameters_by_kind().values()) - kept
-    assert spec.weight_bytes == 2 * kept + quantised * 4.375 / 8
+    kept = 97 * hidden + 36 * gdn + 12 * attention + 48 * moe
+    tables = 2 * vocab * hidden
+    quantised = sum(spec.parameters_by_kind().values()) - kept - tables
+    assert spec.weight_bytes == 2 * kept + quantised * 4.375 / 8 + tables * 8.375 / 8
 
 
 def test_unknown_weight_format_is_refused_with_the_known_ones() -> None:

@@ -20,6 +20,7 @@ KEY_BLOCK = 512  # tokens: an attention's bits depend on the length of its last 
 WEIGHTS = ("auto", "int8", "int4")  # how weights are held; auto: as stored
 # of a quantised weight's element: its code, and for each group a float16 scale and a zero of 8 bits
 QUANTISED_BYTES = {"int8": 1 + 3 / GROUP, "int4": 0.5 + 3 / GROUP}
+TABLES = {"int8": "int8", "int4": "int8"}  # format of embedding and head by that of products
 # of a text model, by itself or in a larger one
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
 FLOAT8 = "float8"  # format of numbers with a sign, 4 bits of exponent and 3 of mantissa (e4m3)
@@ -135,9 +136,21 @@ class ModelCosts(ABC):
         """Bytes of one element of the layers' weights that are not quantised."""
 
     @property
-    @abstractmethod
     def table_element_bytes(self) -> float:
         """Bytes of one element of embedding and head."""
+        if self.packed is not None and self.packed.table_bytes is not None:
+            return self.packed.table_bytes
+        return self.stored_table_bytes if self.table_format is None else QUANTISED_BYTES[self.table_format]
+
+    @property
+    @abstractmethod
+    def stored_table_bytes(self) -> int:
+        """Bytes of one element of embedding and head that are not quantised."""
+
+    @property
+    def table_format(self) -> str | None:
+        """Format to which loading rounds embedding and head; None if they stay as stored."""
+        return TABLES.get(self.weights) if self.hidden_size % GROUP == 0 else None
 
     @property
     @abstractmethod
@@ -162,9 +175,10 @@ class ModelCosts(ABC):
     @cached_property
     def weight_bytes(self) -> int:
         """Bytes of all weights as they are held."""
-        layers = sum(n * layer.weights for layer, n in self.counted)
-        rest = sum(self.parameters_by_kind().values()) - layers
-        return round(rest * self.table_element_bytes) + sum(n * self.layer_bytes(layer) for layer, n in self.counted)
+        elements = self.parameters_by_kind()
+        tables = round((elements["embedding"] + elements["head"]) * self.table_element_bytes)
+        norms = elements["norm"] * self.weight_element_bytes
+        return tables + norms + sum(n * self.layer_bytes(layer) for layer, n in self.counted)
 
     def weight_bytes_read(self, tokens: int) -> float:
         """Bytes of weights that a step over `tokens` tokens is expected to read, without embedding and head."""
@@ -337,9 +351,8 @@ class ModelSpec(Architecture, ModelCosts):
         return BYTES_OF_DTYPE[self.weight_dtype]
 
     @property
-    def table_element_bytes(self) -> float:
-        held = self.packed.table_bytes if self.packed else None
-        return self.weight_element_bytes if held is None else held
+    def stored_table_bytes(self) -> int:
+        return self.weight_element_bytes
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:

@@ -165,7 +165,7 @@ def test_first_lines_at_start_import_no_torch_or_web_framework(folder):
     assert first.startswith("Headwater ")
     assert first.endswith(f"loading {folder}")
     assert re.fullmatch(r"Computing in \w+: .+", dtype)
-    assert weights == "Weights are held in bfloat16: as stored"
+    assert re.fullmatch(r"Weights are held in bfloat16: as stored, \S+ GB \(.* GB with --weights int4\)", weights)
     assert heavy == "[]"
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +27,7 @@ from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_folder
 from headwater.models.files import model_config
 from headwater.setting import FILE, SWITCH, TIERS, Setting, SettingError
+from headwater.spec import WEIGHTS, ModelSpec
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -171,11 +173,22 @@ def announce(config: ServeConfig) -> None:
     folder = config_folder(config.model)
     dtype = choose_dtype(model_config(folder), config.dtype, config.device)
     say(f"Computing in {dtype.name}: {dtype.reason}")
-    held = read_folder(folder, dtype.name, config.page_size, config.weights).weights_held
+    spec = read_folder(folder, dtype.name, config.page_size, config.weights)
+    held = spec.weights_held
     quota = quota_threads()
     if quota is not None and config.threads is None and config.device == "cpu":
         say(f"Computing on {quota} threads: the processes of this control group may use {cpu_quota():g} cores")
-    say(f"Weights are held in {held}: {'as stored' if config.weights == 'auto' else f'--weights {config.weights}'}")
+    say(f"Weights are held in {held}: {_how_held(spec, config.device)}")
+
+
+def _how_held(spec: ModelSpec, device: str) -> str:
+    """Describe why weights are held as they are, and what fewer bits of weights as stored would take."""
+    if spec.weights != "auto":
+        return f"--weights {spec.weights}"
+    if spec.packed is not None or device != "cpu":  # a card holds values of integers
+        return "as stored"
+    others = (f"{replace(spec, weights=name).weight_bytes / 1e9:.3g} GB with --weights {name}" for name in WEIGHTS[1:])
+    return f"as stored, {spec.weight_bytes / 1e9:.3g} GB ({', '.join(others)})"
 
 
 def check_template(folder: Path) -> None:

@@ -35,13 +35,14 @@ from headwater.mixers.linear import Embedding, Linear
 from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.mla import LatentAttentionMixer
+from headwater.mixers.quantised import Quantised
 from headwater.mixers.recurrent import RecurrentMixer
 from headwater.mixers.short_conv import GatedShortConvolution
 from headwater.mixers.weights import Weights
 from headwater.mixers.window import WindowAttentionMixer
 from headwater.models import hybrid
 from headwater.models.mtp import MtpModule
-from headwater.models.quantiser import BITS, QuantisedTensors
+from headwater.models.quantiser import BITS, QuantisedTensors, quantised_or_error
 from headwater.models.tensors import ModelTensors, PartTensors
 from headwater.spec import ModelSpec
 
@@ -154,6 +155,8 @@ def _ends(spec: ModelSpec, tensors: ModelTensors, prefix: str) -> tuple[Embeddin
 
     def end(name: str) -> Weights:
         stored = tensors.stored(name, spec.vocab_size, spec.hidden_size)
+        if spec.table_format is not None and isinstance(stored, torch.Tensor):
+            stored = quantised_or_error(name, stored, BITS[spec.table_format])
         return Weights({"end.weight": stored}, tensors.dtype, tensors.device)
 
     embedding, of_device = prefix + spec.embedding, layer_classes(tensors.device).embedding
@@ -161,7 +164,10 @@ def _ends(spec: ModelSpec, tensors: ModelTensors, prefix: str) -> tuple[Embeddin
         head = end(embedding).linear("end")
         embed = of_device(head, tensors.dtype)
     else:
-        embed = of_device(end(embedding).held("end.weight"), tensors.dtype)
+        weights = end(embedding)
+        table = weights.held("end.weight")  # codes of integers are packed only in the layout of products
+        embed = of_device(weights.linear("end") if isinstance(table, Quantised) else table, tensors.dtype)
+        del weights, table
         _give_back(tensors)
         head = end(spec.head).linear("end")
     _give_back(tensors)

@@ -95,6 +95,16 @@ def quantised(weight_NK: Tensor, bits: int) -> Quantised | None:
     return Quantised(code_NK, bits, scale_NX, zero_NX)
 
 
+def quantised_or_error(name: str, weight_NK: Tensor, bits: int) -> Quantised:
+    """Quantise a weight whose inputs a group divides. Raises CheckpointError that names it if it is not finite."""
+    try:
+        weight = quantised(weight_NK, bits)
+    except ValueError as error:
+        raise CheckpointError(f"tensor {name!r} cannot be quantised: {error}") from error
+    assert weight is not None
+    return weight
+
+
 def in_float8(weight_NK: Tensor) -> Quantised | None:
     """Round a weight to float8 with a scale for each output and 128 inputs, or fewer; None if 8 does not divide them.
 
@@ -171,11 +181,7 @@ class QuantisedTensors(Mapping[str, Stored]):
         if shape is None:
             return self._tensors[name]
         stored = values_of(self._tensors[name])
-        try:
-            weight = quantised(stored[: shape[0]].flatten(0, -2), self._bits)
-        except ValueError as error:
-            raise CheckpointError(f"tensor {name!r} cannot be quantised: {error}") from error
-        assert weight is not None  # as the layer says
+        weight = quantised_or_error(name, stored[: shape[0]].flatten(0, -2), self._bits)
         if len(shape) > 2:
             return [*weight.split([shape[1]] * shape[0])]
         return [weight, stored[shape[0] :]] if len(stored) > shape[0] else weight

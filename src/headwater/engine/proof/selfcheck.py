@@ -226,7 +226,7 @@ def _pack(name: str, weight_NK: torch.Tensor) -> Weight | None:
 def _packed(spec: ModelSpec) -> tuple[str, ...]:
     """Return the formats of 8 bits and fewer that products may read: a quantised file may mix 4 bits and 8."""
     if spec.weights != "auto":
-        return (spec.weights,)
+        return tuple(dict.fromkeys((spec.weights, spec.table_format or spec.weights)))
     if spec.packed is None:
         return ()
     return (FLOAT8,) if spec.packed.name == FLOAT8 else tuple(BITS)

@@ -66,10 +66,8 @@ class Profile(ModelCosts):
         return "float8" if self.weight_dtype == "float8" else self.dtype_name
 
     @property
-    def table_element_bytes(self) -> float:
+    def stored_table_bytes(self) -> int:
         """Bytes of one element of embedding and head; those of a profile in float8 are held in 16 bits."""
-        if self.packed is not None and self.packed.table_bytes is not None:
-            return self.packed.table_bytes
         return BYTES_OF_DTYPE.get(self.weight_dtype, self.element_bytes)
 
     @property
