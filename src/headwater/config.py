@@ -35,7 +35,7 @@ SEGMENT_EVICTION = tuple(map(str, SegmentEviction))
 LOG_FORMATS = ("text", "json")
 TOOL_CALLS = ("held", "free")
 TOOL_FORMATS = (  # what headwater.server.answer.formats has
-    "auto", "none", "qwen_xml", "hermes", "nemotron", "kimi", "jamba", "minimax", "minimax_xml", "granite",
+    "auto", "none", "qwen_xml", "hermes", "nemotron", "kimi", "jamba", "minimax", "minimax_xml", "granite", "python",
 )  # fmt: skip
 REASONING_FORMATS = ("auto", "none", "think")  # likewise
 SHORTEST = 0.1  # seconds, of a timeout

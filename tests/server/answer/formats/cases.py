@@ -82,6 +82,13 @@ def _listed(before, between, after):
     return lambda calls: before + between.join(json_call(*call) for call in calls) + after
 
 
+def _pythonic(calls):
+    def value(of):
+        return str(of) if isinstance(of, bool) else json.dumps(of, ensure_ascii=False)
+
+    return ", ".join(f"{name}({', '.join(f'{key}={value(of)}' for key, of in given.items())})" for name, given in calls)
+
+
 # calls as (name, arguments), as models of each format write them
 WRITTEN = {
     "qwen_xml": lambda calls: "\n".join(_xml(*call) for call in calls),
@@ -92,6 +99,7 @@ WRITTEN = {
     "minimax": _listed("<tool_calls>\n", "\n", "\n</tool_calls>"),
     "minimax_xml": _invoked,
     "granite": _listed("<|tool_call|>[", ", ", "]"),
+    "python": lambda calls: f"<|tool_call_start|>[{_pythonic(calls)}]<|tool_call_end|>",
 }
 assert set(WRITTEN) == set(TOOLS)
 

@@ -39,6 +39,12 @@ CALLS = {
         + "</minimax:tool_call>"
     ),
     "granite": _listed("<|tool_call|>[", ", ", "]"),
+    "python": (
+        "<|tool_call_start|>[" + EACH + "{{ '' if loop.first else ', ' }}{{ call.function.name }}(" + PARAMETERS
+        + "{{ '' if loop.first else ', ' }}{{ k }}="
+        + "{{ v | tojson if v is string or v is mapping or v is sequence else v }}"
+        + "{% endfor %}){% endfor %}]<|tool_call_end|>"
+    ),
 }  # fmt: skip
 assert set(CALLS) == set(TOOLS)
 

@@ -19,7 +19,7 @@ MARKUP = (
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
     "<|tool_call_argument_begin|>", "functions.weather:0", "ping",
     "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="weather">', "</invoke>", '<parameter name="city">',
-    '<parameter name="days">',
+    '<parameter name="days">', "<|tool_call_start|>", "<|tool_call_end|>", "weather(", "city=", ")", "'", "=",
     '"name": "x"', "}", "{", '"', "\\", "\n", " ", "3", "true", "Grüße 🙂", "text", ">", "<", "[",
 )  # fmt: skip
 answers = st.lists(st.sampled_from(MARKUP), max_size=14).map("".join)

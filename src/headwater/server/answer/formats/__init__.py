@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TypeVar
 
-from headwater.server.answer.formats import json_calls, xml_calls
+from headwater.server.answer.formats import json_calls, python_calls, xml_calls
 from headwater.server.answer.formats.parser import ReasoningFormat, ToolFormat
 
 Format = TypeVar("Format", ReasoningFormat, ToolFormat)
@@ -26,6 +26,7 @@ TOOLS: dict[str, ToolFormat] = {
     "minimax": json_calls.MINIMAX,
     "minimax_xml": xml_calls.MINIMAX_XML,
     "granite": json_calls.GRANITE,
+    "python": python_calls.PYTHON,
 }
 
 
