@@ -222,6 +222,22 @@ def mamba_layer(w: Tensors, at: str) -> Named:
     yield "ssm_d", w[f"{at}D"]
 
 
+def lfm2(c: Config, w: Tensors, i: int) -> Named:
+    at = f"model.layers.{i}."
+    yield from renamed(w, at, operator_norm="attn_norm", ffn_norm="ffn_norm")
+    yield from renamed(w, f"{at}conv.", in_proj="shortconv.in_proj", out_proj="shortconv.out_proj")
+    if f"{at}conv.conv.weight" in w:
+        yield "shortconv.conv.weight", w[f"{at}conv.conv.weight"][:, 0]
+    yield from renamed(w, f"{at}self_attn.", q_proj="attn_q", k_proj="attn_k", v_proj="attn_v", out_proj="attn_output")
+    yield from renamed(w, f"{at}self_attn.", q_layernorm="attn_q_norm", k_layernorm="attn_k_norm")
+    yield from renamed(w, f"{at}feed_forward.", w1="ffn_gate", w3="ffn_up", w2="ffn_down", gate="ffn_gate_inp")
+    if f"{at}feed_forward.gate.weight" in w:
+        yield "exp_probs_b.bias", w[f"{at}feed_forward.expert_bias"]
+        for ours, theirs in (("w1", "gate"), ("w3", "up"), ("w2", "down")):
+            of = [w[f"{at}feed_forward.experts.{e}.{ours}.weight"] for e in range(c["num_experts"])]
+            yield f"ffn_{theirs}_exps.weight", torch.stack(of)
+
+
 def ssm(inner: int, state: int, conv: int, rank: int, groups: int = 0) -> Config:
     found = {"inner_size": inner, "state_size": state, "conv_kernel": conv, "time_step_rank": rank}
     found |= {"group_count": groups} if groups else {}
@@ -283,6 +299,17 @@ def nemotron_sizes(c: Config) -> Config:
     own = ssm(inner, c["ssm_state_size"], c["conv_kernel"], c["mamba_num_heads"], c["n_groups"])
     found |= routed if "moe" in kinds else {}
     return common(c | {"rms_norm_eps": c["layer_norm_epsilon"]}) | own | found
+
+
+def lfm2_sizes(c: Config) -> Config:
+    heads = [c["num_key_value_heads"] if kind == "full_attention" else 0 for kind in c["layer_types"]]
+    own = {"shortconv.l_cache": c["conv_L_cache"], "attention.head_count_kv": heads}
+    if c["model_type"] == "lfm2":
+        multiple = c["block_multiple_of"]
+        own["feed_forward_length"] = -(-int(2 * c["intermediate_size"] / 3) // multiple) * multiple
+    else:
+        own["leading_dense_block_count"] = c["num_dense_layers"]
+    return common(c | {"rms_norm_eps": c["norm_eps"]}) | own
 
 
 def pure(c: Config) -> Config:
@@ -369,6 +396,8 @@ FAMILIES: dict[str, tuple[str, Callable[[Config], Config], Layer, float]] = {  #
     "falcon_h1": ("falcon-h1", mamba_sizes, falcon_h1, 0.0),
     "granitemoehybrid": ("granitehybrid", granite_sizes, granite, 0.0),
     "jamba": ("jamba", jamba_sizes, jamba, 0.0),
+    "lfm2": ("lfm2", lfm2_sizes, lfm2, 0.0),
+    "lfm2_moe": ("lfm2moe", lfm2_sizes, lfm2, 0.0),
     "mamba": ("mamba", mamba_1_sizes, mamba, 0.0),
     "mamba2": ("mamba2", mamba2_sizes, mamba2, 0.0),
     "nemotron_h": ("nemotron_h_moe", nemotron_sizes, nemotron, 0.0),
@@ -406,6 +435,10 @@ def tokens(folder: Path, vocab_size: int, pre: str) -> Config:
     }
 
 
+LAST_NORMS = (".norm.weight", "norm_f.weight", "final_layernorm.weight", "embedding_norm.weight")
+LAST_NORM = dict.fromkeys(("lfm2", "lfm2moe"), "token_embd_norm.weight")
+
+
 def one(weights: Tensors, *ends: str) -> Tensor:
     """The model's own tensor of one of these names, which is of no layer."""
     return next(x for name, x in weights.items() if name.endswith(ends) and ".layers." not in name)
@@ -429,7 +462,7 @@ def convert(
     }
     of_model = {
         "token_embd.weight": one(weights, "embed_tokens.weight", "embeddings.weight"),
-        "output_norm.weight": one(weights, ".norm.weight", "norm_f.weight", "final_layernorm.weight").float() + offset,
+        LAST_NORM.get(name, "output_norm.weight"): one(weights, *LAST_NORMS).float() + offset,
         **({} if config.get("tie_word_embeddings") else {"output.weight": weights["lm_head.weight"]}),
     }
     scales = {"token_embd.weight": config.get("embedding_multiplier", 1.0) if name == "falcon-h1" else 1.0}

@@ -19,6 +19,7 @@ from headwater.layers.kda import DeltaAttention
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
+from headwater.layers.short_conv import ShortConv
 from headwater.mixers import gpu
 from headwater.mixers.activations import RMSNorm, StreamNorm, gated_rms_norm_into
 from headwater.mixers.gpu.attention import write
@@ -43,6 +44,7 @@ DELTA_NET = DeltaNet(WIDTH, 2, 4, 128, 128, 4)  # Qwen3.5's heads, fewer of them
 DELTA_ATTENTION = DeltaAttention(WIDTH, heads=2, head_dim=128, conv=4)
 MAMBA = Mamba(WIDTH, inner=128, state=16, conv=4, step_rank=16)
 MAMBA2 = Mamba2(WIDTH, 2, 64, 128, 1, 4)
+SHORT_CONV = ShortConv(WIDTH, conv=3)
 ATTENTION = ((1, 8, 256), (2, 4, 128))
 LATENT = LatentAttention(WIDTH, heads=16, latent=512, nope_dim=128, rope_dim=64, v_dim=128)
 EXPERTS = Experts(WIDTH, 4, 2, 64)
@@ -76,7 +78,7 @@ def main() -> None:
     use(Numerics("plain"))
     JITFunction.run = compile_only
     kernel_check.LENGTH, kernel_check.CUTS, kernel_check.SEQUENCES = 137, (64,), (7,)
-    for layer in (DELTA_NET, DELTA_ATTENTION, MAMBA, MAMBA2):
+    for layer in (DELTA_NET, DELTA_ATTENTION, MAMBA, MAMBA2, SHORT_CONV):
         tensors = {name: random(*shape).float() for name, shape in layer.tensors().items()}
         mixer = RECURRENT[type(layer)](layer, Weights(tensors))
         list(kernel_check.broken_recurrence(layer, mixer, random, "cpu"))

@@ -14,6 +14,7 @@ from headwater.layers.gdn import DeltaNet
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.layer import Layer
 from headwater.layers.mamba2 import Mamba2
+from headwater.layers.short_conv import ShortConv
 from headwater.mixers.gpu import attention as paged_attention
 from headwater.mixers.gpu import experts, recurrent
 from headwater.mixers.gpu import mla as latent_attention
@@ -28,6 +29,7 @@ LAYERS = (
     DeltaNet(WIDTH, 1, 1, 16, 16, 4),
     DeltaAttention(WIDTH, heads=2, head_dim=16, conv=4),
     Mamba2(WIDTH, 2, 16, 16, 1, 4),
+    ShortConv(WIDTH, conv=3),
 )
 
 

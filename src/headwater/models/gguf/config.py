@@ -353,10 +353,31 @@ def _jamba(facts: Facts) -> Config:
     }
 
 
+def _lfm2(facts: Facts) -> Config:
+    """Read LFM2; widths of its MLPs are those of the tensors."""
+    config = {
+        "model_type": "lfm2",
+        "layer_types": ["full_attention" if facts.has(i, "attn_q") else "conv" for i in range(facts.layers)],
+        "conv_L_cache": facts.need("shortconv.l_cache"),
+        "norm_eps": facts.need("attention.layer_norm_rms_epsilon"),
+        "intermediate_size": facts.most("feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,
+    }
+    if facts.get("expert_count", 0):
+        config |= _experts(facts) | {
+            "model_type": "lfm2_moe",
+            "num_dense_layers": facts.get("leading_dense_block_count", 0),
+            "use_expert_bias": any(name.endswith("exp_probs_b.bias") for name in facts.header.tensors),
+        }
+    return _attention(facts) | config
+
+
 CONFIGS: dict[str, Callable[[Facts], Config]] = {
     "falcon-h1": _falcon_h1,
     "granitehybrid": _granite,
     "jamba": _jamba,
+    "lfm2": _lfm2,
+    "lfm2moe": _lfm2,
     "mamba": _pure_mamba,
     "mamba2": _pure_mamba2,
     "nemotron_h": _nemotron,

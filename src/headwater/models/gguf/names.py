@@ -136,6 +136,7 @@ class Naming:
     prefix: str = "model."
     embedding: str = "embed_tokens.weight"
     final_norm: str = "norm.weight"
+    output_norm: str = "output_norm.weight"  # the file's name of the last norm
 
 
 def sources(architecture: str, config: Config) -> Sources:
@@ -143,7 +144,7 @@ def sources(architecture: str, config: Config) -> Sources:
     naming = NAMINGS[architecture]
     found: Sources = {
         naming.prefix + naming.embedding: ("token_embd.weight", plain),
-        naming.prefix + naming.final_norm: ("output_norm.weight", naming.norm),
+        naming.prefix + naming.final_norm: (naming.output_norm, naming.norm),
         "lm_head.weight": ("output.weight", plain),
     }
     for ours, (theirs, change) in naming.layer(config).items():
@@ -314,6 +315,22 @@ def _jamba(config: Config) -> Sources:
     }
 
 
+def _lfm2(config: Config) -> Sources:
+    norms = {f"{x}_layernorm": f"attn_{x}_norm" for x in "qk"}
+    attention = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "out_proj": "attn_output"}
+    return {
+        **_renamed("", operator_norm="attn_norm", ffn_norm="ffn_norm"),
+        **_renamed("conv.", **{name: f"shortconv.{name}" for name in ("in_proj", "conv", "out_proj")}),
+        **_renamed("self_attn.", **attention, **norms),
+        **_renamed("feed_forward.", w1="ffn_gate", w3="ffn_up", w2="ffn_down", gate="ffn_gate_inp"),
+        **{f"feed_forward.experts.{x}_proj": (f"ffn_{x}_exps.weight", plain) for x in ("gate", "up", "down")},
+        "feed_forward.expert_bias": ("exp_probs_b.bias", plain),
+    }
+
+
+LFM2 = Naming(_lfm2, final_norm="embedding_norm.weight", output_norm="token_embd_norm.weight")
+
+
 def _backbone(layer: Callable[[Config], Sources]) -> Naming:
     return Naming(layer, prefix="backbone.", embedding="embeddings.weight", final_norm="norm_f.weight")
 
@@ -322,6 +339,8 @@ NAMINGS: dict[str, Naming] = {
     "falcon-h1": Naming(_falcon_h1, final_norm="final_layernorm.weight"),
     "granitehybrid": Naming(_granite),
     "jamba": Naming(_jamba, final_norm="final_layernorm.weight"),
+    "lfm2": LFM2,
+    "lfm2moe": LFM2,
     "mamba": _backbone(_pure_mamba),
     "mamba2": _backbone(_pure_mamba2),
     "nemotron_h": _backbone(_nemotron),
