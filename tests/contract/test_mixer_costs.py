@@ -11,7 +11,7 @@ from tests.counter import OperationCounter
 def one_token(case: Case) -> OperationCounter:
     """Operations on vectors (norms, gates, biases) are not counted: those on states and the convolution's taps are."""
     layer, weights, x_LD = case.layer, case.in_float64(), tokens(1, width=case.layer.hidden).double()
-    widest = max(shape[0] for shape in layer.tensors().values())
+    widest = max(shape[0] for shape in layer.tensors().values()) // case.of.parts
     with torch.no_grad(), OperationCounter(above=widest) as operations:
         case.of.reference(layer, weights, x_LD)
     return operations

@@ -29,6 +29,7 @@ class Recurrence:
     # layer, weights, transition in its smallest form, state -> the state that the transition makes of it, float64
     moved: Callable[[Any, Tensors, torch.Tensor, torch.Tensor], torch.Tensor]
     transition: Callable[[Any], tuple[int, ...]]  # the smallest form's shape
+    parts: int = 1  # equal ones, in which the reference uses the outputs of its widest product
     remembers: int = 100  # tokens after which the state before them is still seen
     fill: Mapping[str, Fill] = field(default_factory=dict)  # end of a weight's name -> how it is filled
     extremes: Mapping[str, Mapping[str, Fill]] = field(

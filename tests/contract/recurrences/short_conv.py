@@ -8,7 +8,9 @@ from tests.contract.recurrences.case import WIDTH, Recurrence, Tensors
 
 
 def reference(layer: ShortConv, w: Tensors, x_LD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    b_LD, c_LD, x_LD = (x_LD @ w["in_proj.weight"].T + w.get("in_proj.bias", 0.0)).chunk(3, -1)
+    bias = w.get("in_proj.bias", x_LD.new_zeros(3 * layer.hidden))
+    parts = zip(w["in_proj.weight"].chunk(3), bias.chunk(3), strict=True)
+    b_LD, c_LD, x_LD = (x_LD @ weight.T + bias for weight, bias in parts)
     before_wD = x_LD.new_zeros(layer.conv - 1, layer.hidden)
     mixed_LD = b_LD * x_LD
     convolved_LD = causal_convolution(mixed_LD, w["conv1d.weight"].squeeze(1).T, before_wD.T)
@@ -24,11 +26,13 @@ def moved(layer: ShortConv, w: Tensors, transition_1: torch.Tensor, state_wD: to
 
 SHORT_CONV = Recurrence(
     shapes={
-        "plain": ShortConv(WIDTH, conv=4),  # fewer taps would be too few operations to be counted
-        "with biases": ShortConv(WIDTH, conv=5, bias=True),
+        "plain": ShortConv(WIDTH, conv=3),
+        "with biases": ShortConv(WIDTH, conv=4, bias=True),
+        "one stored input": ShortConv(WIDTH, conv=2),
     },
     reference=reference,
     moved=moved,
     transition=lambda layer: (1,),
+    parts=3,
     remembers=1,
 )
