@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from headwater.cli.common import prepare_outputs
@@ -61,6 +62,8 @@ def families() -> list[str]:
         "layers",
         "bytes of KV a token",
         "bytes of a checkpoint",
+        "bytes of a tail of 63 tokens",
+        "in float32",
         "oracle",
     )
     return table(header, [_row(family, PROFILES[family.profile]) for family in FAMILIES])
@@ -70,7 +73,8 @@ def _row(family: Family, profile: Profile) -> tuple[str, ...]:
     types = ", ".join(f"`{name}`" for name in family.model_types)
     layers = ", ".join(f"{n} {kind}" for kind, n in profile.layers_by_kind.items())
     sizes = (f"{profile.kv_bytes_per_token:,}", f"{profile.checkpoint_bytes:,}")
-    return family.name, types, profile.name, layers, *sizes, family.oracle
+    tails = (replace(profile, dtype_name=name).tail_bytes(63, 64) for name in ("bfloat16", "float32"))
+    return family.name, types, profile.name, layers, *sizes, *map("{:,}".format, tails), family.oracle
 
 
 def refusals() -> list[str]:

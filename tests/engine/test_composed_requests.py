@@ -185,6 +185,17 @@ def test_the_same_composed_request_has_the_same_bits(make: Make) -> None:
     assert one.tokens == two.tokens
 
 
+def test_segment_that_begins_in_a_tails_page_is_composed_from_the_page(make: Make) -> None:
+    """The tail is of no use to it, and changes no bit."""
+    with make(PAGES) as rig, make(PAGES, tails=False) as without:
+        for one in (rig, without):
+            one.ask(LEAD, 1, keep_output=False)
+        assert rig.ask(LEAD, 1, keep_output=False).account.resumed_at == len(LEAD) == 150
+        answers = [ask(one, DOCUMENTS) for one in (rig, without)]
+    assert [answer.account.resumed_at for answer in answers] == [128, 128]
+    assert answers[0].same_bits(answers[1])
+
+
 def test_namespaces_do_not_share_segments(make: Make) -> None:
     with make(PAGES) as rig:
         ask(rig, DOCUMENTS)

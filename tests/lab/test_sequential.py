@@ -160,6 +160,14 @@ def test_known_tokens_of_the_page_where_prompts_part_count_as_recomputed() -> No
     assert with_tails.row.recomputed_tokens == 0
 
 
+def test_recorded_pages_with_segments_have_no_tails() -> None:
+    """All tokens of a recorded page have one id, so ids say nothing of where prompts part within it."""
+    setup = Setup(PROFILE, 10**9, page_size=PAGE)
+    trace = Trace("made", chat("a", 1, turns=2))
+    assert setup.layout(trace).tail_pages
+    assert not setup.layout(replace(trace, has_token_ids=False)).tail_pages
+
+
 def test_split_pools_and_published_systems_have_no_tails() -> None:
     assert not run(chat("a", 1, turns=2), pool="split").row.tails
     assert [name for name, known in SYSTEMS.items() if known.tails] == ["headwater"]

@@ -163,6 +163,7 @@ def test_a_recording_keeps_segments_without_their_text(written):
     here, there = [1, 2, 3, *document, 4], [5, *document, 6, 6, 6]
     spans = (Span(3, 8),), (Span(1, 6),)
     trace = recorded(written, (here, spans[0], [4, 4]), (there, spans[1], [3]))
+    assert not trace.has_token_ids
     assert [request.segments for request in trace.requests] == list(spans)
     assert texts(trace, 0) == texts(trace, 1)
     assert trace.block_tokens == 1

@@ -206,7 +206,7 @@ class Setup:
             state_fraction=None if self.pool == "unified" else self.state_fraction,
             elastic=self.pool == "elastic",
             slots=self.slots + (0 if self.speculation is None else self.speculation.states - 1),
-            tails=self.tails,
+            tails=self.tails and trace.has_token_ids,
         )
 
     def cache(

@@ -121,7 +121,10 @@ class Sequence:
 
     @property
     def may_start_in_mid_page(self) -> bool:
-        """True if the prefill may resume at any token that is cached. One around segments resumes on the grid."""
+        """True if the prefill may resume at any token that is cached.
+
+        One with segments resumes on the grid: the leg around them begins at the page of the first one.
+        """
         return not self.generation.segments and self.marked_from is None
 
     def resumes_at(self, match: Match) -> int:

@@ -82,7 +82,8 @@ def read_trace(
         raise source.malformed(error) from error
     if not requests:
         raise _empty(source)
-    return Trace(name_of(path), requests, reader.block_tokens, reader.notes(), time.perf_counter() - started)
+    given = reader.block_tokens, reader.notes(), reader.has_token_ids
+    return Trace(name_of(path), requests, *given, time.perf_counter() - started)
 
 
 def served_by(spelling: str, data: Path | None) -> Served | None:

@@ -19,6 +19,7 @@ class Reader(ABC):
     """
 
     block_tokens = 1  # of the trace; known once the file is read
+    has_token_ids = True  # the same
     interleaved = False  # whether a session may continue after another has begun
 
     def __init__(self, tokens: Tokens) -> None:

@@ -130,6 +130,7 @@ class Recordings(Reader):
     """Reader of recordings. Requests are in the order of arrival, lines in the order of completion."""
 
     block_tokens = 0  # as the first line says
+    has_token_ids = False
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__(tokens)

@@ -43,6 +43,7 @@ class Trace:
     requests: Sequence[Request]
     block_tokens: int = 1  # tokens that one element of `text` stands for: 1, or a recorded block's length
     notes: tuple[str, ...] = ()  # what a reader had to infer or leave out, for the table's foot
+    has_token_ids: bool = True  # False: a recording of pages, whose ids within a page are not those of its tokens
     seconds: float = 0.0  # that reading and tokenising took
 
     @property
