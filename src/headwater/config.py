@@ -85,6 +85,9 @@ class ServeConfig:
     )
     reproducible: bool = setting(True, SWITCH, MODEL, "Off: a hit may change the last bits of an answer.")
     recheck: bool = setting(False, SWITCH, MODEL, "Prove again that hits are exact, although a proof is kept.")
+    warm_up: bool = setting(
+        True, SWITCH, MODEL, "Answer a few requests before the first one, which is then as fast as later ones."
+    )
     tool_format: str = setting(
         "auto",
         TEXT,

@@ -136,9 +136,13 @@ def serve_until_stopped(config: ServeConfig) -> None:
     with listener(config) as sock, kv_events(config) as publish:
         check_template(whole_folder(config.model))
         from headwater.server.app import create_app
+        from headwater.server.warm_up import warm_up
 
         configure_logging(config.log_format)
         engine = load_engine(config, manager.status)
+        if config.warm_up:
+            manager.status("warming up")
+            warm_up(engine, config)
         server = make_server(create_app(engine, config), engine, config, manager)
         sock.listen()  # before the line that announces the URL
         say(f"Headwater {version('headwater')} serves {engine.model_name} on {url(sock, config)}")

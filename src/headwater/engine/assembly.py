@@ -39,7 +39,7 @@ from headwater.schedule.kinds.segment import Composer
 from headwater.schedule.limits import EXTRA_SLOTS, Limits
 from headwater.schedule.planner import DecodeReuse
 from headwater.schedule.scheduler import Scheduler
-from headwater.schedule.speculation import AUTO, MTP, Speculation
+from headwater.schedule.speculation import AUTO, MTP, OFF, Speculation, speculation_of
 from headwater.setting import SettingError, show_bytes
 from headwater.spec import ModelSpec
 from headwater.tiers.store import Store
@@ -131,6 +131,12 @@ def assembled(
     if draft is not None:
         speculation.head = DraftModel(draft, spec.vocab_size, draft_model_bytes, config.max_running, config.device)
     return scheduler, Runner(loaded.model, arena, states, slots, mtp)
+
+
+def with_empty_cache(scheduler: Scheduler, config: ServeConfig, spec: ModelSpec) -> Scheduler:
+    """Return a scheduler of the same layout of memory, with an empty cache and without drafts."""
+    saves = scheduler.limits.saves_per_step
+    return _scheduler(config, scheduler.layout, spec, saves, speculation_of(OFF))
 
 
 def _scheduler(

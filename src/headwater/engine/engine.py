@@ -13,7 +13,7 @@ import torch
 from headwater.cache.view import CacheView
 from headwater.config import ServeConfig
 from headwater.engine.answering import Answering, Live, OnEvent
-from headwater.engine.assembly import assembled, draft_bytes, opened
+from headwater.engine.assembly import assembled, draft_bytes, opened, with_empty_cache
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.draft_model import DraftModel
@@ -106,6 +106,11 @@ class Engine:
         """Return an engine, with memory of its own, over a loaded model, for which `draft` drafts if it is given."""
         scheduler, runner = assembled(loaded, check, config, draft)
         return cls(loaded, check, scheduler, runner, config.constraint_time)
+
+    def rehearsal(self, config: ServeConfig) -> Engine:
+        """Return an engine with a cache of its own in this one's memory, to be stopped before this one starts."""
+        scheduler = with_empty_cache(self.scheduler, config, self.spec)
+        return Engine(self.loaded, self.check, scheduler, self.runner, config.constraint_time)
 
     # -- tiers, before it is started
 

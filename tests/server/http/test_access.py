@@ -78,7 +78,8 @@ def test_without_the_key_every_path_is_401_in_openais_form(call, engine, headers
 
 
 def test_health_needs_no_key_and_without_a_setting_nothing_does(call, engine):
-    assert call("GET", "/health").status_code == 200
+    for path in ("/health", "/health/live", "/health/ready"):
+        assert call("GET", path).status_code == 200
     assert request(engine, ServeConfig(), "GET", "/v1/models").status_code == 200
 
 

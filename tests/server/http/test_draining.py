@@ -82,6 +82,7 @@ def test_running_request_ends_and_new_ones_are_refused(draining, engine):
         while (health := httpx.get(f"{server.url}/health")).status_code == 200:
             pass  # until the server has looked
         assert (health.status_code, health.json()["status"]) == (503, "draining")
+        assert [httpx.get(f"{server.url}/health/{what}").status_code for what in ("live", "ready")] == [200, 503]
         refused = httpx.post(f"{server.url}/v1/completions", json=BODY, headers={"origin": "http://page"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
         assert refused.json()["error"]["code"] == "engine_stopped"

@@ -40,6 +40,8 @@ OPERATIONS = [
     ("GET", "/v1/models/{model_id}"),
     ("GET", "/health"),
     ("GET", "/ping"),
+    ("GET", "/health/live"),
+    ("GET", "/health/ready"),
     ("GET", "/version"),
 ]
 EXAMPLES = 60 if FULL else 12  # of an operation and kind: half a minute for all 60

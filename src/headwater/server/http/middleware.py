@@ -26,7 +26,7 @@ from headwater.server.http.error_forms import error_answer
 
 HEADER, ANTHROPIC_HEADER = "x-request-id", "request-id"
 USABLE = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # the ids that a client may choose
-OPEN_PATHS = ("/health",)  # need no key
+OPEN_PATHS = ("/health", "/health/live", "/health/ready")  # need no key
 EXPOSED = ("retry-after", HEADER, ANTHROPIC_HEADER)  # headers that a browser's script may read
 MAX_SHOWN = 100  # characters of a host that an error repeats
 

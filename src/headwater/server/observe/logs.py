@@ -101,6 +101,7 @@ def configure_logging(log_format: str) -> None:
     handler.setFormatter(FORMATTERS[log_format]())
     handler.addFilter(OncePerSecond())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request that this process sends
 
 
 class RequestLog(Watcher):

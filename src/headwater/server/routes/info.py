@@ -74,6 +74,22 @@ async def health(request: Request) -> Response:
     return JSONResponse({**state, "settings": settings}, 200 if state["status"] == "ok" else 503)
 
 
+@router.head("/health/ready", include_in_schema=False)
+@router.get("/health/ready", response_model=dict[str, Any], responses=UNWELL)
+async def ready(request: Request) -> Response:
+    """Return 200 if requests are answered now, as /health does."""
+    status = service_of(request).engine.health()["status"]
+    return JSONResponse({"status": status}, 200 if status == "ok" else 503)
+
+
+@router.head("/health/live", include_in_schema=False)
+@router.get("/health/live", response_model=dict[str, Any], responses=UNWELL)
+async def live(request: Request) -> Response:
+    """Return 200 unless only a restart helps; a server that drains lives."""
+    status = service_of(request).engine.health()["status"]
+    return JSONResponse({"status": status}, 503 if status.startswith("failed") else 200)
+
+
 @router.head("/ping", include_in_schema=False)
 @router.get("/ping", response_model=dict[str, Any], responses=refusals(401))
 async def ping() -> Response:
