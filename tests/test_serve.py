@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from tests.forked import PATIENCE, address, listening, serving
+from tests.forked import PATIENCE, Forked, address, listening, serving
 from tests.server.http.test_listener import certificate  # noqa: F401  a fixture
 
 PROMPT = "the quiet river flows under the old stone bridge and " * 40
@@ -56,6 +56,24 @@ def test_service_manager_hears_of_proof_readiness_and_end(tmp_path):
     (ready,) = (line for line in heard if line.startswith("READY=1"))
     assert ready == f"READY=1\nSTATUS=serves headwater-tiny on {address(said)}"
     assert heard[-1] == "STOPPING=1\nSTATUS=stopping: no request is running"
+
+
+def test_json_logs_are_the_only_output_and_name_the_url():
+    with Forked("serve", "--memory", "200MB", "--port", "0", "--log-format", "json", HEADWATER_PROT="1") as process:
+        try:
+            lines = [json.loads(process.stderr.readline())]
+            while not lines[-1]["message"].startswith("Deterministic: "):
+                lines.append(json.loads(process.stderr.readline()))
+            url = address([line["message"] for line in lines])
+            assert httpx.get(f"{url.removesuffix('/v1')}/health/ready", timeout=PATIENCE).json() == {"status": "ok"}
+            process.terminate()
+            out, err = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    lines += map(json.loads, err.splitlines())
+    assert out == ""
+    assert (lines[0]["level"], "HEADWATER_PROT" in lines[0]["message"]) == ("warning", True)
+    assert lines[-1]["message"] == "stopping: no request is running"
 
 
 def computed(said, what):

@@ -33,6 +33,7 @@ TIER_STORE = ("selective", "through")
 HEALING = tuple(map(str, Healing))
 SEGMENT_EVICTION = tuple(map(str, SegmentEviction))
 LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 TOOL_CALLS = ("held", "free")
 TOOL_FORMATS = (  # what headwater.server.answer.formats has
     "auto", "none", "qwen_xml", "hermes", "nemotron", "kimi", "jamba", "minimax", "minimax_xml", "granite", "python",
@@ -240,7 +241,13 @@ class ServeConfig:
         (), NAMES, ACCESS, "Host names other than localhost that are served on a loopback address; * is any name."
     )
 
-    log_format: str = setting("text", TEXT, LOGGING, "Format of log lines.", choices=LOG_FORMATS)
+    log_format: str = setting(
+        "text", TEXT, LOGGING, "Format of log lines; json: also of the lines at the start.", choices=LOG_FORMATS
+    )
+    log_level: str = setting("info", TEXT, LOGGING, "Level from which lines are logged.", choices=LOG_LEVELS)
+    log_requests: float = setting(
+        1.0, NUMBER, LOGGING, "Share of answers with a line in the log, 0 to 1; failed requests always have one."
+    )
     otlp_endpoint: str | None = setting(
         None, TEXT, LOGGING, "URL that receives OpenTelemetry spans over HTTP.", unset="no spans are sent"
     )
@@ -291,8 +298,9 @@ class ServeConfig:
                 raise SettingError("allowed_hosts", repr(host), "must be * or a name such as chat.example, no port")
         if not SEPARATOR.fullmatch(self.segment_separator):
             raise SettingError("segment_separator", repr(self.segment_separator), "must be 2 to 64 signs, no spaces")
-        if not 0 <= self.segment_share <= 1:
-            raise SettingError("segment_share", f"{self.segment_share:g}", "must be 0 to 1")
+        for name in ("segment_share", "log_requests"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SettingError(name, f"{getattr(self, name):g}", "must be 0 to 1")
         if self.record is not None and not self.record.parent.is_dir():
             raise SettingError("record", repr(str(self.record)), "must be in a folder that exists")
         self._check_drafts()

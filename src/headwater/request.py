@@ -136,6 +136,7 @@ class Generation:
     drafting: Drafting = field(default_factory=Drafting)
     ended: bool = False  # hint of a client: its conversation ends with this request
     priority: int = 0  # hint of a client, of PRIORITIES: of what this request uses, among what its namespace has
+    request_id: str = field(default="", compare=False)  # of the client's request, for logs
     messages: tuple[tuple[int, int], ...] = ()  # of a conversation: position and the client's number of each, ascending
 
     def message_at(self, position: int) -> int | None:

@@ -17,7 +17,7 @@ from headwater.cluster.links import zero
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.sockets import PLAIN, Client, Contact, Server
 from headwater.cluster.wire import NO_CONTACT, Peer, WorkerInfo
-from headwater.cluster.worker import Pool, Worker
+from headwater.cluster.worker import Ended, Pool, Worker, ignore_end
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
@@ -145,6 +145,7 @@ class FakeWorker:
         parts: Contact = NO_CONTACT,
         role: Role = Role.BOTH,
         mtp_bytes: int = 0,
+        ended: Ended = ignore_end,
     ) -> None:
         self.engine = engine
         self.known: list[set[Peer]] = []  # workers of its pool, as last sent
@@ -152,7 +153,7 @@ class FakeWorker:
         health = {"deterministic": "yes"}
         info = WorkerInfo(fingerprint, 1, "formula", 100_000, 4, 0, "", "", health, parts, role, mtp_bytes=mtp_bytes)
         given = "tcp://127.0.0.1:*", router_timeout, server, Pool(self.known.append)
-        self.worker = Worker(engine, info, self.peer.incarnation, *given)
+        self.worker = Worker(engine, info, self.peer.incarnation, *given, ended)
         self.worker.start()
 
     def kill(self) -> None:

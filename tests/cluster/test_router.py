@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -35,6 +36,7 @@ from headwater.events import FailedEvent, TokenEvent
 from headwater.request import Boundaries, Constraint, Drafting, Fidelity, Generation, SamplingParams, Span, Thought
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import key_of
+from headwater.server.observe.logs import log_worker_end
 from tests.cluster.fake import LONG, FakeWorker, FormulaEngine, Received, asking, cluster, formula, kill, until
 
 SLOW = 0.01  # seconds a token
@@ -56,6 +58,15 @@ def test_answers_are_the_workers() -> None:
         assert router.counts["answered"] == 12
         assert router.stats().running == 0
         assert [one["state"] for one in router.health()["workers"]] == ["up", "up"]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.0])
+def test_worker_logs_the_id_that_the_router_has(share: float, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with cluster(a=FakeWorker(FormulaEngine(), ended=partial(log_worker_end, share))) as router:
+        submit(router, replace(asking([1, 2, 3], 4), request_id="req-7")).wait()
+    lines = [record.message for record in caplog.records if record.name == "headwater.request"]
+    assert lines == (["worker[0] prompt=3 cached=0 output=4 id=req-7"] if share else [])
 
 
 def test_a_burst_of_requests_does_not_delay_heartbeats() -> None:

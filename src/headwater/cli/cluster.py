@@ -21,7 +21,7 @@ from typer import Argument, Option
 from headwater.cli.cluster_upgrade import UPGRADABLE, check_roles, given_values, seen_of, steps, upgraded
 from headwater.cli.common import commands, show
 from headwater.cli.models import whole_folder
-from headwater.cli.serve import EPILOG, GroupedCommand, announce, make_server, say, with_options
+from headwater.cli.serve import EPILOG, GroupedCommand, announce, make_server, say, start_logging, with_options
 from headwater.cli.settings import effective
 from headwater.cluster.cost import Role
 from headwater.cluster.upgrade import Upgrade
@@ -67,6 +67,7 @@ def up(
         raise ConfigError(f"rule is {rule!r}, must be one of {', '.join(CHOICES)}")
     settings = effective(flags, os.environ, config).config
     roles = roles_of(settings, workers, prefill, decode)
+    start_logging(settings)
     serve_until_stopped(settings, roles, routers, address, rule, share_weights)
 
 
@@ -224,7 +225,7 @@ def serve_until_stopped(
     keys = RouterKeys.new()
     with listener(config) as sock:
         whole_folder(config.model)
-        configure_logging(config.log_format)
+        configure_logging(config.log_format, config.log_level)
         cores = usable_cores()
         router = OneRouter(config, keys, rule) if routers == 1 else SeveralRouters(config, keys, rule, routers, sock)
         found = ray_cluster.connect(address, cores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import signal
 import sys
@@ -44,6 +45,9 @@ EPILOG = (
 
 LINE_SECONDS = 5  # between lines of progress without a terminal
 
+start_log = logging.getLogger("headwater.start")  # lines of the start, enabled if logs are JSON objects
+start_log.disabled = True
+
 
 class GroupedCommand(TyperCommand):
     """A command whose help lists its options in groups, as plain text."""
@@ -71,11 +75,11 @@ def serve(
 ) -> None:
     """Serve a checkpoint behind an OpenAI-compatible API."""
     settings = effective(flags, os.environ, config)
-    for line in misspelt(os.environ):
-        print(f"headwater: warning: {line}", file=sys.stderr)
     if print_config:
         print(as_toml(settings), end="")
         return
+    start_logging(settings.config)
+    warn_of_misspelt()
     try:
         serve_until_stopped(settings.config)
     except SettingError as error:  # of the machine: its devices, its memory, its ports
@@ -138,7 +142,7 @@ def serve_until_stopped(config: ServeConfig) -> None:
         from headwater.server.app import create_app
         from headwater.server.warm_up import warm_up
 
-        configure_logging(config.log_format)
+        configure_logging(config.log_format, config.log_level)
         engine = load_engine(config, manager.status)
         if config.warm_up:
             manager.status("warming up")
@@ -161,8 +165,30 @@ def serve_until_stopped(config: ServeConfig) -> None:
             raise KeyboardInterrupt
 
 
+def start_logging(config: ServeConfig) -> None:
+    """Let `say` log instead of print if logs are JSON objects, so that all lines are in one stream."""
+    if config.log_format == "json":
+        from headwater.server.observe.logs import configure_logging
+
+        configure_logging(config.log_format, config.log_level)
+        start_log.disabled, progress_console.quiet = False, True
+
+
+def warn_of_misspelt() -> None:
+    """Warn of variables of the environment that look like settings."""
+    for line in misspelt(os.environ):
+        if start_log.disabled:
+            print(f"headwater: warning: {line}", file=sys.stderr)
+        else:
+            start_log.warning("%s", line)
+
+
 def say(line: str) -> None:
-    print(line, flush=True)
+    """Report a line of the start: print it, or log it after `start_logging` for JSON."""
+    if start_log.disabled:
+        print(line, flush=True)
+    else:
+        start_log.info("%s", line)
 
 
 def announce(config: ServeConfig) -> None:

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headwater.cluster.cost import Role
@@ -19,7 +20,7 @@ from headwater.cluster.wire import NO_CONTACT, WorkerInfo
 from headwater.cluster.worker import NO_POOL, Pool, Prepares, Worker
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
-from headwater.server.observe.logs import configure_logging
+from headwater.server.observe.logs import configure_logging, log_worker_end
 
 if TYPE_CHECKING:
     from headwater.engine.engine import Engine
@@ -115,7 +116,7 @@ class Host:
         from headwater.engine.engine import Engine  # needs torch, which no other part of a cluster does
         from headwater.engine.proof.fingerprint import fingerprint, probe
 
-        configure_logging(config.log_format)
+        configure_logging(config.log_format, config.log_level)
         anywhere = f"tcp://{own_address()}:*"
         config = replace(
             config, kv_events=config.cache, kv_events_endpoint=anywhere, kv_events_replay_endpoint=anywhere
@@ -139,8 +140,9 @@ class Host:
         if self._pulling is not None:
             parts, pool = self._pulling.contact, Pool(self._pulling.know, prepares(engine))
             self._pulling.start()
+        ended = partial(log_worker_end, config.log_requests)
         info = info_of(engine, own.digest, config.max_running, addresses, parts, role)
-        self._worker = Worker(engine, info, incarnation, anywhere, server=server, pool=pool)
+        self._worker = Worker(engine, info, incarnation, anywhere, server=server, pool=pool, ended=ended)
         self._ended = threading.Event()
         engine.start()
         self._worker.start()

@@ -43,10 +43,11 @@ from headwater.cluster.wire import (
     for_worker,
 )
 from headwater.engine.meter import Backlog, EngineStats
-from headwater.events import Event, FailedEvent
+from headwater.events import Event, FailedEvent, FinishedEvent
 from headwater.request import Generation
 from headwater.schedule.tail import NO_HANDOVER, Handover
 
+Ended = Callable[[Generation, FinishedEvent | FailedEvent], None]
 Prepares = Callable[[bytes, Sequence[bytes], Callable[[bool], None]], Callable[[], None]]
 
 HEARTBEAT_SECONDS = 0.1
@@ -69,6 +70,10 @@ def logged(what: str) -> Iterator[None]:
 
 def ignore_pool(peers: set[Peer]) -> None:
     """Ignore the workers of a pool: nothing is pulled."""
+
+
+def ignore_end(generation: Generation, event: FinishedEvent | FailedEvent) -> None:
+    """Ignore the end of a request."""
 
 
 def unprepared(segment: bytes, peers: Sequence[bytes], done: Callable[[bool], None]) -> Callable[[], None]:
@@ -131,14 +136,15 @@ class Worker:
         router_timeout: float = ROUTER_TIMEOUT_SECONDS,
         server: Server = PLAIN,
         pool: Pool = NO_POOL,
+        ended: Ended = ignore_end,
     ) -> None:
         """Bind to an address such as tcp://127.0.0.1:*. Raises zmq.ZMQError.
 
         `router_timeout`: seconds of silence after which a router's requests are cancelled. `server`: security of its
-        socket.
+        socket. `ended`: called with each request's last event.
         """
         self._engine, self._info, self._incarnation = engine, info, incarnation
-        self._router_timeout, self._pool = router_timeout, pool
+        self._router_timeout, self._pool, self._ended = router_timeout, pool, ended
         self._members: dict[bytes, tuple[Peer, ...]] = {}  # by router
         self._socket, self.contact = bound(server, address)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a router that connects again is the same router
@@ -260,10 +266,10 @@ class Worker:
         """Submit a request to the engine; an error is the answer."""
         try:
             handover = Handover(tuple(work.output), tuple(work.peers), follows, work.tail, work.begun)
-            number = self._engine.submit(work.whole, self._receiver(task), handover)
+            number = self._engine.submit(work.whole, self._receiver(task, work.generation), handover)
         except Exception as error:
             self._give_up(follows)
-            self._receiver(task)(FailedEvent(error))
+            self._receiver(task, work.generation)(FailedEvent(error))
             return
         self._began(task, partial(self._engine.cancel, number))
 
@@ -289,8 +295,10 @@ class Worker:
             return
         self._began(task, cancel)
 
-    def _receiver(self, task: Task) -> Callable[[Event], None]:
+    def _receiver(self, task: Task, generation: Generation) -> Callable[[Event], None]:
         def on_event(event: Event) -> None:
+            if isinstance(event, FinishedEvent | FailedEvent):
+                self._ended(generation, event)
             self._answer(task, answer_of(task.request, task.attempt, event))
 
         return on_event

@@ -15,7 +15,14 @@ from headwater.config import ServeConfig
 from headwater.events import FinishedEvent
 from headwater.server.app import create_app
 from headwater.server.http.middleware import RequestContext
-from headwater.server.observe.logs import JsonFormatter, OncePerSecond, RequestLog, TextFormatter, configure_logging
+from headwater.server.observe.logs import (
+    JsonFormatter,
+    OncePerSecond,
+    RequestLog,
+    TextFormatter,
+    configure_logging,
+    is_logged,
+)
 from headwater.server.observe.record import GenerationEnd
 
 SECRET = "zanzibar"
@@ -163,6 +170,20 @@ def test_refusal_and_a_failure_are_lines_with_the_requests_id(client, engine, js
     assert any(line.get("outcome") == "failed" and line["error"] == "RuntimeError" for line in lines)
 
 
+def test_answers_outside_the_logged_share_have_no_line_and_failures_do(engine, json_lines):
+    with TestClient(create_app(engine, ServeConfig(log_requests=0.5)), raise_server_exceptions=False) as client:
+        ids = [f"req-{number}" for number in range(40)]
+        for one in ids:
+            client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 1}, headers={"x-request-id": one})
+        logged = [line["request_id"] for line in json_lines()]
+        assert logged == [one for one in ids if is_logged(one, 0.5)]
+        assert 10 < len(logged) < 30
+        engine.fail = RuntimeError("midway")
+        unlogged = next(one for one in ids if one not in logged)
+        client.post("/v1/completions", json={"prompt": "abc"}, headers={"x-request-id": unlogged})
+        assert unlogged in [line["request_id"] for line in json_lines()]
+
+
 def test_log_lines_contain_no_prompt_or_answer(client, engine, json_lines):
     engine.script = f"I say {SECRET} myself"
     complete(client, prompt=f"tell me of {SECRET} " * 30, max_tokens=30)
@@ -274,6 +295,20 @@ def test_logging_is_configured_in_both_formats(log_format, capsys):
         assert json.loads(line)["message"] == "hello 7"
     else:
         assert line.endswith("headwater.test hello 7")
+
+
+def test_lines_below_the_log_level_are_left_out(capsys):
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        configure_logging("text", "warning")
+        logging.getLogger("headwater.test").info("hello")
+        logging.getLogger("headwater.test").warning("careful")
+        (line,) = capsys.readouterr().err.splitlines()
+    finally:
+        root.handlers[:], level = before
+        root.setLevel(level)
+    assert line.endswith("careful")
 
 
 def test_repeated_warning_is_one_line_a_second():

@@ -220,7 +220,7 @@ class DrainingServer(uvicorn.Server):
         self._manager = manager or ServiceManager({})
         self._signal: int | None = None  # the first one
         self._began = 0.0  # monotonic time of that signal
-        self._announced = False
+        self._drains: bool | None = None  # whether requests ran when the signal was seen; None: it was not seen yet
         self.interrupted = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -238,19 +238,20 @@ class DrainingServer(uvicorn.Server):
             self._manager.ping()
             return ends
         self._engine.refuse_new()
-        if not self._announced:
+        if self._drains is None:
             self._announce()
         if self.interrupted or not self._left() or not self._in_flight.count:
-            self._announce_end()
+            if self._drains:
+                self._announce_end()
             await asyncio.to_thread(self._engine.stop, self._left)
             return True
         return ends
 
     def _announce(self) -> None:
-        self._announced = True
+        self._drains = self._in_flight.count > 0
         again = "Ctrl-C again" if self._signal == signal.SIGINT else "SIGINT"
         text = "stopping: no request is running"
-        if self._in_flight.count:
+        if self._drains:
             text = f"draining: {requests(self._in_flight.count)}, at most {self._drain:g} s, {again} to stop at once"
         log_server.info(text)
         self._manager.stopping(text)

@@ -8,9 +8,12 @@ import math
 import re
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from headwater.events import FailedEvent, FinishedEvent
+from headwater.request import Generation
 from headwater.server.http.middleware import RequestContext, current_request_id
 from headwater.server.observe.record import GenerationEnd, Watcher
 
@@ -95,22 +98,32 @@ class OncePerSecond(logging.Filter):
         return True
 
 
-def configure_logging(log_format: str) -> None:
-    """Log to standard error from level `info`, in one of FORMATTERS."""
+def configure_logging(log_format: str, level: str = "info") -> None:
+    """Log to standard error from a level, in one of FORMATTERS."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FORMATTERS[log_format]())
     handler.addFilter(OncePerSecond())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request that this process sends
 
 
+def is_logged(request_id: str, share: float) -> bool:
+    """Return whether a request is in the logged share: the same requests in all processes of a cluster."""
+    return zlib.crc32(request_id.encode()) < share * 2**32
+
+
 class RequestLog(Watcher):
-    """Watcher that writes a line for each answer, and for each request without one.
+    """Watcher that writes a line for each answer of a share of the requests, and for each request without one.
 
     In a line of text, figures that are zero are left out, and so is a resume position that equals the cached tokens.
     """
 
+    def __init__(self, share: float = 1.0) -> None:
+        self._share = share
+
     def ended(self, end: GenerationEnd) -> None:
+        if not is_logged(end.request.id, self._share):
+            return
         figures = {**end.account.as_dict(), "output_tokens": end.event.output_tokens}
         if figures["resumed_at"] == figures["cached_tokens"]:
             figures["resumed_at"] = 0
@@ -121,12 +134,28 @@ class RequestLog(Watcher):
 
     def lost(self, request: RequestContext, endpoint: str, error: Exception | None) -> None:
         fields = {"request_id": request.id, "endpoint": endpoint, "total_seconds": round(request.seconds, 6)}
+        if error is None and not is_logged(request.id, self._share):
+            return
         if error is None:
             extra = {"fields": {**fields, "outcome": "cancelled"}}
             log.info("%s cancelled total=%.3fs id=%s", endpoint, request.seconds, request.id, extra=extra)
             return
         extra = {"fields": {**fields, "outcome": "failed", "error": type(error).__name__}}
         log.warning("%s failed=%s: %s id=%s", endpoint, type(error).__name__, error, request.id, extra=extra)
+
+
+def log_worker_end(share: float, generation: Generation, event: FinishedEvent | FailedEvent) -> None:
+    """Log the end of a request at a worker of a cluster, with the id that its router logs."""
+    fields: dict[str, object] = {"request_id": generation.request_id, "number": generation.params.choice}
+    if isinstance(event, FailedEvent):
+        name = type(event.error).__name__
+        extra = {"fields": {**fields, "outcome": "failed", "error": name}}
+        log.warning("worker failed=%s: %s id=%s", name, event.error, generation.request_id, extra=extra)
+    elif is_logged(generation.request_id, share):
+        account = event.account
+        extra = {"fields": {**fields, **account.as_dict(), "output_tokens": event.output_tokens}}
+        text = f"prompt={account.prompt_tokens:,} cached={account.cached_tokens:,} output={event.output_tokens:,}"
+        log.info("worker[%d] %s id=%s", generation.params.choice, text, generation.request_id, extra=extra)
 
 
 def _short(name: str) -> str:

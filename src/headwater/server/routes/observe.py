@@ -80,7 +80,12 @@ def install(app: FastAPI, service: Service) -> None:
     metrics = Metrics(engine.model_name, engine.stats, spec.page_bytes, formats)
     overview = Overview(engine, service.prefills)
     tracing = None if endpoint is None else Tracing(otlp_exporter(endpoint), engine.model_name)
-    service.watchers = (RequestLog(), metrics, overview.recent, *([] if tracing is None else [tracing]))
+    service.watchers = (
+        RequestLog(service.config.log_requests),
+        metrics,
+        overview.recent,
+        *([] if tracing is None else [tracing]),
+    )
     around(app, lambda stack: Identified(stack, metrics.request_ended))
     during(app, overview.timeline.sampling)
     if tracing is not None:
