@@ -29,7 +29,7 @@ def test_metrics_page_lists_each_metric():
     families = Metrics("m", FakeEngine().stats, 1, ("float32", "int8")).registry.collect()
     names = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     rows = [line for line in section("metrics.md", "Metrics").splitlines() if line.startswith("| `")]
-    assert set(re.findall(r"`(headwater_\w+)(?:\{[\w,]+\})?`", "\n".join(rows))) == names
+    assert set(re.findall(r"`((?:headwater|process)_\w+)(?:\{[\w,]+\})?`", "\n".join(rows))) == names
 
 
 def test_trouble_page_lists_each_miss_reason():

@@ -86,9 +86,7 @@ class ServeConfig:
     )
     reproducible: bool = setting(True, SWITCH, MODEL, "Off: a hit may change the last bits of an answer.")
     recheck: bool = setting(False, SWITCH, MODEL, "Prove again that hits are exact, although a proof is kept.")
-    warm_up: bool = setting(
-        True, SWITCH, MODEL, "Answer a few requests before the first one, which is then as fast as later ones."
-    )
+    warm_up: bool = setting(True, SWITCH, MODEL, "Warm up before the first request.")
     tool_format: str = setting(
         "auto",
         TEXT,
@@ -241,13 +239,9 @@ class ServeConfig:
         (), NAMES, ACCESS, "Host names other than localhost that are served on a loopback address; * is any name."
     )
 
-    log_format: str = setting(
-        "text", TEXT, LOGGING, "Format of log lines; json: also of the lines at the start.", choices=LOG_FORMATS
-    )
+    log_format: str = setting("text", TEXT, LOGGING, "Format of log lines.", choices=LOG_FORMATS)
     log_level: str = setting("info", TEXT, LOGGING, "Level from which lines are logged.", choices=LOG_LEVELS)
-    log_requests: float = setting(
-        1.0, NUMBER, LOGGING, "Share of answers with a line in the log, 0 to 1; failed requests always have one."
-    )
+    log_requests: float = setting(1.0, NUMBER, LOGGING, "Share of requests with a line, 0 to 1; failed ones have one.")
     otlp_endpoint: str | None = setting(
         None, TEXT, LOGGING, "URL that receives OpenTelemetry spans over HTTP.", unset="no spans are sent"
     )

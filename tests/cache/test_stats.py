@@ -46,6 +46,7 @@ def test_checkpoints_are_counted_as_stored_resumed_and_evicted_by_kind() -> None
     stats = toy.cache.stats()
     assert stats.evicted_speculative == 1
     assert stats.evicted_checkpoints == 3
+    assert stats.evicted_unused == 2  # a request resumed at one of them
     assert stats.evicted_kv_pages == 3
     assert stats.pages_kv + stats.pages_checkpoint + stats.pages_free == stats.pages_total == 14
 

@@ -54,6 +54,7 @@ class CacheStats:
     resumed_tokens: int  # tokens that these requests did not compute
     evicted_checkpoints: int
     evicted_speculative: int  # speculative ones of these
+    evicted_unused: int  # those at which no request had resumed
     evicted_kv_pages: int
     tails: int
     saved_tails: int
@@ -126,6 +127,7 @@ class Parts:
             saved_speculative=index.saved_speculative,
             evicted_checkpoints=evictor.checkpoints,
             evicted_speculative=evictor.speculative,
+            evicted_unused=evictor.reuse[0],
             evicted_kv_pages=evictor.kv_pages,
             tails=len(self.tails),
             saved_tails=self.tails.saved,

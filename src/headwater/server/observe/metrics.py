@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headwater.account import Reason
@@ -45,8 +45,17 @@ Stats = Callable[[], EngineStats]
 class Metrics(Watcher):
     """Metrics of one app, in a registry of its own."""
 
-    def __init__(self, model: str, stats: Stats, page_bytes: int, formats: tuple[str, str]) -> None:
+    def __init__(
+        self,
+        model: str,
+        stats: Stats,
+        page_bytes: int,
+        formats: tuple[str, str],
+        exact: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`formats`: data type of the computation, format of the weights. `exact`: whether hits are proven exact."""
         self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         count = partial(Counter, namespace="headwater", registry=registry)
         spread = partial(Histogram, namespace="headwater", registry=registry, buckets=SECONDS)
         self._requests = count("requests", "Requests that ended, by outcome", ("endpoint", "outcome"))
@@ -69,6 +78,8 @@ class Metrics(Watcher):
         info.labels(version("headwater"), model).set(1)
         text = "Data type of the computation, and format of the weights"
         Gauge("headwater_model_info", text, ("dtype", "weights"), registry=registry).labels(*formats).set(1)
+        text = "1 if it is proven here that a hit changes no bit of an answer, else 0"
+        Gauge("headwater_proven_exact", text, registry=registry).set_function(exact)
         registry.register(EngineCollector(stats, page_bytes))
         for reason in Reason:
             if reason is not Reason.FULL:
@@ -171,6 +182,7 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
     pulled = next(filter(None, (tier.pulled_by_way() for tier in stats.tiers)), {})
     yield _by(CounterMetricFamily, "pulled_bytes", "Bytes that were pulled from other workers", "way", pulled)
     for name, text, value in (
+        ("checkpoints_evicted_unused", "Checkpoints evicted before a request resumed there", cache.evicted_unused),
         ("resumes", "Requests that resumed at a checkpoint", cache.resumes),
         ("resumed_tokens", "Tokens that resumed requests did not compute", cache.resumed_tokens),
         ("segment_uses", "Segments from which requests were composed", cache.segment_uses),

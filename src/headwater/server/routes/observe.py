@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,7 +78,8 @@ def install(app: FastAPI, service: Service) -> None:
     engine, endpoint = service.engine, service.config.otlp_endpoint
     spec = engine.spec
     formats = spec.dtype_name, spec.weights_held
-    metrics = Metrics(engine.model_name, engine.stats, spec.page_bytes, formats)
+    exact = partial(_is_proven_exact, engine)
+    metrics = Metrics(engine.model_name, engine.stats, spec.page_bytes, formats, exact)
     overview = Overview(engine, service.prefills)
     tracing = None if endpoint is None else Tracing(otlp_exporter(endpoint), engine.model_name)
     service.watchers = (
@@ -91,6 +93,11 @@ def install(app: FastAPI, service: Service) -> None:
     if tracing is not None:
         during(app, tracing.running)
     app.state.metrics, app.state.overview = metrics, overview
+
+
+def _is_proven_exact(engine: ServedEngine) -> bool:
+    """Return whether hits of an engine change no bit, as /health reports it."""
+    return engine.health().get("deterministic") == "yes"
 
 
 router = json_routes()
