@@ -218,7 +218,8 @@ def serve_until_stopped(
     announce(config)
     ray_cluster, ray_workers = _ray_modules()
     from headwater.cluster.encryption import RouterKeys
-    from headwater.server.http.process import check_tls, listener, url
+    from headwater.server.http.process import listener, url
+    from headwater.server.http.tls import check_tls
     from headwater.server.observe.logs import configure_logging
 
     check_tls(config)

@@ -130,8 +130,9 @@ def serve_until_stopped(config: ServeConfig) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
     announce(config)
     # imports of the web framework and of torch, without which `--help` and `inspect` start faster
-    from headwater.server.http.process import check_tls, listener, url
+    from headwater.server.http.process import listener, url
     from headwater.server.http.service_manager import ServiceManager
+    from headwater.server.http.tls import check_tls
     from headwater.server.observe.logs import configure_logging
 
     manager = ServiceManager()

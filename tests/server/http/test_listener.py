@@ -10,7 +10,8 @@ import pytest
 
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
-from headwater.server.http.process import check_tls, listener, url
+from headwater.server.http.process import listener, url
+from headwater.server.http.tls import check_tls
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,11 @@ def certificate(tmp_path_factory):
     """Return the paths of a key and of a self-signed certificate for 127.0.0.1."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl makes the certificate, and is not installed")
-    folder = tmp_path_factory.mktemp("tls")
+    return made_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def made_certificate(folder):
+    """Make a key and a self-signed certificate in a folder; return their paths."""
     key, cert = folder / "key.pem", folder / "cert.pem"
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     named = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]

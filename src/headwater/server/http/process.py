@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import socket
-import ssl
 import stat
 import sys
 import time
@@ -30,6 +29,7 @@ from headwater.errors import ConfigError
 from headwater.server.http.connection import MAX_REFUSED, Connection, Gate
 from headwater.server.http.middleware import InFlight
 from headwater.server.http.service_manager import ServiceManager
+from headwater.server.http.tls import Renewal
 from headwater.setting import SettingError
 
 SOCKET_MASK = 0o117  # a Unix socket is for its owner and group: mode 660
@@ -154,19 +154,6 @@ def unix_listener(path: Path) -> socket.socket:
     return sock
 
 
-def check_tls(config: ServeConfig) -> None:
-    """Raise ConfigError if certificate or key is invalid, or they do not belong together."""
-    if config.tls_cert is None or config.tls_key is None:
-        return
-    try:
-        # with an empty password an encrypted key fails here instead of asking at a terminal
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_cert, config.tls_key, password="")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        must = f"which TLS cannot use with tls_key {str(config.tls_key)!r}: {reason}"
-        raise SettingError("tls_cert", repr(str(config.tls_cert)), must) from error
-
-
 def _clear(path: Path) -> None:
     """Remove the socket file of a server that has ended; raise SettingError for any other file."""
     try:
@@ -221,6 +208,7 @@ class DrainingServer(uvicorn.Server):
         self._signal: int | None = None  # the first one
         self._began = 0.0  # monotonic time of that signal
         self._drains: bool | None = None  # whether requests ran when the signal was seen; None: it was not seen yet
+        self.renewal: Renewal | None = None  # of the certificate, while the server runs with one
         self.interrupted = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -231,9 +219,24 @@ class DrainingServer(uvicorn.Server):
             self.force_exit = self.interrupted  # a third SIGINT drops the answers that are not written yet
             self.interrupted = True
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals while the server runs; with TLS also SIGHUP."""
+        with super().capture_signals():
+            if not self.config.loaded:
+                self.config.load()  # makes the context, which the renewal changes
+            if self.config.ssl is None or self.config.ssl_certfile is None or self.config.ssl_keyfile is None:
+                yield
+                return
+            self.renewal = Renewal(self.config.ssl, self.config.ssl_certfile, self.config.ssl_keyfile)
+            with self.renewal.at_hang_up():
+                yield
+
     async def on_tick(self, counter: int) -> bool:
         """Return whether the server ends; uvicorn calls this ten times a second."""
         ends = await super().on_tick(counter)
+        if self.renewal is not None:
+            self.renewal.renew()
         if self._signal is None:
             self._manager.ping()
             return ends
