@@ -77,21 +77,23 @@ class Catalog:
         The catalog itself is not changed.
         """
         tree = _Tree(dict(self.entries), keep)
-        yield [name for name in tree.stranded() if now - self.entries[name].used > YOUNG_SECONDS]
+        yield tree.removed([name for name in tree.stranded() if now - self.entries[name].used > YOUNG_SECONDS])
         queue = [(tree.value(name, now), name) for name in self.entries if name[0] in WHOLE and name not in keep]
         heapq.heapify(queue)
         while queue:
             value, name = heapq.heappop(queue)
+            if name not in tree.entries:
+                continue
             again = tree.value(name, now)
             if again > value and queue and again > queue[0][0]:  # a shared run is now its own, or the reverse
                 heapq.heappush(queue, (again, name))
                 continue
             if name[0] == TAIL:
-                yield tree.with_entries(name)
+                yield tree.removed(tree.with_entries(name))
                 continue
             tree.states.discard(digest_of(name))
             tails = [part for tail in tree.tails[digest_of(name)] for part in tree.with_entries(tail)]
-            yield [name, *tails, *tree.stranded_at(digest_of(name))]
+            yield tree.removed([name, *tails, *tree.stranded_at(digest_of(name))])
 
 
 class _Tree:
@@ -154,6 +156,12 @@ class _Tree:
                 below = self.entries[name].below
                 self.above[below] -= 1
             digest = below
+
+    def removed(self, names: list[str]) -> list[str]:
+        """Remove parts, so that none is in two groups."""
+        for name in names:
+            del self.entries[name]
+        return names
 
     def with_entries(self, of: str) -> list[str]:
         """Return the name of a run or a tail, and that of its entries if there are any."""
