@@ -269,7 +269,7 @@ def test_transformer_needs_less_than_a_hybrid_with_a_state_per_block() -> None:
 
 
 def test_a_draft_keeps_less_than_an_eighth_of_a_checkpoint() -> None:
-    """docs/measurements/speculation.md has both sizes of each model. Of LFM2's short convolutions both are the inputs."""
+    """docs/measurements/speculation.md has both sizes of each model. LFM2 keeps the inputs for both."""
     kept = {name: profile for name, profile in PROFILES.items() if profile.draft_bytes and "lfm2" not in name}
     assert len(kept) >= 10
     assert all(profile.checkpoint_bytes > 8 * profile.draft_bytes for profile in kept.values())
