@@ -2,11 +2,13 @@
 
 python llama.py complete FILE PROMPT_TOKENS TOKENS CHOICES
 python llama.py quantise FILE TYPE OUT
+python llama.py tokenise FILE TEXTS
 """
 
 import ctypes
 import json
 import sys
+import urllib.request
 
 import numpy as np
 import xllamacpp
@@ -14,8 +16,7 @@ import xllamacpp
 UNQUANTISED = ("conv1d", "norm", "ffn_gate_inp")  # parts of names, as in llama.cpp's quantiser
 
 
-def complete(file: str, prompt: str, n_predict: str, n_probs: str) -> None:
-    """Print the greedy tokens, and for each the logarithms of the probabilities of most tokens, as JSON."""
+def server_of(file: str) -> xllamacpp.Server:
     params = xllamacpp.CommonParams()
     params.model.path = file
     params.n_ctx, params.n_parallel, params.n_gpu_layers = 512, 1, 0
@@ -24,7 +25,12 @@ def complete(file: str, prompt: str, n_predict: str, n_probs: str) -> None:
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.warmup = params.fit_params = False
     params.cache_ram_mib = 0
-    server = xllamacpp.Server(params)
+    return xllamacpp.Server(params)
+
+
+def complete(file: str, prompt: str, n_predict: str, n_probs: str) -> None:
+    """Print the greedy tokens, and for each the logarithms of the probabilities of most tokens, as JSON."""
+    server = server_of(file)
     request = {
         "prompt": json.loads(prompt), "n_predict": int(n_predict), "n_probs": int(n_probs), "logprobs": int(n_probs),
         "samplers": ["top_k"], "top_k": 1, "cache_prompt": False, "ignore_eos": True, "stream": False,
@@ -34,6 +40,18 @@ def complete(file: str, prompt: str, n_predict: str, n_probs: str) -> None:
     steps = answer["choices"][0]["logprobs"]["content"]
     likely = [{top["id"]: top["logprob"] for top in step["top_logprobs"]} for step in steps]
     print(json.dumps({"tokens": [step["id"] for step in steps], "likely": likely}))
+
+
+def tokenise(file: str, texts: str) -> None:
+    """Print the tokens of texts, as JSON."""
+    server, tokens = server_of(file), []
+    for text in json.loads(texts):
+        body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()
+        request = urllib.request.Request(f"{server.listening_address}/tokenize", data=body)
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request) as answer:
+            tokens.append(json.load(answer)["tokens"])
+    print(json.dumps(tokens))
 
 
 def quantise(file: str, kind: str, out: str) -> None:
@@ -68,4 +86,4 @@ def quantise(file: str, kind: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    {"complete": complete, "quantise": quantise}[sys.argv[1]](*sys.argv[2:])
+    {"complete": complete, "quantise": quantise, "tokenise": tokenise}[sys.argv[1]](*sys.argv[2:])

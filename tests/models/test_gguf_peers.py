@@ -14,13 +14,18 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import pre_tokenizers
 from torch import Tensor
 
+from headwater.models.gguf.file import read_header
+from headwater.models.gguf.tokenizer import SPLITTINGS, tokenizer_of
 from headwater.models.load import load_model
 from tests.checkpoints import write
 from tests.checkpoints.state_spaces import NEMOTRON_H
 from tests.gguf_files.blocks import ALL_FORMATS
 from tests.gguf_files.convert import convert
+from tests.gguf_files.values import contents
+from tests.gguf_files.writer import pack
 from tests.support import Bench
 
 pytestmark = pytest.mark.peers
@@ -93,3 +98,47 @@ def test_file_of_llama_cpps_quantiser_has_its_next_tokens(
     _, _, margin, divergence = compared(file)
     print(f"{kind}: margin {margin:.4f}, divergence {divergence:.2e}")
     assert abs(divergence) < MAX_DIVERGENCE
+
+
+TEXTS = (
+    "Hello World's 12345 //\n\n  x", "HelloWorld don't  DON'T a1b22c333 4444", "日本語のテキスト 漢字カナ mixed, naïve",
+    "  leading\tTabs \r\n new  ", "<<=>>~~`` $5+3^2 | a.b,c!?", "ÀÉÎ ñandú ЖЗ ß", "'s 's're\n",
+    "1 22 333 55555", "a", "",
+)  # fmt: skip
+
+
+def byte_pairs(n_tokens: int) -> dict[str, Any]:
+    """Tokens of bytes and of every pair of neighbours in the texts, so that each place where a text is split shows."""
+    parts = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    joined = ["".join(part for part, _ in parts.pre_tokenize_str(text)) for text in TEXTS]
+    pairs = sorted({line[i : i + 2] for line in joined for i in range(len(line) - 1)})
+    tokens = ["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *pairs]
+    return {"model": "gpt2", "merges": [f"{pair[0]} {pair[1]}" for pair in pairs]} | filled(tokens, n_tokens, [3])
+
+
+def pieces(n_tokens: int) -> dict[str, Any]:
+    """A tokenizer of SentencePiece with the words of the texts, and their beginnings; the shorter, the likelier."""
+    words = {word for text in TEXTS for word in text.replace(" ", " ▁").split(" ") if word}
+    found = {word[:end] for word in words for end in range(1, len(word) + 1)} | set("".join(words))
+    ordered = sorted(found, key=lambda word: (len(word), word))
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *ordered]
+    scores = [-float(i) for i in range(n_tokens)]
+    return {"model": "llama", "scores": scores} | filled(tokens, n_tokens, [2, 3, 3, *[6] * 256])
+
+
+def filled(tokens: list[str], n: int, types: list[int]) -> dict[str, Any]:
+    types = types + [1] * (len(tokens) - len(types)) + [5] * (n - len(tokens))
+    return {"tokens": tokens + [f"[PAD{i}]" for i in range(n - len(tokens))], "token_type": types}
+
+
+@pytest.mark.parametrize("pre", ["sentencepiece", *filter(None, SPLITTINGS)])
+def test_text_has_the_tokens_of_llama_cpp(pre: str, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    plain = convert(checkpoint("qwen3"), tmp_path / "plain.gguf")
+    metadata = read_header(plain).metadata
+    n_tokens = len(metadata["tokenizer.ggml.tokens"])
+    own = pieces(n_tokens) if pre == "sentencepiece" else byte_pairs(n_tokens) | {"pre": pre, "bos_token_id": 0}
+    kept = {key: value for key, value in metadata.items() if not key.startswith("tokenizer.")}
+    file = tmp_path / "tokens.gguf"
+    file.write_bytes(pack(kept | {f"tokenizer.ggml.{key}": value for key, value in own.items()}, contents(plain)))
+    tokenizer = tokenizer_of(read_header(file))
+    assert [tokenizer.encode(text).ids for text in TEXTS] == by_llama("tokenise", str(file), json.dumps(TEXTS))
