@@ -179,7 +179,7 @@ def slow(host: Host, link: float) -> None:
 
         return sealing
 
-    parts.sealed, parts.sealed_tail = slowed(parts.sealed), slowed(parts.sealed_tail)  # type: ignore[method-assign]
+    parts.sealed = slowed(parts.sealed)  # type: ignore[method-assign]
 
 
 def timed(config: ServeConfig, prompts: list[int], link: float, repeats: int) -> list[dict[str, object]]:

@@ -41,9 +41,9 @@ from headwater.cluster.worker import Worker
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
+from headwater.schedule.handover import NO_HANDOVER, Handover
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import key_of
-from headwater.schedule.tail import NO_HANDOVER, Handover
 
 PAGE, TOKEN_BYTES = 64, 4
 STATES = KV + 1  # the group of states

@@ -212,14 +212,6 @@ class Composed:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
-    """Pages with what a leg would compute, which it copies."""
-
-    kv: Sequence[int]  # of its last tokens: one page, none for models without attention
-    state: Sequence[int]  # after its last token
-
-
-@dataclass(frozen=True, slots=True)
 class Build:
     """Output of a leg that builds a segment, besides its KV: transitions are computed from the head's end on."""
 
@@ -245,14 +237,13 @@ class Plan:
     composed: tuple[Composed, ...] = ()  # of a leg around segments: these
     runs: tuple[Run, ...] = ()  # and what it computes; otherwise that is [start, end)
     build: Build | None = None  # of a leg that builds a segment
-    copied: Copied | None = None  # of a leg that computes nothing
     kept: Tail | None = None  # of a leg that starts in mid-page: the tail that it continues, up to `start`
     tails: tuple[Tail, ...] = ()  # that the leg writes; each begins in it, or where `kept` begins
 
     @property
     def intervals(self) -> Sequence[tuple[int, int]]:
         """Starts and ends of the tokens that are computed."""
-        if self.copied is not None or self.start == self.end:
+        if self.start == self.end:
             return ()
         return [(run.start, run.end) for run in self.runs] or [(self.start, self.end)]
 

@@ -21,8 +21,8 @@ from headwater.cluster.worker import Ended, Pool, Worker, ignore_end
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
+from headwater.schedule.handover import NO_HANDOVER, Handover
 from headwater.schedule.prefill_seconds import PrefillSpeed
-from headwater.schedule.tail import NO_HANDOVER, Handover, TailPlace
 from headwater.schedule.tier_load import ReadSpeed
 
 PATIENCE = 20.0  # seconds
@@ -55,7 +55,7 @@ class FormulaEngine:
         self.followed: list[tuple[bytes, str, bytes]] = []
         self.unfollowed: list[int] = []
         self.submitted_follows: list[int | None] = []
-        self.tails: list[TailPlace | None] = []
+        self.peers: list[tuple[bytes, ...]] = []
         self.begun: list[bool] = []
         self.kept: list[Generation] = []  # answers of other workers that it was to prefill
         self._open: dict[int, Running] = {}
@@ -72,7 +72,7 @@ class FormulaEngine:
             self._ids += 1
             self.seen.append(generation)
             self.submitted_follows.append(handover.follows)
-            self.tails.append(handover.tail)
+            self.peers.append(handover.peers)
             self.begun.append(handover.begun)
             self._open[self._ids] = Running(generation, on_event, list(handover.output))
             return self._ids

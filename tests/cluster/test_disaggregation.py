@@ -19,7 +19,6 @@ from headwater.errors import ConfigError
 from headwater.request import Span
 from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.schedule.sequence import Purpose, key_of
-from headwater.schedule.tail import TailPlace
 from headwater.schedule.tier_load import ReadSpeed
 from tests.cluster.fake import FakeWorker, FormulaEngine, Received, Router, asking, cluster, formula, kill, until
 from tests.cluster.test_routed_answers import KINDS, Whole, ask, generation, lost_after
@@ -119,9 +118,7 @@ def test_a_long_prompt_is_prefilled_apart() -> None:
         assert router.counts["resumed"] == router.counts["moved"] == 0
         assert [one.params.max_tokens for one in p.engine.seen] == [1]
         assert decoding["d"].engine.seen[-1] == asking(PROMPT, 20, keep_output=False)
-        (kept,) = p.engine.tails
-        assert kept == TailPlace(kept.id)
-        assert decoding["d"].engine.tails == [None, None, TailPlace(kept.id, p.peer.incarnation)]
+        assert decoding["d"].engine.peers[-1][:1] == (p.peer.incarnation,), "it has the prompt's tail"
         assert {one["name"]: one["role"] for one in router.state()["workers"]} == {"p": "prefill", "d": "decode"}
         until(lambda: router.links["p"].outstanding.number == 0)
 
@@ -153,7 +150,7 @@ def test_answer_continues_after_its_decode_worker_is_lost() -> None:
         assert received.wait().tokens == formula(PROMPT, 60)
         assert received.finished.account.prefilled_by == "p"
         assert len(p.engine.seen) == 1, "it is not prefilled apart once more"
-        assert other.engine.tails[-1] is None, "its client has more than the first token"
+        assert other.engine.peers[-1][:1] == (p.peer.incarnation,)
 
 
 @pytest.mark.parametrize(

@@ -119,10 +119,10 @@ def test_kv_travels_while_the_prefill_runs(make, same_bits_as_without_a_cache) -
         gate.open()
         a.rig.wait(first)
         again = b.ask(first.prompt, a, follows=number)
-        assert read(b) == a.pulling.sending.parts.sent == 4
+        assert read(b) == a.pulling.sending.parts.sent == 5, "the tail is read once the request has come"
         assert not follows(b).open
     account = again.account
-    assert (account.loaded_tokens, account.cached_tokens, account.loaded_from) == (END, END, "peer")
+    assert (account.loaded_tokens, account.cached_tokens, account.loaded_from) == (PROMPT, PROMPT, "peer")
     assert account.tier_outcome == TierOutcome.LOADED
     assert all(same_bits_as_without_a_cache(make, [first, again]))
 
@@ -155,7 +155,7 @@ def test_prefix_without_free_pages_is_not_followed(make, same_bits_as_without_a_
         a.rig.wait(first)
         again = b.ask(first.prompt, a, follows=another)
         b.rig.engine.unfollow(number)
-    assert again.account.loaded_tokens == END
+    assert again.account.loaded_tokens == PROMPT
     assert all(same_bits_as_without_a_cache(make, [first, again]))
 
 
@@ -173,8 +173,8 @@ def test_a_request_that_comes_before_the_last_parts_waits_for_them(make, same_bi
         until(lambda: not follows(b).open)  # it has arrived
         goes_on.set()
         again = asked()
-        assert read(b) == a.pulling.sending.parts.sent == 4, "no part was read twice"
-    assert again.account.loaded_tokens == END
+        assert read(b) == a.pulling.sending.parts.sent == 5, "no part was read twice"
+    assert again.account.loaded_tokens == PROMPT
     assert all(same_bits_as_without_a_cache(make, [first, again]))
 
 
@@ -263,10 +263,9 @@ def test_requests_of_one_prompt_share_a_read(make, same_bits_as_without_a_cache)
         gate.open()
         a.rig.wait(first)
         answers = [b.ask(first.prompt, a, follows=number) for number in numbers]
-        assert read(b) == a.pulling.sending.parts.sent == 4
+        assert read(b) == a.pulling.sending.parts.sent == 5
         assert not follows(b).open
-    tokens = len(first.prompt)  # the first one's own tail has all of them for the others
-    assert [answer.account.cached_tokens for answer in answers] == [END, tokens, tokens]
+    assert [answer.account.cached_tokens for answer in answers] == [PROMPT] * 3
     assert all(same_bits_as_without_a_cache(make, [first, *answers]))
 
 
@@ -453,9 +452,9 @@ def test_cached_parts_are_not_read(make, same_bits_as_without_a_cache) -> None:
         gate.open()
         a.rig.wait(first)
         again = b.ask(first.prompt, a, follows=number)
-        assert read(b) == 3, "a run that begins there, the ragged one, and the state"
-    assert again.account.cached_tokens == END
-    assert again.account.loaded_tokens == END - 375
+        assert read(b) == 4, "a run that begins there, the ragged one, the state and the tail"
+    assert again.account.cached_tokens == PROMPT
+    assert again.account.loaded_tokens == PROMPT - 375
     assert all(same_bits_as_without_a_cache(make, [first, own, again]))
 
 

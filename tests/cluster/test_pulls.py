@@ -24,8 +24,8 @@ from headwater.cluster.sockets import PLAIN, Contact, opened
 from headwater.cluster.wire import Peer
 from headwater.config import ServeConfig
 from headwater.engine.tiers.segments import MAX_EXPECTED_SEGMENTS
+from headwater.schedule.handover import Handover
 from headwater.schedule.sequence import key_of
-from headwater.schedule.tail import Handover, TailPlace
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.names import Names
@@ -79,11 +79,9 @@ class Worker:
     def counts(self) -> dict[str, int]:
         return dict(self.tiers.peers.tier.counts)
 
-    def ask(
-        self, prompt: Sequence[int], *peers: Worker, follows: int | None = None, tail: TailPlace | None = None, **more
-    ) -> Answer:
+    def ask(self, prompt: Sequence[int], *peers: Worker, follows: int | None = None, **more) -> Answer:
         """Ask, with the word that these workers have more of the prompt, and the number of its prefill elsewhere."""
-        handover = Handover((), tuple(peer.incarnation for peer in peers), follows, tail)
+        handover = Handover((), tuple(peer.incarnation for peer in peers), follows)
         submit = self.rig.engine.submit
         self.rig.engine.submit = lambda *given: submit(*given, handover)
         try:

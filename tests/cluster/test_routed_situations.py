@@ -103,11 +103,6 @@ class RoutedMake:
         return self.model[0]
 
     @property
-    def keeps_prompts_tails(self) -> bool:
-        """False: the worker that answers reads the prompt from the one that prefilled it, which sends no tail."""
-        return PREFILL not in self.roles
-
-    @property
     def checkpoint_pages(self) -> int:
         return self.loaded.spec.checkpoint_pages
 
@@ -118,6 +113,9 @@ class RoutedMake:
             for name, role in named.items():  # one request waits: cold prompts are prefilled apart, next turns not
                 busy = Backlog(1 if role == DECODE else 0, 0, 0, SPEED, 1.0, pull=FAST if role == DECODE else None)
                 workers[name].engine.backlog = lambda busy=busy: busy
+                workers[name].engine.scheduler.tiers.prefill_seconds = lambda tokens: (
+                    1.0 * tokens
+                )  # reading always wins
             until(lambda: all(link.backlog.prefill == SPEED for link in router.links.values()))
             yield RoutedRig(router, list(workers.values()))
 

@@ -27,8 +27,8 @@ from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.mixers.numerics import prepare_process
 from headwater.models.load import load_model
 from headwater.request import Boundaries, Generation, SamplingParams
+from headwater.schedule.handover import Handover
 from headwater.schedule.sequence import Sequence, key_of
-from headwater.schedule.tail import Handover
 from tests.exactness.rig import PATIENCE, Make, Rig, words
 
 

@@ -10,7 +10,7 @@ from headwater.engine.engine import Engine
 from headwater.errors import QueueFull
 from headwater.events import Event, FinishedEvent, TokenEvent
 from headwater.request import Constraint, Fidelity, Generation, SamplingParams, Span
-from headwater.schedule.tail import Handover, TailPlace
+from headwater.schedule.handover import Handover
 from tests.engine.test_engine import collect
 from tests.exactness.rig import words
 
@@ -157,9 +157,8 @@ def test_an_answer_that_began_elsewhere_is_neither_refused_nor_displaced(load) -
         return [seq.id for seq in engine.scheduler.waiting]
 
     first, second = submit(), submit()
-    for more in ({}, {"tail": TailPlace(b"to be kept")}):
-        with pytest.raises(QueueFull):
-            submit(**more)
+    with pytest.raises(QueueFull):
+        submit()
     prefilled, resumed = submit(begun=True), submit(output=tuple(words(2, "sent")), begun=True)
     assert waiting() == [first, second, prefilled, resumed]
     other = submit("other")

@@ -6,7 +6,6 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 
@@ -122,8 +121,6 @@ class Make:
     check: SelfCheck
     settings: dict = field(default_factory=dict)
     device: str = "cpu"
-
-    keeps_prompts_tails: ClassVar[bool] = True  # an engine that answers has computed the prompt
 
     @property
     def checkpoint_pages(self) -> int:

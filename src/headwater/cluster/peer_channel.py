@@ -1,8 +1,8 @@
 """Questions of a worker to others of its pool, in msgpack, and the channel to one of them.
 
 The index key of a prompt is sent to the holder once, with `Find`; its answer, `Found`, has a ticket for the prefix, and
-the parts are asked for by their number. A segment is one part, asked for by its key, and so is the tail of a prompt,
-asked for by its number. The answer to `Get`, `GetSegment` and `GetTail` is `Sent`, after which the payload follows in
+the parts are asked for by their number. A segment is one part, asked for by its key. The answer
+to `Get` and `GetSegment` is `Sent`, after which the payload follows in
 frames of its own unless it is in the shared buffer that was named; or `Missing`. `FAILED` is the answer to a question
 that cannot be answered.
 
@@ -77,14 +77,6 @@ class GetSegment(AboutPrefix, tag=True):
     into: BufferPlace | None = None
 
 
-class GetTail(AboutPrefix, tag=True):
-    """Question for the tail of a prompt that was prefilled for the worker that asks."""
-
-    id: bytes
-    entries: int  # bytes of the head's entries of a page: 0 without them
-    into: BufferPlace | None = None
-
-
 class Found(msgspec.Struct, array_like=True, tag=True):
     """Position at which a prefix ends, in tokens, and the names of its parts; none if nothing is cached."""
 
@@ -115,7 +107,7 @@ class Missing(msgspec.Struct, array_like=True, tag=True):
     is_forgotten: bool = False  # the ticket is not known: the prompt is to be sent again
 
 
-Question = Find | Follow | Ready | Get | GetSegment | GetTail
+Question = Find | Follow | Ready | Get | GetSegment
 Answer = Found | Progress | Sent | Missing
 FAILED = b"\xc0"  # nil
 

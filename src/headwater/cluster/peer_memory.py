@@ -1,4 +1,4 @@
-"""Memory of other workers as a read-only store of prefixes, segments and tails.
+"""Memory of other workers as a read-only store of prefixes and segments.
 
 A peer that fails, or does not answer in time, is asked nothing for a while; the others are.
 """
@@ -21,7 +21,6 @@ from headwater.cluster.peer_channel import (
     Found,
     Get,
     GetSegment,
-    GetTail,
     Missing,
     PeerFailed,
     Progress,
@@ -39,7 +38,6 @@ FIND_SECONDS = 0.5  # for the answer to a question
 PART_SECONDS = 5.0  # for a part
 MAX_PROMPTS = 256  # with known parts: as many found, and as many followed
 MAX_SEGMENTS = 1024  # known ones; the engine expects as many
-MAX_TAILS = 16  # known ones; each is read once
 MAX_RESENDS = 4  # of a prompt for a part: other prompts may displace it at the peer
 
 log = logging.getLogger("headwater.cluster")
@@ -100,16 +98,16 @@ class FollowedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class OfferedPart:
-    """Segment, or tail of a prompt, that a router has named a peer for."""
+    """Segment that a router has named a peer for."""
 
     channel: Channel
-    asked: GetSegment | GetTail
-    key: bytes  # of a segment, encoded, with its namespace; of the tail's prompt
+    asked: GetSegment
+    key: bytes  # encoded, with its namespace
     parts: Sequence[str]  # the name of its one part
 
     @property
     def prompt(self) -> tuple[str, bytes]:
-        return "", self.asked.id if isinstance(self.asked, GetTail) else self.key
+        return "", self.key
 
     def get(self, name: str, buffer: SharedBuffer | None) -> tuple[Answer, list[Buffer]]:
         """Ask for it, into a buffer if there is one. Raises PeerFailed."""
@@ -164,7 +162,6 @@ class PeerMemory:
         self.channels: dict[bytes, Channel] = {}
         self._found, self._segments = KnownParts(MAX_PROMPTS), KnownParts(MAX_SEGMENTS)
         self._followed = KnownParts(MAX_PROMPTS)  # parts that may not be computed yet
-        self._tails = KnownParts(MAX_TAILS)
         self._buffers = SharedBuffers()
         self._bytes = [0, 0]  # of payloads: over the network, and through shared memory
         self._closed = False
@@ -239,18 +236,12 @@ class PeerMemory:
             with self._lock:
                 self._segments.note(OfferedPart(channel, GetSegment(channel.peer.incarnation, key), key, [name]))
 
-    def expect_tail(self, peer: bytes, id: bytes, entries: int, key: bytes, name: str) -> None:
-        channel = self.channels.get(peer)
-        if channel is not None and channel.usable:
-            with self._lock:
-                self._tails.note(OfferedPart(channel, GetTail(peer, id, entries), key, [name]))
-
     def has(self, names: Sequence[str]) -> list[bool]:
         return [(self._found.find(name) or self._segments.find(name)) is not None for name in names]
 
     def _of(self, name: str) -> Offered | OfferedPart | None:
         found = self._found.find(name) or self._segments.find(name)
-        return found or self._followed.find(name) or self._tails.find(name)
+        return found or self._followed.find(name)
 
     def get(self, name: str) -> Buffer | None:
         with self._read(name, None) as pieces:
@@ -312,7 +303,7 @@ class PeerMemory:
     def _forget(self, names: Iterable[str]) -> None:
         with self._lock:
             for name in names:
-                for known in (self._found, self._segments, self._followed, self._tails):
+                for known in (self._found, self._segments, self._followed):
                     known.forget(name)
 
     def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:

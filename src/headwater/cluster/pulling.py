@@ -22,7 +22,6 @@ from headwater.cluster.peer_channel import (
     Follow,
     Found,
     GetSegment,
-    GetTail,
     Missing,
     Progress,
     Question,
@@ -66,9 +65,6 @@ class Parts(Protocol):
 
     def sealed_segment(self, key: bytes) -> AbstractContextManager[Sequence[Buffer] | None]:
         """Yield the bytes of the segment with this encoded key in the same way."""
-
-    def sealed_tail(self, id: bytes, entries: int) -> AbstractContextManager[Sequence[Buffer] | None]:
-        """Yield the bytes of a tail in the same way, with `entries` bytes of the head's entries for a page."""
 
 
 class PartServer:
@@ -131,10 +127,10 @@ class PartServer:
             return [self._found(self.parts.find(asked.namespace, asked.key, asked.tokens) if is_own else None)]
         if isinstance(asked, Follow):
             return [self._found(self.parts.follow(asked.namespace, asked.key, asked.at) if is_own else None)]
-        if isinstance(asked, GetSegment | GetTail):
+        if isinstance(asked, GetSegment):
             if not is_own:
                 return [encode(Missing())]
-            with self._sealed(asked) as pieces:
+            with self.parts.sealed_segment(asked.key) as pieces:
                 return _part(pieces, asked.into)
         prefix = self._prefixes.get(asked.ticket)
         if prefix is None:
@@ -144,11 +140,6 @@ class PartServer:
             return [encode(Progress(*self.parts.progress(prefix)))]
         with self.parts.sealed(prefix, asked.part) as pieces:
             return _part(pieces, asked.into)
-
-    def _sealed(self, asked: GetSegment | GetTail) -> AbstractContextManager[Sequence[Buffer] | None]:
-        if isinstance(asked, GetSegment):
-            return self.parts.sealed_segment(asked.key)
-        return self.parts.sealed_tail(asked.id, asked.entries)
 
     def _found(self, prefix: Prefix | None) -> bytes:
         """Return the answer with a prefix and its ticket; an empty answer without a prefix."""

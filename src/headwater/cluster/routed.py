@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +17,7 @@ from headwater.errors import HeadwaterError
 from headwater.events import Event, FinishedEvent, TokenEvent
 from headwater.request import Generation
 from headwater.schedule.sequence import key_of
-from headwater.schedule.tail import TailPlace
 from headwater.tiers.store import PEER
-
-TAIL_BYTES = 16  # of a tail's number, which cannot be guessed
 
 
 class Holder(Protocol):
@@ -85,7 +81,7 @@ class Routed:
     fingerprint: str | None = None  # of workers that can continue it; None: any
     prefills: bool = False  # its worker only prefills, for another one
     prefilled: Prefilled | None = None  # by a worker that only did that
-    tail: TailPlace | None = None  # of its prompt, at the worker that prefilled
+    prefiller: bytes = b""  # incarnation of that worker
     follower: Holder | None = None  # the worker that reads what that one computes, and continues
     combiner: object = None  # the link of the worker that has its segments, once they are prepared
     composed: int = 0  # tokens of these segments
@@ -117,11 +113,10 @@ class Routed:
             generation = decode_of(generation)
         if generation.deadline is not None:
             generation = replace(generation, deadline=max(0.001, generation.deadline - (now - self.began)))
-        tail = self.tail if self.prefilled is not None and len(self.sent) == 1 else None
-        if self.prefills:
-            tail = self.tail = TailPlace(secrets.token_bytes(TAIL_BYTES))
-        bare = replace(generation, prompt=())
-        return Submit(self.id, self.attempt, bare, self.key, output, self.peers, tail, bool(self.sent))
+        peers = self.peers
+        if self.prefiller:  # it has the tail of the prompt, which no event announces
+            peers = (self.prefiller, *(one for one in peers if one != self.prefiller))
+        return Submit(self.id, self.attempt, replace(generation, prompt=()), self.key, output, peers, bool(self.sent))
 
     def kept(self, prompt: Prompt, end: FinishedEvent) -> tuple[Prompt, KeepAnswer] | None:
         """Return prompt and answer, which are to be cached, and the order to do so; None if they are not.

@@ -342,8 +342,7 @@ class Router:
         link.open.pop(request.id)
         self.assigning.selection.forget(request)
         request.prefilled = Prefilled(link.name, event.account, event.queued_seconds)
-        if request.tail is not None:
-            request.tail = replace(request.tail, peer=link.incarnation or b"")
+        request.prefiller = link.incarnation or b""
         self.counts["handed_over"] += 1
         self.assigning.assign(request, link.info.fingerprint)
 

@@ -30,7 +30,6 @@ from headwater.errors import (
 from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, TokenEvent
 from headwater.request import Generation
 from headwater.schedule.sequence import tokens_of
-from headwater.schedule.tail import TailPlace
 
 Decoded = TypeVar("Decoded")
 
@@ -85,13 +84,12 @@ class Submit(WithPrompt, tag=True):
     """A request for a worker.
 
     `output`: the tokens of its answer that another worker sent, except the last one, which is sent again and compared.
-    `peers`: incarnations of workers that have more of its prompt cached. `tail`: of its prompt, which this worker keeps
-    for another one, or reads. `begun`: its client has tokens of the answer, so that it must not be refused.
+    `peers`: incarnations of workers that have more of its prompt cached, or have prefilled it.
+    `begun`: its client has tokens of the answer, so that it must not be refused.
     """
 
     output: tuple[int, ...] = ()
     peers: tuple[bytes, ...] = ()
-    tail: TailPlace | None = None
     begun: bool = False
 
 

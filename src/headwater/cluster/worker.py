@@ -45,7 +45,7 @@ from headwater.cluster.wire import (
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent, FinishedEvent
 from headwater.request import Generation
-from headwater.schedule.tail import NO_HANDOVER, Handover
+from headwater.schedule.handover import NO_HANDOVER, Handover
 
 Ended = Callable[[Generation, FinishedEvent | FailedEvent], None]
 Prepares = Callable[[bytes, Sequence[bytes], Callable[[bool], None]], Callable[[], None]]
@@ -265,7 +265,7 @@ class Worker:
     def _submit(self, task: Task, work: Submit, follows: int | None) -> None:
         """Submit a request to the engine; an error is the answer."""
         try:
-            handover = Handover(tuple(work.output), tuple(work.peers), follows, work.tail, work.begun)
+            handover = Handover(tuple(work.output), tuple(work.peers), follows, work.begun)
             number = self._engine.submit(work.whole, self._receiver(task, work.generation), handover)
         except Exception as error:
             self._give_up(follows)

@@ -22,7 +22,6 @@ from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Sequence
 from headwater.schedule.step import Step
-from headwater.schedule.tail import FirstToken
 
 log = logging.getLogger("headwater.engine")
 
@@ -101,13 +100,6 @@ class Answering:
             except Exception as error:  # an error of only this prompt's logits
                 self.fail_alone(live, error)
 
-    def send_copied(self, step: Step) -> None:
-        """Send the first tokens of answers whose prompts' tails were copied."""
-        for leg in step.legs:
-            live, tail = self.live.get(leg.seq.id), leg.seq.tail if isinstance(leg.seq, Request) else None
-            if leg.plan.copied is not None and live is not None and tail is not None and tail.first is not None:
-                self.take(live, Choice(tail.first.token, tail.first.logprob, tail.first.top))
-
     def take(self, live: Live, choice: Choice) -> None:
         """Append the token, send it to the client, and finish the request if this is its end."""
         seq, params = live.seq, live.seq.generation.params
@@ -136,17 +128,7 @@ class Answering:
         elif live.sampling.finished:
             self._finish(live, "stop", None)
         elif seq.n_output >= params.max_tokens:
-            self._keep_tail(live, choice)
             self._finish(live, "length", None)
-
-    def _keep_tail(self, live: Live, choice: Choice) -> None:
-        """Keep the tail of a prompt for the worker that continues after its first token."""
-        place = live.seq.tail_place
-        if place is not None and not place.peer and live.seq.computed == live.seq.n_prompt:
-            self._runner.write_entries()  # some are of its last page
-            first = FirstToken(choice.token, choice.logprob, choice.top, live.params.seed)
-            with self._changed:
-                self._scheduler.tiers.peers.keep_tail(live.seq, first)
 
     # -- ends
 

@@ -34,9 +34,9 @@ from headwater.mixers.linear import weight_layout
 from headwater.mixers.numerics import end_workers
 from headwater.models.load import LoadedModel
 from headwater.request import Generation
+from headwater.schedule.handover import NO_HANDOVER, Handover
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import TOKEN_BYTES
-from headwater.schedule.tail import NO_HANDOVER, Handover
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.store import PeerStore, Store
 
@@ -194,7 +194,7 @@ class Engine:
                 self._check_queue(generation.namespace)
             seq = self.scheduler.submit(generation, sampling.machine)
             seq.tokens += handover.output  # computed by decode rows, as after a preemption
-            seq.handover, seq.tail_place = handover, handover.tail
+            seq.handover = handover
             scores = PromptScores.wanted(generation.prompt, generation.params)
             self.scheduler.tiers.arrived(seq)
             live = self.answering.live[seq.id] = Live(seq, on_event, text, sampling, now, scores=scores)

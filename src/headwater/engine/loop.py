@@ -217,7 +217,6 @@ class StepLoop:
         """Score prompts, and give requests their next tokens; return how many drafts were right."""
         rows = sum(1 + len(item.drafts) for item in sampled)  # those of scored prompts follow
         self._answering.score_prompts(step, logits_RV[rows:])
-        self._answering.send_copied(step)
         return self._verification.sample(sampled, wanting, logits_RV[:rows])
 
     def _note_speculation(self, step: Step, right: int, seconds: float) -> None:

@@ -274,26 +274,6 @@ class MtpRunner:
     def forget(self, request: int) -> None:
         """Do nothing: entries of a request are its slot's, and its pages'."""
 
-    # -- tails of prompts, whose pages are in no index
-
-    def keep_tail(self, seq: AnySequence, last: int, page: int) -> None:
-        """Copy the entries of a sequence's last page, and the hidden state of its last token, to another page."""
-        waiting = self._waiting[seq.slot or 0]
-        is_known = waiting.sequence == seq.id and waiting.first == seq.computed and waiting.known > 0
-        self.arena.pages[page] = self.arena.pages[last]
-        self.last_PC[page] = self._hidden_WC[(seq.slot or 0) * ROWS_PER_SLOT] if is_known else 0
-        self.complete_P[page] = False
-
-    def copy_tail(self, leg: Leg, page: int) -> None:
-        """Go on after a leg that was copied from `page`, and has the entries there if it writes its last page."""
-        table, end = leg.plan.table, leg.plan.end
-        if leg.plan.write_from < len(table):
-            self.copy_entries(page, table[-1])
-            is_before = len(table) == 1 or bool(self.complete_P[table[-2]])
-            self.complete_P[table[-1]] = is_before and end % self.page_size == 0
-        self._waiting[leg.slot] = Waiting(leg.seq.id, end, 1)
-        self._hidden_WC[leg.slot * ROWS_PER_SLOT] = self.last_PC[page]
-
     # -- tails of the cache
 
     def copy_entries(self, page: int, to: int, is_complete: bool = False) -> None:

@@ -17,11 +17,9 @@ from headwater.mixers.gpu import has_kernels
 from headwater.mixers.slices import Slice
 from headwater.models.decode_graphs import DecodeGraphs, filled_up_rows
 from headwater.models.hybrid import HybridModel
-from headwater.plan import Copied, Run
+from headwater.plan import Run
 from headwater.schedule.limits import MAX_REPLAYED_ROWS
-from headwater.schedule.sequence import Sequence as AnySequence
 from headwater.schedule.step import Decode, Leg, Step
-from headwater.schedule.tail import Tail
 
 # So many slots keep their memory between requests, and the pages that back them theirs: touching fresh memory costs
 # about 0.3 ms a MB, which one user's chat need not pay at every turn.
@@ -160,19 +158,6 @@ class Runner:
             torch.cuda.current_stream(self.device).synchronize()
 
     @torch.inference_mode()
-    def keep_tail(self, seq: AnySequence, tail: Tail) -> None:
-        """Copy the tail of a prompt that was just prefilled from the sequence's page and slot to the tail's pages."""
-        assert seq.slot is not None, "a sequence that was prefilled has a slot"
-        self._end_tails()
-        self.states.save(seq.slot, self.arena.pages, tail.pages.state)
-        for page in tail.pages.kv:
-            last = seq.table[tail.start // self.page_size]
-            self.arena.pages[page] = self.arena.pages[last]
-            if self.mtp is not None:
-                self.mtp.keep_tail(seq, last, page)
-        self._wait()
-
-    @torch.inference_mode()
     def end_step(self) -> None:
         """Do the work of a step that its tokens did not wait for; call it once they are sent."""
         self.write_entries()
@@ -197,25 +182,10 @@ class Runner:
     def _restore(self, leg: Leg) -> None:
         if leg.slot >= WARM_SLOTS:
             self.arena.discard(leg.plan.lent)
-        copied = leg.plan.copied
-        if copied is not None:
-            self._copy(leg, copied)
-        elif leg.plan.restore:
+        if leg.plan.restore:
             self.states.restore(leg.slot, self.arena.pages, leg.plan.restore)
         elif (leg.plan.kept or leg.plan).start == 0:
             self.states.zero(leg.slot)
-
-    def _copy(self, leg: Leg, copied: Copied) -> None:
-        """Copy what a leg would compute; a page that is cached already has these bits."""
-        if len(copied.state):
-            self.states.restore(leg.slot, self.arena.pages, copied.state)
-        for page in copied.kv:
-            if leg.plan.write_from < len(leg.plan.table):
-                self.arena.pages[leg.plan.table[-1]] = self.arena.pages[page]
-            if self.mtp is not None:
-                self.mtp.copy_tail(leg, page)
-        for save in leg.plan.saves:  # all of them at the end of the leg, which is at most a page
-            self.states.save(leg.slot, self.arena.pages, save.pages)
 
     def _batch(self, step: Step) -> tuple[list[list[int]], StepBatch]:
         tokens: list[int] = []

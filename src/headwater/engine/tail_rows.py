@@ -22,7 +22,7 @@ WARM_ROWS = 2  # of the tail memory, which keep their memory between steps: touc
 
 def has_rows(leg: Leg) -> bool:
     """Return whether a leg computes tokens; one that only continues a tail up to its end does not."""
-    return leg.plan.copied is None and leg.plan.start < leg.plan.end
+    return leg.plan.start < leg.plan.end
 
 
 class TailRunner:

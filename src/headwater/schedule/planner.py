@@ -279,7 +279,7 @@ class Planner:
             checkpoints=tuple(c for c in seq.checkpoints if begin < c <= end and wish.takes(c in seq.optional)),
             speculative=tuple(c for c in seq.speculative if begin < c <= end and wish.speculative),
             learned=seq.learned,
-            tails=tuple(at for at in seq.tails if start < at <= end and not seq.copies(start, end)),
+            tails=tuple(at for at in seq.tails if start < at <= end),
             ends=end == seq.n_prompt,
             is_passed=self.keeps_answers and seq.is_answered,
         )

@@ -164,10 +164,6 @@ class Sequence:
         """Return whether a leg that is not planned yet could end at `position`, with a checkpoint there."""
         return self.planned < position
 
-    def copies(self, start: int, end: int) -> bool:
-        """Return whether a leg would copy its result from pages, so that it computes nothing and keeps no tail."""
-        return False
-
     def complete(self, plan: Plan) -> Plan:
         """Add to a reserved plan what the cache does not know of."""
         return plan
@@ -189,9 +185,6 @@ class Sequence:
     def compute_segments(self) -> bool:
         """Compute the remaining segments as plain text, for want of memory to hold them. False: there are none."""
         return False
-
-    def release_tail(self) -> None:
-        """Give back the pages of what another worker computed for the sequence."""
 
     # -- ends
 

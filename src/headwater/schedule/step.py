@@ -27,7 +27,7 @@ class Leg:
 
     @property
     def wants_token(self) -> bool:
-        return self.plan.copied is None and self.seq.wants_token_after(self.plan.end)
+        return self.seq.wants_token_after(self.plan.end)
 
     @property
     def drafts(self) -> tuple[int, ...]:

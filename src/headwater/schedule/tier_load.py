@@ -94,6 +94,7 @@ class Load(OpenLoad):
     follows: bool = field(default=False, kw_only=True)  # a prefill elsewhere, which may go on for long
     is_awaited: bool = field(default=True, kw_only=True)  # False: that prefill has not ended
     is_finished: bool = field(default=False, kw_only=True)
+    earlier: Load | None = field(default=None, kw_only=True)  # of the prefix, after which this one reads the tail
 
     @property
     def end(self) -> int:

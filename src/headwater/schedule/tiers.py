@@ -18,7 +18,6 @@ from headwater.plan import Draft, Match, Saving, Sharing, Tail
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.planner import common_ids, common_tokens
 from headwater.schedule.segment_loads import Awaited
-from headwater.schedule.tail import FirstToken
 from headwater.schedule.tier_load import Candidate, Load, Offer, ReadSpeed, Source, TierReader, TierStats
 from headwater.tiers.names import RUN, STATE, TAIL, runs_of
 
@@ -62,9 +61,6 @@ class Peers:
 
     def unfollow(self, number: int) -> None:
         """Give up a prefill that is followed. Unknown numbers are ignored."""
-
-    def keep_tail(self, seq: Request, first: FirstToken) -> None:
-        """Keep the tail of a request's prompt, which was just prefilled, for another worker, if one is to read it."""
 
     def name_holders(self, key: SegmentKey, peers: Sequence[bytes]) -> None:
         """Note that other workers have a segment, or had it a short time ago."""
@@ -167,7 +163,8 @@ class Loads:
         """Return whether a load is begun or joined. A composed prefix is not stored, so it has none."""
         if seq.load is not None and seq.load.follows and seq.load.failed is not None:
             seq.load = None  # the followed prefill failed: another load may succeed
-        return seq.load is None and seq.marked_from is None and self._load_for(seq, match, offers)
+        may_load = seq.load is None or (seq.load.follows and seq.load.is_finished)  # a tail is still to be read
+        return may_load and seq.marked_from is None and self._load_for(seq, match, offers)
 
     def stop_waiting(self, seq: Request) -> None:
         """End the wait of a request for its lookup or for a load: it computes; the load continues for other requests.
@@ -302,6 +299,8 @@ class Loads:
         if load is None:
             seq.tier_outcome = TierOutcome.NO_MEMORY
             return False
+        if seq.load is not None:
+            load.earlier, load.before, load.seconds = seq.load, seq.load.before, seq.load.seconds
         seq.tier_outcome, seq.load = None, load
         self._reader.begin(load)
         return True

@@ -230,7 +230,6 @@ class Workload:
         """Remove a running sequence from the step, and give back its pages, slot and segments."""
         held = self.legs.pop(seq.id, None) or self.decodes.pop(seq.id, None)
         seq.release_segments()
-        seq.release_tail()
         if held is not None and held.plan is not None:
             with suppress(PlanClosed):  # its commit failed
                 self.cache.abandon(held.plan)

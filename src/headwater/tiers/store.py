@@ -127,12 +127,6 @@ class PeerStore(Store, Protocol):
     def expect(self, peers: Sequence[bytes], key: bytes, name: str) -> None:
         """Assume that the first of these workers that can be asked has a segment with this encoded key and name."""
 
-    def expect_tail(self, peer: bytes, id: bytes, entries: int, key: bytes, name: str) -> None:
-        """Assume that a worker keeps the tail with this number, of the prompt `key`, under this name.
-
-        `entries`: bytes of the head's entries of a page, which it sends, too.
-        """
-
 
 def filled(content: Buffer | None, pieces: Sequence[memoryview]) -> bool:
     """Copy content into pieces, one after the other; False if it has another size."""

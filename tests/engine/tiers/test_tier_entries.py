@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from headwater.request import Drafting
+from headwater.schedule.handover import Handover
 from headwater.schedule.sequence import key_of
-from headwater.schedule.tail import Handover
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.store import Store
 from tests.cluster.fake import until

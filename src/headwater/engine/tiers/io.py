@@ -21,9 +21,8 @@ from headwater.engine.runner import Runner
 from headwater.engine.tiers.copies import StoreCopies
 from headwater.engine.tiers.own_parts import OwnParts
 from headwater.engine.tiers.peers import PeerFollows, PeerIO
-from headwater.engine.tiers.prefix import Lookup, PrefixParts, Prompt, page_entries
+from headwater.engine.tiers.prefix import Lookup, PrefixParts, Prompt
 from headwater.engine.tiers.segments import SegmentIO
-from headwater.engine.tiers.tails import Tails
 from headwater.engine.tiers.tier import Tier, TierFingerprints, Workers, patience
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.prefill_seconds import PrefillSeconds
@@ -92,11 +91,9 @@ class TierIO(Tiers):
         fingerprints = TierFingerprints(store, key, fingerprint, self._layout.unit_bytes)
         tier = Tier(len(self.tiers), store, fingerprints, Sealer(key))
         engine = self._scheduler, self._runner, self._changed, self.prefill_seconds, self.segments.part_of
-        of_pages = page_entries(self._runner.mtp), lambda tokens: self.prefill_seconds(tokens)
-        tails = Tails(tier, store, Sealer(key), *engine[:3], *of_pages)
-        own = OwnParts(key, fingerprint, *engine, tails)
+        own = OwnParts(key, fingerprint, *engine)
         given = tier, store, self._scheduler, self.loads, self._changed, self._read, self._finish
-        self.peers = self.pulls = PeerIO(tier, store, own, PeerFollows(*given), tails, self.segments)
+        self.peers = self.pulls = PeerIO(tier, store, own, PeerFollows(*given), self.segments)
         self.tiers.append(tier)
         self.segments.join_peers(tier, store)
         return own
@@ -141,8 +138,7 @@ class TierIO(Tiers):
 
     def _may_read_tail(self, seq: Request, resumed: int) -> bool:
         """Return whether reading a tail may take less time than computing the tokens that it has."""
-        is_handed_over = seq.tail_place is not None and seq.tail_place.peer
-        if not self._layout.tail_pages or not seq.may_start_in_mid_page or is_handed_over:
+        if not self._layout.tail_pages or not seq.may_start_in_mid_page:
             return False
         rest = min(seq.n_prompt - resumed, self._layout.unit_tokens)
         computing = self.prefill_seconds(rest)
@@ -150,10 +146,6 @@ class TierIO(Tiers):
         return rest > 0 and (computing is None or any(self.tail_seconds(t.number, rest) < computing for t in tiers))
 
     def holds_back(self, seq: Request) -> bool:
-        waits = self.pulls is not None and self.pulls.tails.holds_back(seq)
-        return self._waits_for_prefix(seq) or waits
-
-    def _waits_for_prefix(self, seq: Request) -> bool:
         if seq.id not in self._waiting and seq.id not in self._had:
             return False
         match = self._scheduler.planner.match(seq)
@@ -181,12 +173,10 @@ class TierIO(Tiers):
         self.loads.forget(request)
         self._waiting.pop(request, None)
         self._had.pop(request, None)
-        if self.pulls is not None:
-            self.pulls.tails.forget(request)
 
     @property
     def busy(self) -> bool:
-        of_peers = self.pulls is not None and (self.pulls.own.reading or len(self.pulls.tails))
+        of_peers = self.pulls is not None and self.pulls.own.reading
         return bool(len(self.loads) or len(self.segments) or self.copies.busy or of_peers)
 
     def take_late(self) -> None:
@@ -258,7 +248,7 @@ class TierIO(Tiers):
         except Exception:
             log.exception("a load failed")
             load.failed = TierOutcome.FAILED
-        load.seconds = time.perf_counter() - begun
+        load.seconds += time.perf_counter() - begun
         with self._changed:
             for source in sources:
                 self.tiers[source.tier].waiting -= self._prefixes.source_bytes(source)
@@ -294,7 +284,6 @@ class TierIO(Tiers):
         given_up = self.copies.queued
         if self.pulls is not None:
             self.pulls.follows.give_up()
-            given_up += self.pulls.tails.give_up()
         self.copies.drop_queued()
         return given_up > 0
 

@@ -11,7 +11,6 @@ from headwater.cache.segments.compose import is_marked
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.engine.runner import Runner
 from headwater.engine.tiers.prefix import PrefixParts
-from headwater.engine.tiers.tails import Tails
 from headwater.plan import Held
 from headwater.schedule.follows import progress
 from headwater.schedule.scheduler import Scheduler
@@ -38,7 +37,6 @@ class OwnParts:
         changed: threading.Condition,
         prefill_seconds: Callable[[int], float | None],
         part_of: Callable[[StoredSegment], Callable[[], Part]],
-        tails: Tails,
     ) -> None:
         """`key`: the secret one of names and digests; `runner`: with the arena; `changed`: the engine's lock.
 
@@ -46,7 +44,7 @@ class OwnParts:
         """
         self._scheduler, self._cache, self._changed = scheduler, scheduler.cache, changed
         self._sealer = Sealer(key)
-        self._part_of, self._tails = part_of, tails
+        self._part_of = part_of
         self._names = Names(key, fingerprint.digest, scheduler.layout.unit_bytes)
         self._prefixes = PrefixParts(self._names, scheduler.layout, runner, prefill_seconds)
         self.reading = 0  # prefixes and segments whose pages are kept from eviction now
@@ -132,13 +130,6 @@ class OwnParts:
             with self._changed:
                 self._cache.segments.unpin(stored)
                 self._was_read()
-
-    @contextmanager
-    def sealed_tail(self, id: bytes, entries: int) -> Iterator[list[Buffer] | None]:
-        """Yield the bytes of a tail, as `Tails.sealed`."""
-        with self._tails.sealed(id, entries) as pieces:
-            self.sent += pieces is not None
-            yield pieces
 
     def _was_read(self) -> None:
         """Note that pages can be evicted again."""

@@ -16,12 +16,9 @@ from headwater.account import TierOutcome
 from headwater.cache.segments.store import SegmentKey
 from headwater.engine.tiers.own_parts import OwnParts
 from headwater.engine.tiers.segments import SegmentIO
-from headwater.engine.tiers.tails import Tails
 from headwater.engine.tiers.tier import Tier, Workers
 from headwater.schedule.follows import Follow, Follows
-from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
-from headwater.schedule.tail import FirstToken
 from headwater.schedule.tier_load import Load, Source, TierStats
 from headwater.schedule.tiers import MAX_CONCURRENT_LOADS, Loads, Peers
 from headwater.tiers.store import Followed, PeerStore
@@ -117,7 +114,6 @@ class PeerIO(Peers):
     store: PeerStore
     own: OwnParts
     follows: PeerFollows
-    tails: Tails
     segments: SegmentIO
 
     def follow(self, peer: bytes, namespace: str, key: bytes, tokens: int) -> int:
@@ -125,9 +121,6 @@ class PeerIO(Peers):
 
     def unfollow(self, number: int) -> None:
         self.follows.cancel(number)
-
-    def keep_tail(self, seq: Request, first: FirstToken) -> None:
-        self.tails.keep(seq, first)
 
     def name_holders(self, key: SegmentKey, peers: Sequence[bytes]) -> None:
         self.segments.expect(key, peers)

@@ -13,11 +13,11 @@ from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.draft.forced import Grammar
 from headwater.plan import CacheLayout, Composed, Match, Plan
 from headwater.request import Span
+from headwater.schedule.handover import NO_HANDOVER, Handover
 from headwater.schedule.kinds.answer import FinishedAnswer
 from headwater.schedule.segment_loads import Awaited, SegmentLoad
 from headwater.schedule.sequence import TOKEN_BYTES, Phase, Purpose, Sequence
 from headwater.schedule.speculation import Speculator
-from headwater.schedule.tail import NO_HANDOVER, Handover, Tail, TailPlace
 from headwater.schedule.tier_load import Load
 
 
@@ -96,8 +96,6 @@ class Request(Sequence):
     load: Load | None = None  # that it waits for, or waited for
     tier_outcome: TierOutcome | None = None  # why nothing was loaded
     awaited: Awaited = field(default_factory=Awaited)  # segments that it waited for in tiers
-    tail_place: TailPlace | None = None  # of the tail that is still to be kept for another worker, or read
-    tail: Tail | None = None  # that was read
 
     # -- prompt and output
 
@@ -161,7 +159,6 @@ class Request(Sequence):
     def _account(self, match: Match, start: int) -> CacheAccount:
         composition, marked_from = self.composition, self.n_prompt if self.marked_from is None else self.marked_from
         interiors = 0 if composition is None else composition.interiors
-        copied = self.n_prompt - start if self.tail is not None and self.tail.is_taken else 0
         cold = 0 if composition is None else composition.interiors_of(self.built)
         ahead = sum(span.end - max(span.start, min(start, span.end)) for span in self.generation.segments)
         loaded, outcome = self._loaded(start)
@@ -171,8 +168,8 @@ class Request(Sequence):
         reading = (load.seconds for load in segments.values())  # side by side
         return CacheAccount(
             prompt_tokens=self.n_prompt,
-            cached_tokens=start + copied + interiors - cold,
-            resumed_at=start + copied,
+            cached_tokens=start + interiors - cold,
+            resumed_at=start,
             stranded_tokens=max(0, match.kv_tokens - start),
             reason=match.reason,
             diverged_in=self.generation.message_at(match.kv_tokens) if match.reason is Reason.DIVERGED else None,
@@ -182,7 +179,7 @@ class Request(Sequence):
             cold_tokens=cold,
             recomputed_tokens=ahead - interiors,
             approximate_tokens=max(0, start - marked_from),
-            loaded_tokens=loaded + copied + (0 if composition is None else composition.interiors_of(segments)),
+            loaded_tokens=loaded + (0 if composition is None else composition.interiors_of(segments)),
             loaded_segments=len(segments),
             loaded_from=",".join(sorted(tiers)) or None,
             load_seconds=round(sum(load.seconds for load in prefix) + max(reading, default=0.0), 6),
@@ -192,6 +189,8 @@ class Request(Sequence):
     def _loaded(self, start: int) -> tuple[int, TierOutcome | None]:
         """Return how many tokens before `start` were loaded for the request, and the outcome in tiers."""
         load = self.load
+        if load is not None and load.failed is not None and load.earlier is not None:
+            load = load.earlier
         if load is None or self.tier_outcome is not None:
             return 0, self.tier_outcome
         if load.failed is not None or start < load.at or start <= load.before:
@@ -227,13 +226,10 @@ class Request(Sequence):
         before = self.composition is None or position <= self.composition.start(unit)
         return before and super().may_stop_at(position, unit)
 
-    def copies(self, start: int, end: int) -> bool:
-        return self.tail is not None and not self.n_output and self.tail.ends_leg(start, end)
-
     def complete(self, plan: Plan) -> Plan:
         if self.composition is not None and plan.end > self.composition.tail_start:
             return self.composition.applied_to(plan)
-        return self.tail.applied_to(plan) if self.tail is not None and self.copies(plan.start, plan.end) else plan
+        return plan
 
     def segments_of(self, plan: Plan) -> tuple[StoredSegment, ...]:
         if not plan.composed or self.composition is None:
@@ -245,17 +241,9 @@ class Request(Sequence):
         if plan.composed and self.composition is not None:
             self.composition.use()
             self.release_segments()
-        self.release_tail()
 
     def prefill_ended(self) -> Phase:
         return Phase.DECODE
-
-    def ended(self) -> None:
-        self.release_tail()
-
-    def release_tail(self) -> None:
-        if self.tail is not None:
-            self.tail.release()
 
     # -- segments
 
