@@ -84,8 +84,10 @@ def test_tiles_are_chosen_where_kernels_products_depend_on_their_height(monkeypa
         (read_config(CONFIG, "float32", weights="int4"), "int4"),
         (replace(read_config(CONFIG, "float32"), packed=Packed("int4", 0.5625)), "int8"),  # both are tried
         (replace(read_config(CONFIG, "float32"), packed=Packed("float8", 1.03125)), "float8"),
+        (replace(read_config(CONFIG, "float32"), packed=Packed("IQ4_XS", 0.578125)), "codes of 16 integers"),
+        (replace(read_config(CONFIG, "float32"), packed=Packed("nf4", 0.5625)), "codes of 16 floats"),
     ],
-    ids=["int8", "int4", "a file's own", "float8"],
+    ids=["int8", "int4", "a file's own", "float8", "IQ4_XS", "nf4"],
 )
 def test_products_with_packed_weights_are_checked_as_they_are_held(
     monkeypatch: pytest.MonkeyPatch, held: ModelSpec, named: str
@@ -95,7 +97,8 @@ def test_products_with_packed_weights_are_checked_as_they_are_held(
 
     def remembered(self: Linear, weight_NK: Any, *rest: Any, **options: Any) -> None:
         made(self, weight_NK, *rest, **options)
-        self.is_packed = isinstance(weight_NK, Quantised)  # type: ignore[attr-defined]
+        has_table = isinstance(weight_NK, Quantised) and weight_NK.table is not None
+        self.is_packed = has_table if "codes" in named else isinstance(weight_NK, Quantised)  # type: ignore[attr-defined]
 
     def broken(self: Linear, x_RK: torch.Tensor, n_prefill: int) -> torch.Tensor:
         y_RN = product(self, x_RK, n_prefill)

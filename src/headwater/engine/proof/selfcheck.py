@@ -21,6 +21,7 @@ from headwater import kernels
 from headwater.engine.passes import broken_passes
 from headwater.engine.proof import beginnings
 from headwater.engine.proof.chain_check import broken_chains, kept_layers
+from headwater.engine.proof.weight_formats import formats_of, pack, weights_of
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
 from headwater.layers.layer import Layer
@@ -38,8 +39,7 @@ from headwater.mixers.slices import CHUNK
 from headwater.mixers.softmax import KEYS
 from headwater.mixers.weights import Weights
 from headwater.models.build import RECURRENT, layer_classes, layer_function
-from headwater.models.quantiser import BITS, in_float8, quantised
-from headwater.spec import FLOAT8, KEY_BLOCK, ModelSpec
+from headwater.spec import KEY_BLOCK, ModelSpec
 
 # Heights at which kernels were seen to change, and heights between; as many as the budget allows.
 HEIGHTS = (1, 2, 3, 4, 7, 8, 16, 17, 32, 33, 64, 128, 255, 256, 512, 1024, 2048)
@@ -177,7 +177,7 @@ def _broken_product(
     x_RK = random(heights[-1], n_in).to(dtype)
     tiny_TK = x_RK[::5].zero_()
     tiny_TK[range(len(tiny_TK)), [row % n_in for row in range(len(tiny_TK))]] = TINY
-    for held, weight_NK in _weights(spec, random(n_out, n_in), dtype):
+    for held, weight_NK in weights_of(spec, random(n_out, n_in), dtype):
         name = f"product {n_in} x {n_out}, {_short(dtype)} with weights in {held}, {mode}"
         try:
             linear = Linear(weight_NK, numerics=Numerics(mode), dtype=dtype)
@@ -206,30 +206,6 @@ def _looks_up(linear: Linear, weight_NK: torch.Tensor) -> bool:
     """Return whether a product's rows are those of its weight, as for the tokens of an embedding that is the head."""
     row_R = torch.arange(len(weight_NK), device=weight_NK.device)
     return torch.equal(linear.rows(row_R), weight_NK.to(linear.dtype))
-
-
-def _weights(spec: ModelSpec, weight_NK: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[str, Weight]]:
-    """Yield a weight in each format that the model's weights may have, with its name."""
-    for stored in dict.fromkeys((dtype, torch.bfloat16)):
-        yield _short(stored), weight_NK.to(stored)
-    for name in _packed(spec):
-        packed = _pack(name, weight_NK)
-        if packed is not None:
-            yield name, packed
-
-
-def _pack(name: str, weight_NK: torch.Tensor) -> Weight | None:
-    """Pack a weight in a format of 8 bits or fewer; None if the format does not take its inputs."""
-    return in_float8(weight_NK) if name == FLOAT8 else quantised(weight_NK, BITS[name])
-
-
-def _packed(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the formats of 8 bits and fewer that products may read: a quantised file may mix 4 bits and 8."""
-    if spec.weights != "auto":
-        return tuple(dict.fromkeys((spec.weights, spec.table_format or spec.weights)))
-    if spec.packed is None:
-        return ()
-    return (FLOAT8,) if spec.packed.name == FLOAT8 else tuple(BITS)
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -281,7 +257,7 @@ def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
             broken_prefill,
         )
 
-        packs = {name: partial(_pack, name) for name in _packed(spec)}
+        packs = {name: partial(pack, name) for name in formats_of(spec)}
         for grouped in sorted({layer for layer in layers if isinstance(layer, GroupedAttention)}, key=repr):
             yield partial(broken_attention, grouped, random)
         for experts in sorted({layer for layer in layers if isinstance(layer, Experts)}, key=repr):
