@@ -95,6 +95,6 @@ def test_a_load_into_staged_pages_changes_no_bit_on_a_gpu(make, same_bits_as_wit
         again = rig.ask(first.prompt, 4)
         assert recorder.count
     assert again.account.tier_outcome == TierOutcome.LOADED
-    assert (again.account.loaded_tokens, again.account.loaded_from) == (128, "memory")
+    assert (again.account.loaded_tokens, again.account.loaded_from) == (130, "memory")
     assert staged["copied"] > 0
     assert all(same_bits_as_without_a_cache(make, [first, again]))

@@ -17,7 +17,6 @@ from tests.exactness.test_tier_segments import DOCUMENTS, OFF, ask, built, conte
 from tests.exactness.test_tiers import FAMILIES, PROMPT, copied, disk, files_of, server, stored_prompt
 from tests.staging import NeverWaits, stage
 
-END = (PROMPT - 1) // 64 * 64
 SOME = ("qwen3_5", "qwen3_window", "kimi_linear")
 DTYPES = ["float32", pytest.param("bfloat16", marks=pytest.mark.full)]
 
@@ -44,7 +43,7 @@ def test_prefixes_and_segments_come_back_to_the_bit(
         turn = rig.ask([*first.everything, *words(40, "turn")])
         recomposed, loaded = ask(rig), contents(rig)
         assert built(rig) == 0
-    assert again.account.loaded_tokens == again.account.cached_tokens == END
+    assert again.account.loaded_tokens == again.account.cached_tokens == PROMPT
     assert recomposed.account.loaded_segments == len(DOCUMENTS)
     assert stored.keys() == loaded.keys()
     assert all(stored[key].equal(loaded[key]) and stored[key].any() for key in stored)
@@ -90,7 +89,7 @@ def test_a_copy_that_is_not_waited_for_is_found(load, tmp_path: Path, monkeypatc
         stage(patch, NeverWaits)
         with server(make, disk(tmp_path)) as rig:
             again = rig.ask(first.prompt)
-    assert again.account.cached_tokens == END
+    assert again.account.cached_tokens == PROMPT
     assert not again.same_bits(first)
 
 
@@ -110,5 +109,5 @@ def test_a_pulled_prefix_changes_no_bit(load, same_bits_as_without_a_cache, stag
         first = a.ask(words(PROMPT, "pull"))
         again = b.ask(first.prompt, a)
     assert again.account.loaded_from == "peer"
-    assert again.account.loaded_tokens == END
+    assert again.account.loaded_tokens == PROMPT
     assert all(same_bits_as_without_a_cache(make, [first, again]))

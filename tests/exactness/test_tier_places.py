@@ -34,7 +34,7 @@ def test_memory_and_redis_give_the_same_bits(make, same_bits_as_without_a_cache,
         with server(make, stores()) as rig:
             again = rig.ask(first.prompt)
             turn = rig.ask([*first.everything, *words(40, "turn")])
-        assert again.account.loaded_tokens == again.account.cached_tokens == DEEPEST
+        assert again.account.loaded_tokens == again.account.cached_tokens == PROMPT
         assert all(same_bits_as_without_a_cache(make, [first, again, turn]))
 
 
@@ -44,15 +44,16 @@ def test_parts_missing_in_the_first_tier_come_from_the_second(
     """Each part on disk is dropped in turn, then all are."""
     with server(make, [DiskStore(tmp_path / "tier", None), redis()]) as rig:
         first = rig.ask(words(PROMPT, "both"))
-    files = [file for kind in "sk" for file in files_of(tmp_path / "tier", kind)]
-    assert len(files) == 3
-    for lost, loaded_from in ((files[:1], "disk,redis"), (files[1:2], "disk,redis"), (files, "redis")):
+    files = [file for kind in "skt" for file in files_of(tmp_path / "tier", kind)]
+    assert len(files) == 4
+    several = [(files[at : at + 1], "disk,redis") for at in (0, 1, 3)]  # the state, a run of KV, the tail
+    for lost, loaded_from in (*several, (files, "redis")):
         contents = [file.read_bytes() for file in lost]
         for file in lost:
             file.unlink()
         with server(make, [DiskStore(tmp_path / "tier", None), redis()]) as rig:
             again = rig.ask(first.prompt)
-        assert (again.account.loaded_tokens, again.account.loaded_from) == (DEEPEST, loaded_from)
+        assert (again.account.loaded_tokens, again.account.loaded_from) == (PROMPT, loaded_from)
         assert same_bits_as_without_a_cache(make, [again]) == [True]
         for file, content in zip(lost, contents, strict=True):
             file.write_bytes(content)
@@ -194,7 +195,7 @@ def test_damage_in_redis_is_found(make, same_bits_as_without_a_cache, redis) -> 
         for key, value in kept.items():
             client.restore(key, 0, value)
     with server(make, [redis()]) as rig:
-        assert rig.ask(prompts[0]).account.loaded_tokens == DEEPEST, "without damage"
+        assert rig.ask(prompts[0]).account.loaded_tokens == PROMPT, "without damage"
     assert all(same_bits_as_without_a_cache(make, answers))
 
 

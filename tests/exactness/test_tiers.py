@@ -83,6 +83,7 @@ def test_a_restarted_server_resumes_from_disk(load, same_bits_as_without_a_cache
     first = stored_prompt(make, tmp_path)
     with server(make, disk(tmp_path)) as rig:
         again = rig.ask(first.prompt)
+        rig.settle()
         turn = rig.ask([*first.everything, *words(40, "turn")])
     assert first.account.cached_tokens == 0
     assert again.account.tier_outcome == TierOutcome.LOADED
