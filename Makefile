@@ -83,9 +83,9 @@ test-cluster: $(VENV)/.dev
 		tests/test_cluster_head.py tests/test_cluster_disk.py
 
 # other engines, in environments that have them: KV events by vLLM's structures, GGUF files in llama.cpp (extra peers)
-# make test-peers VENV_VLLM=FOLDER VENV_LLAMA=FOLDER
+# make test-peers VENV_VLLM=FOLDER VENV_LLAMA=FOLDER VENV_MLX=FOLDER
 test-peers: $(VENV)/.dev
-	VENV_VLLM=$(VENV_VLLM) VENV_LLAMA=$(VENV_LLAMA) $(BIN)/pytest -m peers -rs tests/cluster tests/models
+	VENV_VLLM=$(VENV_VLLM) VENV_LLAMA=$(VENV_LLAMA) VENV_MLX=$(VENV_MLX) $(BIN)/pytest -m peers -rs tests/cluster tests/models
 
 # on a card: kernels, graphs and drafts of every family, with and without the cache: GPU=1 make test-card
 test-card: $(VENV)/.dev

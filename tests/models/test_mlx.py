@@ -126,7 +126,8 @@ def test_words_that_are_not_of_whole_integers_are_refused(checkpoint: Callable[[
 
 
 @pytest.mark.usefixtures("exact_rows")
-@pytest.mark.skipif("HEADWATER_MLX" not in os.environ, reason="HEADWATER_MLX names no python with mlx-lm")
+@pytest.mark.peers
+@pytest.mark.skipif(not os.environ.get("VENV_MLX"), reason="VENV_MLX names no environment with mlx-lm")
 @pytest.mark.parametrize("form", [{}, {"quantize": True, "q_bits": 4, "q_group_size": 32}], ids=["plain", "4 bits"])
 @pytest.mark.parametrize("name", ["qwen3_5", "nemotron_h", "jamba_moe", "ring", "mamba"])
 def test_folder_that_mlx_lm_wrote_is_that_of_our_writer(
@@ -139,7 +140,7 @@ def test_folder_that_mlx_lm_wrote_is_that_of_our_writer(
         of_text = config | {"full_attention_interval": config["layer_types"].index("full_attention") + 1}
         (plain / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": of_text}))
     call = f"from mlx_lm.convert import convert; convert({str(plain)!r}, {str(tmp_path / 'theirs')!r}, **{form!r})"
-    subprocess.run([os.environ["HEADWATER_MLX"], "-c", call], check=True, capture_output=True)
+    subprocess.run([f"{os.environ['VENV_MLX']}/bin/python", "-c", call], check=True, capture_output=True)
     ours = write(checkpoint(name), tmp_path / "ours")
     if form:
         return same_values(tmp_path / "theirs", ours)
