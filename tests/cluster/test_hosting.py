@@ -39,7 +39,7 @@ def test_worker_whose_self_check_fails_does_not_join(monkeypatch: pytest.MonkeyP
     no, config = "rows of one product", ServeConfig()
     loaded = SimpleNamespace(check=SelfCheck(False, no, "plain"))
     monkeypatch.setattr(Engine, "load", lambda config, share_weights: loaded)
-    monkeypatch.setattr("headwater.cluster.hosting.configure_logging", lambda form: None)
+    monkeypatch.setattr("headwater.cluster.hosting.configure_logging", lambda *of: None)
     with pytest.raises(ConfigError, match="the self-check of a worker's kernels says no: rows of one product"):
         Host(config, RouterKeys.new().for_workers, lambda: "127.0.0.1", share_weights=False)
     refuse_inexact(no, replace(config, reproducible=False))

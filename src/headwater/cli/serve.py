@@ -76,6 +76,7 @@ def serve(
     """Serve a checkpoint behind an OpenAI-compatible API."""
     settings = effective(flags, os.environ, config)
     if print_config:
+        warn_of_misspelt()
         print(as_toml(settings), end="")
         return
     start_logging(settings.config)

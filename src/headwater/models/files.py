@@ -16,10 +16,7 @@ CONFIG = "config.json"
 QUANTISATION = "hf_quant_config.json"  # of ModelOpt, whose older versions write nothing about it to config.json
 EMBEDDED_FOLDER = Path(__file__).parent.parent / "assets" / "headwater-tiny"
 TOKENIZER = "tokenizer.json"
-WITHOUT_TOKENIZER = (
-    "transformers writes it: AutoTokenizer.from_pretrained(...).save_pretrained(...), and from a tiktoken.model "
-    "transformers.integrations.tiktoken.convert_tiktoken_to_fast(AutoTokenizer.from_pretrained(...).model, FOLDER)"
-)
+WITHOUT_TOKENIZER = "transformers saves it (AutoTokenizer), from a tiktoken.model by its convert_tiktoken_to_fast"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SMALL_FILES = (

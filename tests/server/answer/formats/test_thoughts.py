@@ -61,7 +61,7 @@ def test_call_after_a_mention_in_an_unclosed_thought_is_a_call(name):
 @every_format
 def test_thought_after_a_mention_is_streamed(name):
     parser = AnswerParser(REASONING["think"], True, TOOLS[name], WEATHER_TOOLS)
-    parser.push(f"I could use {TOOLS[name].open} nonsense")
+    parser.push(f"I could use {TOOLS[name].open} plain nonsense")
     assert joined(parser.push(" and so on")) == [Reasoning(" and so on")]
 
 
