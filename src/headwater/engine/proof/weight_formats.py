@@ -12,7 +12,7 @@ from headwater.mixers.products import Weight
 from headwater.models.quantiser import BITS, in_float8, quantised
 from headwater.spec import FLOAT8, ModelSpec
 
-FLOATS, INTEGERS = "codes of 16 floats", "codes of 16 integers"  # beside `BITS` and float8
+FLOATS, INTEGERS = "codes of 16 floats", "codes of 16 integers"  # formats as well as `BITS` and float8
 
 
 def weights_of(spec: ModelSpec, weight_NK: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[str, Weight]]:
