@@ -126,6 +126,10 @@ def assembled(
     states = StateMemory(spec.state, 2 * slots + n_saves, row_bytes, config.device)
     arena = Arena(spec, layout.n_pages, config.device)
     scheduler = _scheduler(config, layout, spec, n_saves, speculation)
+    longest = scheduler.limits.max_model_len
+    if longest > spec.max_length:
+        served = f"{spec.max_length:,} tokens; requests of up to {longest:,} fit and are served"
+        log.info("the model is made for %s", served)
     mtp = None if head is None else MtpRunner(head, layout.n_pages, slots, config.device)
     speculation.head = mtp
     if draft is not None:
@@ -145,12 +149,6 @@ def _scheduler(
     longest = MAX_POSITIONS
     if layout.kv_pages_per_unit:
         longest = min(longest, (layout.n_pages - layout.slot_pages) * layout.page_size)
-    if longest > spec.max_length:
-        log.info(
-            "the model is made for %s tokens; requests of up to %s fit and are served",
-            f"{spec.max_length:,}",
-            f"{longest:,}",
-        )
     limits = Limits(config.max_running, config.max_tokens_per_step, n_saves, longest, config.max_waiting)
     if not config.cache:
         off = make_placement("none")
