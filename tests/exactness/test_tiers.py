@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headwater.account import TierOutcome
+from headwater.cache.prefix_cache import PrefixCache
 from headwater.config import ServeConfig
 from headwater.schedule.sequence import key_of
 from headwater.tiers.disk import DiskStore
@@ -171,22 +172,29 @@ def test_parts_that_are_exchanged_are_found(load, same_bits_as_without_a_cache, 
     assert all(same_bits_as_without_a_cache(make, again))
 
 
-def test_only_state_and_tail_are_read_if_their_kv_is_in_memory(load, same_bits_as_without_a_cache, tmp_path):
-    make = Make(*load("qwen3_5", "float32", 2))
+def asked_after_eviction(make: Make, folder: Path, evict: Callable[[PrefixCache], object]) -> tuple[Answer, int]:
+    """Ask a stored prompt again after parts of it were evicted from memory; return how many the tier was read for."""
     prompt = words(PROMPT, "tier")
-    with server(make, disk(tmp_path)) as rig:
+    with server(make, disk(folder)) as rig:
         rig.ask(prompt)
         rig.settle()
         copied(rig)
-        cache, read = rig.engine.scheduler.cache, rig.engine.scheduler.tiers.tiers[0].counts
         with rig.engine.changed:
-            for node in list(cache.index):
-                if node.checkpoint is not None:
-                    cache.tails.drop(node)
-                    cache.pool.states.give(cache.index.drop(node))
+            evict(rig.engine.scheduler.cache)
         again = rig.ask(prompt)
-        assert read["read"] == 2
-    assert again.account.loaded_tokens == again.account.cached_tokens == PROMPT
+        return again, rig.engine.scheduler.tiers.tiers[0].counts["read"]
+
+
+def evict_states(cache: PrefixCache) -> None:
+    for node in [node for node in cache.index if node.checkpoint is not None]:
+        cache.tails.drop(node)
+        cache.pool.states.give(cache.index.drop(node))
+
+
+def test_only_state_and_tail_are_read_if_their_kv_is_in_memory(load, same_bits_as_without_a_cache, tmp_path):
+    make = Make(*load("qwen3_5", "float32", 2))
+    again, parts = asked_after_eviction(make, tmp_path, evict_states)
+    assert (parts, again.account.loaded_tokens, again.account.cached_tokens) == (2, PROMPT, PROMPT)
     assert same_bits_as_without_a_cache(make, [again]) == [True]
 
 
@@ -225,18 +233,8 @@ def test_damaged_tail_is_computed_again_and_stored_again(load, same_bits_as_with
 
 def test_evicted_tail_is_read_again_without_its_prefix(load, same_bits_as_without_a_cache, tmp_path):
     make = Make(*load("qwen3_5", "float32", 2))
-    prompt = words(PROMPT, "tier")
-    with server(make, disk(tmp_path)) as rig:
-        rig.ask(prompt)
-        rig.settle()
-        copied(rig)
-        cache, read = rig.engine.scheduler.cache, rig.engine.scheduler.tiers.tiers[0].counts
-        with rig.engine.changed:
-            for tail in list(cache.tails):
-                cache.tails.evict(tail)
-        again = rig.ask(prompt)
-        assert read["read"] == 1
-    assert (again.account.loaded_tokens, again.account.cached_tokens) == (PROMPT - (PROMPT - 1) // 64 * 64, PROMPT)
+    again, parts = asked_after_eviction(make, tmp_path, lambda cache: list(map(cache.tails.evict, [*cache.tails])))
+    assert (parts, again.account.loaded_tokens, again.account.cached_tokens) == (1, PROMPT % 64, PROMPT)
     assert same_bits_as_without_a_cache(make, [again]) == [True]
 
 

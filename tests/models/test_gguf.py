@@ -243,7 +243,7 @@ SPLIT = {
 
 
 @pytest.mark.parametrize("pre", SPLIT)
-def test_text_is_split_as_the_name_of_its_splitting_says(pre: str) -> None:
+def test_text_is_split_by_the_named_splitting(pre: str) -> None:
     header = of_tokens(SMALL, [3, 3, *[1] * 95], model="gpt2", pre=pre, merges=[])
     split = tokenizer_of(header).pre_tokenizer.pre_tokenize_str("HelloWorld's 12345//\n")
     assert [part for part, _ in split] == SPLIT[pre]
@@ -260,7 +260,7 @@ def of_pieces(**metadata: Any) -> GgufHeader:
     return of_tokens(tokens, types, model="llama", scores=scores, **metadata)
 
 
-def test_pieces_of_sentencepiece_are_merged_by_their_scores_and_other_text_is_bytes() -> None:
+def test_sentencepiece_merges_by_scores_and_falls_back_to_bytes() -> None:
     header = of_pieces()
     tokenizer = tokenizer_of(header)
     assert special_tokens(header) == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
