@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import pages
+from headwater.models.profiles import PROFILES
+from pages.files import file_bytes
 from pages.numbers import Number
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +63,21 @@ def cells(page: Path) -> list[str]:
 @pytest.mark.parametrize("name", pages.PAGES)
 def test_generated_page_is_up_to_date(name: str) -> None:
     assert pages.PAGES[name]() == (ROOT / name).read_text(encoding="utf-8"), "run `make pages`"
+
+
+@pytest.mark.parametrize(
+    ("profile", "quoted"),  # bytes of Q4_K_M files that public code names with their repository
+    [
+        ("qwen3.5-35b-a3b", 21_166_757_728),  # of Qwen3.6-35B-A3B
+        ("qwen3-next-80b-a3b", 48_410_988_384),
+        ("falcon-h1-7b", 4_598_344_960),
+        ("lfm2.5-8b-a1b", 5_155_564_768),
+        ("granite-4.0-h-tiny", 4_230_000_000),
+        ("kimi-linear-48b-a3b", 30_100_000_000),
+    ],
+)
+def test_computed_size_of_a_published_file_is_the_quoted_one(profile: str, quoted: int) -> None:
+    assert file_bytes(PROFILES[profile]) == pytest.approx(quoted, rel=0.012)
 
 
 def test_pages_together_stay_within_their_words() -> None:

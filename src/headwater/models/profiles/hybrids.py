@@ -7,6 +7,8 @@ recurrent ones.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.kda import DeltaAttention
@@ -35,6 +37,14 @@ NEMOTRON_H = Profile.of(
     (GroupedAttention(4096, heads=32, kv_heads=8, head_dim=128), 4),
     (Mlp(4096, 21_504, gated=False), 24),
 )
+NEMOTRON_3_NANO = Profile.of(
+    "nemotron-3-nano-30b-a3b",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16, config.json",
+    131_072,
+    (Mamba2(2688, heads=64, head_dim=64, state=128, groups=8, conv=4), 23),
+    (GroupedAttention(2688, heads=32, kv_heads=2, head_dim=128), 6),
+    (Experts(2688, 128, 6, 1856, shared=3712, scores="sigmoid", corrected=True, gated=False), 23),
+)
 FALCON_H1 = Profile.of(
     "falcon-h1-7b",
     "huggingface.co/docs/transformers/model_doc/falcon_h1, table of sizes",
@@ -52,6 +62,16 @@ GRANITE_4 = Profile.of(
     (Mamba2(4096, heads=128, head_dim=64, state=128, groups=1, conv=4), 36),
     (GroupedAttention(4096, heads=32, kv_heads=8, head_dim=128), 4),
     (Experts(4096, 72, 10, 768, shared=1536), 40),
+    tied=True,
+    note=FLOAT32_ASSUMED,
+)
+GRANITE_4_TINY = Profile.of(
+    "granite-4.0-h-tiny",
+    "ibm-granite/granite-4.0-h-tiny, config.json",
+    100_352,
+    (Mamba2(1536, heads=48, head_dim=64, state=128, groups=1, conv=4), 36),
+    (GroupedAttention(1536, heads=12, kv_heads=4, head_dim=128), 4),
+    (Experts(1536, 64, 6, 512, shared=1024), 40),
     tied=True,
     note=FLOAT32_ASSUMED,
 )
@@ -98,6 +118,12 @@ LFM2_MOE = Profile.of(
     (Mlp(2048, 7168), 2),
     (Experts(2048, 32, 4, 1792, scores="sigmoid", corrected=True), 22),
     tied=True,
+)
+LFM2_5_MOE = replace(
+    LFM2_MOE,
+    name="lfm2.5-8b-a1b",
+    source="LiquidAI/LFM2.5-8B-A1B, config.json: layers of LFM2-8B-A1B",
+    vocab_size=128_000,
 )
 
 
@@ -157,5 +183,6 @@ MODELS = (
         (LING_EXPERTS, 40),
         note=FLOAT32_ASSUMED,
     ),
-    *(JAMBA, NEMOTRON_H, FALCON_H1, GRANITE_4, BAMBA, MAMBA_2, FALCON_MAMBA, LFM2, LFM2_MOE),
+    *(JAMBA, NEMOTRON_H, NEMOTRON_3_NANO, FALCON_H1, GRANITE_4, GRANITE_4_TINY, BAMBA, MAMBA_2, FALCON_MAMBA),
+    *(LFM2, LFM2_MOE, LFM2_5_MOE),
 )
