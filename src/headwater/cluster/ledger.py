@@ -10,7 +10,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
 
@@ -286,8 +286,8 @@ class EventStream:
 
     def replay(self, number: int) -> Iterator[Message]:
         """Yield the kept messages from `number` on: a first one with a later number is a gap."""
-        first = self.next - len(self._kept)
-        yield from islice(tuple(self._kept), max(0, number - first), None)
+        kept = tuple(self._kept)
+        yield from kept[max(0, number - self.next + len(kept)) :]
 
     def snapshot(self) -> Iterator[Message]:
         """Yield batches of the whole content for an empty reader; each has the next live message's number."""

@@ -33,6 +33,7 @@ from headwater.cluster.wire import (
 )
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.schedule.tier_load import TierStats
+from headwater.threads import run_again
 from headwater.tiers.store import PEER
 
 FOLLOW_SECONDS = 0.2  # between checks whether a follower must end
@@ -128,9 +129,12 @@ class Link:
             threading.Thread(target=self._run, args=(self.follower,), name="headwater-follower", daemon=True).start()
 
     def _run(self, follower: Follower) -> None:
-        with follower:
+        def follow() -> None:
             while not self._following.is_set():
                 follower.follow(FOLLOW_SECONDS)
+
+        with follower:
+            run_again(follow, self._following.is_set)
 
     def find(self, prompt: Prompt) -> Found:
         """Return the leading tokens of a prompt in this worker's picture."""

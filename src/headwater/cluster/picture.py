@@ -5,6 +5,7 @@ A picture is complete or empty. A message whose number is not the next one, or o
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,6 +37,8 @@ from headwater.cluster.messages import (
 from headwater.cluster.sockets import Connect, connect_plain, opened, queued
 
 ANSWER_SECONDS = 5.0  # until the next message of a worker's answer
+
+log = logging.getLogger("headwater.cluster")
 
 
 class Picture:
@@ -114,6 +117,8 @@ class Picture:
                 self.groups.setdefault(group, event.kv_cache_spec_kind or KINDS[KV])
                 self.held[group].update(numbers_of(event.block_hashes))
                 if self.groups[group] in KV_KINDS:
+                    if event.block_size < 1:
+                        raise MessageError(f"a block has {event.block_size} tokens")
                     self.block_size = event.block_size
             elif isinstance(event, BlockRemoved):
                 self.held[event.group_idx or KV].difference_update(numbers_of(event.block_hashes))
@@ -250,15 +255,15 @@ class Follower:
     def _receive(self) -> None:
         frames = self._live.recv_multipart()
         self.heard = time.monotonic()
-        if len(frames) != 3:
+        if len(frames) != 3 or len(frames[1]) != NUMBER_BYTES:
             return
         message = Message(int.from_bytes(frames[1], "big"), frames[2])
         try:
             self._close_gap(message.number)
             if self.picture.apply(message):
                 return
-        except (MessageError, TimeoutError):
-            self.picture.drop()
+        except Exception as error:
+            self._drop(error)
         self._resync()
 
     def _close_gap(self, number: int) -> None:
@@ -275,8 +280,14 @@ class Follower:
         self.snapshots += 1
         try:
             self.picture.load(self._asked(SNAPSHOT))
-        except (MessageError, TimeoutError):
-            self.picture.drop()
+        except Exception as error:
+            self._drop(error)
+
+    def _drop(self, error: Exception) -> None:
+        """Empty the picture: whatever a worker sends ends no thread that follows it."""
+        self.picture.drop()
+        if not isinstance(error, TimeoutError):
+            log.warning("the picture of a worker's cache is dropped after a message: %r", error)
 
     def _asked(self, request: bytes) -> Iterator[Message]:
         """Yield the messages of an answer. Raises TimeoutError."""
@@ -292,9 +303,11 @@ class Follower:
             while True:
                 if not socket.poll(int(self._answer_time * 1000)):
                     raise TimeoutError(f"no answer from {self._replay_address} within {self._answer_time:g} s")
-                _, number, payload = socket.recv_multipart()
-                if number == END:
+                frames = socket.recv_multipart()
+                if len(frames) != 3 or len(frames[1]) != NUMBER_BYTES:
+                    raise MessageError(f"an answer has {len(frames)} frames")
+                if frames[1] == END:
                     return
-                yield Message(int.from_bytes(number, "big"), payload)
+                yield Message(int.from_bytes(frames[1], "big"), frames[2])
         finally:
             socket.close()

@@ -27,6 +27,7 @@ from headwater.cluster.store_ledger import PublishedTier, StoreLedger, StoreWatc
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.setting import SettingError
+from headwater.threads import run_again
 from headwater.tiers.changes import StoreLog
 from headwater.tiers.names import read_key
 
@@ -102,32 +103,36 @@ class Publisher:
     # -- on its own thread
 
     def _run(self) -> None:
-        try:
-            poller = zmq.Poller()
-            poller.register(self._sockets.replay, zmq.POLLIN)
-            poller.register(self._waker, zmq.POLLIN)
-            due = time.monotonic() + HEARTBEAT_SECONDS
-            while not self._closing or self._queue:
-                poller.poll(int(max(0.0, due - time.monotonic()) * 1000) + 1)
-                self._waker.clear()
-                if self._send_queued() | self._send_stored():
-                    due = time.monotonic() + HEARTBEAT_SECONDS
-                if time.monotonic() >= due:
-                    self._send(self._stream.heartbeat())
-                    due = time.monotonic() + HEARTBEAT_SECONDS
-                self._answer()
-        except Exception:
-            log.exception("events are not published any more")
-        finally:
-            self._sockets.close()
-            self._waker.close()
+        run_again(self._publish, lambda: self._closing)
+        self._sockets.close()
+        self._waker.close()
+
+    def _publish(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._sockets.replay, zmq.POLLIN)
+        poller.register(self._waker, zmq.POLLIN)
+        due = time.monotonic() + HEARTBEAT_SECONDS
+        while not self._closing or self._queue:
+            poller.poll(int(max(0.0, due - time.monotonic()) * 1000) + 1)
+            self._waker.clear()
+            if self._send_queued() | self._send_stored():
+                due = time.monotonic() + HEARTBEAT_SECONDS
+            if time.monotonic() >= due:
+                self._send(self._stream.heartbeat())
+                due = time.monotonic() + HEARTBEAT_SECONDS
+            self._answer()
 
     def _send_queued(self) -> bool:
-        """Send the messages of queued steps; return whether there were any."""
+        """Send the messages of queued steps; return whether there were any. After an error the next has all content."""
         sent = False
         while self._queue:
             changes, is_all = self._queue[0]
-            self._send(self._stream.begin(changes) if is_all else self._stream.step(changes))
+            try:
+                self._send(self._stream.begin(changes) if is_all else self._stream.step(changes))
+            except Exception:
+                self._behind = True
+                self._queue.clear()
+                raise
             self._queue.popleft()
             sent = True
         return sent
@@ -152,8 +157,11 @@ class Publisher:
         if len(frames) != 3:
             return
         reader, _, request = frames
-        for message in self._asked(request):
-            self._reply(reader, message.number.to_bytes(NUMBER_BYTES, "big"), message.payload)
+        try:
+            for message in self._asked(request):
+                self._reply(reader, message.number.to_bytes(NUMBER_BYTES, "big"), message.payload)
+        except Exception as error:  # other readers are answered
+            log.warning("a reader's request of %d bytes is not answered: %s", len(request), type(error).__name__)
         self._reply(reader, END, b"")
 
     def _asked(self, request: bytes) -> Iterator[Message]:

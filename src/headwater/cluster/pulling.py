@@ -35,6 +35,7 @@ from headwater.cluster.shared_buffers import BufferPlace, NotShared, fill
 from headwater.cluster.sockets import Client, Server, Waker, bound
 from headwater.cluster.wire import Peer
 from headwater.config import ServeConfig
+from headwater.threads import run_again
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.part import Buffer, Prefix
 from headwater.tiers.store import PeerStore
@@ -92,17 +93,18 @@ class PartServer:
     # -- on its own thread
 
     def _run(self) -> None:
+        run_again(self._serve, lambda: self._closing)
+        self._socket.close()
+        self._waker.close()
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._waker, zmq.POLLIN)
-        try:
-            while not self._closing:
-                poller.poll()
-                self._waker.clear()
-                self._answer()
-        finally:
-            self._socket.close()
-            self._waker.close()
+        while not self._closing:
+            poller.poll()
+            self._waker.clear()
+            self._answer()
 
     def _answer(self) -> None:
         """Answer one question, if there is any."""

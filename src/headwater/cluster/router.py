@@ -45,6 +45,7 @@ from headwater.events import Event, FailedEvent, FinishedEvent
 from headwater.request import Generation
 from headwater.schedule.sequence import TOKEN_BYTES, key_of
 from headwater.spec import ModelSpec
+from headwater.threads import restarts, run_again
 
 PING_SECONDS = 0.2  # between heartbeats
 HEARTBEAT_TIMEOUT_SECONDS = 0.8  # of a worker's silence
@@ -190,8 +191,9 @@ class Router:
         return {"workers": workers, "requests": dict(self.counts)}
 
     def stats(self) -> EngineStats:
-        """Return the sums of all workers' gauges and counters."""
-        return self.links.stats()
+        """Return the sums of all workers' gauges and counters, and of this process's restarted threads."""
+        stats = self.links.stats()
+        return replace(stats, thread_restarts=stats.thread_restarts + restarts.total())
 
     def view(self) -> CacheView:
         """Return an empty tree: workers have their own."""
@@ -199,28 +201,35 @@ class Router:
 
     # -- on the router's thread
 
-    def _run(self) -> None:
-        try:
-            due = 0.0
-            while not self._stopping:
-                milliseconds = max(0, int((due - time.monotonic()) * 1000)) + 1
-                heard = self.links.poll(0 if self.actions else milliseconds)
-                self.actions.run()
+    def _route(self) -> None:
+        due = 0.0
+        while not self._stopping:
+            milliseconds = max(0, int((due - time.monotonic()) * 1000)) + 1
+            heard = self.links.poll(0 if self.actions else milliseconds)
+            self.actions.run()
+            now = time.monotonic()
+            if now >= due:  # all links: messages may have come while this thread did not run
+                heard = list(self.links.values())
+            for link in heard:
+                self._hear(link)
+            if now >= due:
                 now = time.monotonic()
-                if now >= due:  # all links: messages may have come while this thread did not run
-                    heard = list(self.links.values())
-                for link in heard:
-                    for message in link.receive() if self.links.get(link.name) is link else ():
-                        self._take(link, message)
-                if now >= due:
-                    now = time.monotonic()
-                    due = now + PING_SECONDS
-                    self._ping(now)
-                if self.assigning.has_waiting:
-                    self.assigning.assign_waiting()
+                due = now + PING_SECONDS
+                self._ping(now)
+            if self.assigning.has_waiting:
+                self.assigning.assign_waiting()
+
+    def _hear(self, link: Link) -> None:
+        """Handle a worker's messages. One that cannot be handled costs that worker: its requests continue on others."""
+        try:
+            for message in link.receive() if self.links.get(link.name) is link else ():
+                self._take(link, message)
         except Exception:
-            log.exception("the router failed")
-            self._refusing = True
+            log.exception("a message of worker %s cannot be handled", link.name)
+            self._remove(link.name, "sent a message that cannot be handled")
+
+    def _run(self) -> None:
+        run_again(self._route, lambda: self._stopping)
         for request in tuple(self._requests.values()):
             self._end(request, FailedEvent(EngineStopped("the router was stopped before the answer was complete")))
         for link in self.links.values():
@@ -265,7 +274,11 @@ class Router:
     def _begin(self, request: Routed) -> None:
         self._requests[request.id] = request
         self.counts["routed"] += 1
-        self.assigning.assign(request, None)
+        try:
+            self.assigning.assign(request, None)
+        except Exception as error:
+            log.exception("request %d cannot be assigned", request.id)
+            self._end(request, FailedEvent(error))
 
     def _cancel(self, request_id: int) -> None:
         request = self._requests.pop(request_id, None)

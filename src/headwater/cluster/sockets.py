@@ -16,6 +16,8 @@ from headwater.cluster.messages import MAX_REPLAY_MESSAGES
 
 MAX_LIVE_MESSAGES = 10_000  # that wait for one subscriber; further ones are dropped for it
 MAX_ANSWER_MESSAGES = MAX_REPLAY_MESSAGES + 1_000  # that wait for one reader of a replay or a snapshot
+MAX_MESSAGE_BYTES = 2**28  # of a router, or of another worker: a prompt has 4 bytes a token
+MAX_REQUEST_BYTES = 1024  # of a reader of events: numbers have 8
 MAX_ACTIONS = 64  # between two polls of workers, so that a burst of requests delays no heartbeat
 ACTIONS_SECONDS = 0.05  # likewise
 
@@ -82,10 +84,15 @@ def connect_plain(socket: zmq.Socket[bytes], address: str) -> None:
     socket.connect(address)
 
 
-def opened(kind: int, sends: int = 0, receives: int = 0) -> zmq.Socket[bytes]:
-    """Return a socket whose queues hold at most that many messages (0: no limit), which are dropped at its close."""
+def opened(kind: int, sends: int = 0, receives: int = 0, max_bytes: int = -1) -> zmq.Socket[bytes]:
+    """Return a socket whose queues hold at most that many messages (0: no limit), which are dropped at its close.
+
+    A peer that sends more than `max_bytes` in a frame is disconnected (-1: no limit).
+    """
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
-    for option, value in ((zmq.SNDHWM, sends), (zmq.RCVHWM, receives), (zmq.LINGER, 0)):
+    for option, value in (
+        (zmq.SNDHWM, sends), (zmq.RCVHWM, receives), (zmq.LINGER, 0), (zmq.MAXMSGSIZE, max_bytes)
+    ):  # fmt: skip
         socket.setsockopt(option, value)
     return socket
 
@@ -110,7 +117,7 @@ def has_message(socket: zmq.Socket[bytes]) -> bool:
 
 def bound(server: Server, address: str) -> tuple[zmq.Socket[bytes], Contact]:
     """Return a socket that answers at an address such as tcp://127.0.0.1:*, and its contact. Raises zmq.ZMQError."""
-    socket = opened(zmq.ROUTER)
+    socket = opened(zmq.ROUTER, max_bytes=MAX_MESSAGE_BYTES)
     try:
         server.bind(socket, address)
     except zmq.ZMQError:
@@ -184,7 +191,8 @@ class Sockets:
 
     def __init__(self, live: str, replay: str, server: Server = PLAIN) -> None:
         """Bind to addresses such as tcp://127.0.0.1:5557; port * is any free one. Raises zmq.ZMQError."""
-        self.live, self.replay = opened(zmq.PUB, MAX_LIVE_MESSAGES), opened(zmq.ROUTER, MAX_ANSWER_MESSAGES)
+        self.live = opened(zmq.PUB, MAX_LIVE_MESSAGES, max_bytes=MAX_REQUEST_BYTES)
+        self.replay = opened(zmq.ROUTER, MAX_ANSWER_MESSAGES, max_bytes=MAX_REQUEST_BYTES)
         try:
             server.bind(self.live, live)
             server.bind(self.replay, replay)

@@ -19,6 +19,7 @@ from typing import Protocol
 from headwater.cache.segments.store import SegmentKey
 from headwater.cluster.messages import KINDS, KV, SEGMENTS, STATES, BlockRemoved, BlockStored, Digests
 from headwater.plan import CacheLayout
+from headwater.threads import run_again
 from headwater.tiers.catalog import digest_of
 from headwater.tiers.changes import (
     AllForgotten,
@@ -172,13 +173,16 @@ class StoreWatch:
             self._thread.join(LOOK_SECONDS)
 
     def _run(self) -> None:
-        try:
-            self.look()
-            while not self._ends.wait(LOOK_SECONDS):
+        def watch() -> None:
+            try:
                 self.look()
-        except Exception:
-            log.exception("a store is not published any more")
-            self.log.close()
+                while not self._ends.wait(LOOK_SECONDS):
+                    self.look()
+            except Exception:
+                self.log.close()  # readers forget what the store holds, until it is read again
+                raise
+
+        run_again(watch, self._ends.is_set)
 
     def look(self) -> None:
         """Begin to publish the store if only this server has it, or stop if others have it."""

@@ -7,6 +7,7 @@ and of earlier incarnations are recognised and ignored.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -189,13 +190,14 @@ class FailedMessage(AboutRequest, tag=True):
 
     @property
     def error(self) -> HeadwaterError:
-        """The error; of an unknown class, one with its message."""
-        for kind in BY_FIELDS:
-            if kind.__name__ == self.kind:
-                return kind(**self.fields)
-        for named in BY_MESSAGE:
-            if named.__name__ == self.kind:
-                return named(self.message, **self.fields)
+        """The error; of an unknown class or with other fields, one with its message."""
+        with suppress(TypeError):
+            for kind in BY_FIELDS:
+                if kind.__name__ == self.kind:
+                    return kind(**self.fields)
+            for named in BY_MESSAGE:
+                if named.__name__ == self.kind:
+                    return named(self.message, **self.fields)
         return HeadwaterError(self.message)
 
 

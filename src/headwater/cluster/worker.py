@@ -36,6 +36,7 @@ from headwater.cluster.wire import (
     PreparedMessage,
     StatsMessage,
     Submit,
+    ToWorker,
     WireError,
     WorkerInfo,
     answer_of,
@@ -46,6 +47,7 @@ from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent, FinishedEvent
 from headwater.request import Generation
 from headwater.schedule.handover import NO_HANDOVER, Handover
+from headwater.threads import run_again
 
 Ended = Callable[[Generation, FinishedEvent | FailedEvent], None]
 Prepares = Callable[[bytes, Sequence[bytes], Callable[[bool], None]], Callable[[], None]]
@@ -178,30 +180,29 @@ class Worker:
     # -- on its own thread
 
     def _run(self) -> None:
+        run_again(self._serve, lambda: self._closing)
+        self._socket.close()
+        self._waker.close()
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._waker, zmq.POLLIN)
         beat = counted = time.monotonic()
-        try:
-            while not self._closing:
-                poller.poll(max(0, int((beat - time.monotonic()) * 1000) + 1))
-                self._waker.clear()
-                self._receive()
-                self._send_answers()
-                now = time.monotonic()
-                if now >= beat:
-                    beat = now + HEARTBEAT_SECONDS
-                    self._forget_silent(now)
-                    self._tell_all([Heartbeat(self._engine.backlog())])
-                if now >= counted:
-                    counted = now + STATISTICS_SECONDS
-                    self._tell_all([StatsMessage(self._engine.stats())])
+        while not self._closing:
+            poller.poll(max(0, int((beat - time.monotonic()) * 1000) + 1))
+            self._waker.clear()
+            self._receive()
             self._send_answers()
-        except Exception:
-            log.exception("the worker does not answer routers any more")
-        finally:
-            self._socket.close()
-            self._waker.close()
+            now = time.monotonic()
+            if now >= beat:
+                beat = now + HEARTBEAT_SECONDS
+                self._forget_silent(now)
+                self._tell_all([Heartbeat(self._engine.backlog())])
+            if now >= counted:
+                counted = now + STATISTICS_SECONDS
+                self._tell_all([StatsMessage(self._engine.stats())])
+        self._send_answers()
 
     def _receive(self) -> None:
         """Handle all received messages."""
@@ -212,26 +213,30 @@ class Worker:
             except (WireError, ValueError) as error:
                 log.warning("a message of a router is ignored: %s", error)
                 continue
-            if router not in self._heard or (isinstance(message, Ping) and message.is_first):
-                self._cancel_all(router)
-                self._send(router, [self._info])
-            self._heard[router] = time.monotonic()
-            if isinstance(message, Submit):
-                self._begin(Task(router, message.request, message.attempt), message)
-            elif isinstance(message, KeepAnswer):
-                self._keep(message)
-            elif isinstance(message, Prepare):
-                self._begin_segment(Task(router, message.request, message.attempt), message)
-            elif isinstance(message, Cancel):
-                self._unfollow(router, message.request)
-                self._cancel(Task(router, message.request, message.attempt))
-            elif isinstance(message, FollowMessage):
-                self._follow(router, message)
-            elif isinstance(message, Members):
-                self._members[router] = message.peers
-                self._tell_known()
-            else:
-                assert isinstance(message, Ping)
+            with logged("a message of a router is not handled"):
+                self._handle(router, message)
+
+    def _handle(self, router: bytes, message: ToWorker) -> None:
+        if router not in self._heard or (isinstance(message, Ping) and message.is_first):
+            self._cancel_all(router)
+            self._send(router, [self._info])
+        self._heard[router] = time.monotonic()
+        if isinstance(message, Submit):
+            self._begin(Task(router, message.request, message.attempt), message)
+        elif isinstance(message, KeepAnswer):
+            self._keep(message)
+        elif isinstance(message, Prepare):
+            self._begin_segment(Task(router, message.request, message.attempt), message)
+        elif isinstance(message, Cancel):
+            self._unfollow(router, message.request)
+            self._cancel(Task(router, message.request, message.attempt))
+        elif isinstance(message, FollowMessage):
+            self._follow(router, message)
+        elif isinstance(message, Members):
+            self._members[router] = message.peers
+            self._tell_known()
+        else:
+            assert isinstance(message, Ping)
 
     def _keep(self, message: KeepAnswer) -> None:
         """Let the engine prefill an answer; if that fails, its next turn computes more."""

@@ -12,6 +12,7 @@ from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Purpose
 from headwater.schedule.step import Step
 from headwater.schedule.tier_load import ReadSpeed, TierStats
+from headwater.threads import restarts
 
 FORGETS = 0.9  # weight of earlier terms of a ratio with each new one
 PROBED = 192  # tokens of the prefill that is measured before any request comes
@@ -79,6 +80,7 @@ class EngineStats:
     loaded_tokens: int  # that were read from tiers
     loaded_segments: int
     copies_dropped: int  # copies to tiers that were given up
+    thread_restarts: int  # of this process's threads, after errors
     tiers: tuple[TierStats, ...] = ()
 
     def drafts_by_outcome(self) -> dict[str, int]:
@@ -168,5 +170,6 @@ class Meter:
             loaded_tokens=figures.loaded_tokens,
             loaded_segments=figures.loaded_segments,
             copies_dropped=figures.copies_dropped,
+            thread_restarts=restarts.total(),
             tiers=figures.tiers,
         )

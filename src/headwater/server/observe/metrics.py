@@ -195,6 +195,7 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
         ("steps", "Steps of the engine", stats.steps),
         ("failed_steps", "Steps that raised", stats.failed_steps),
         ("step_seconds", "Time spent in steps", stats.step_seconds),
+        ("thread_restarts", "Threads that began again after an error", stats.thread_restarts),
     ):
         yield CounterMetricFamily(f"headwater_{name}", text, value)
 

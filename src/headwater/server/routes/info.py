@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from headwater.server.http.errors import refusals
 from headwater.server.routes.observe import PAGE_HEADERS
 from headwater.server.routes.service import Service, json_routes, service_of
+from headwater.threads import restarts
 
 Json = dict[str, Any]
 
@@ -71,7 +72,8 @@ async def health(request: Request) -> Response:
     service = service_of(request)
     state = service.engine.health()
     settings = {name: getattr(service.config, name) for name in SHOWN_SETTINGS}
-    return JSONResponse({**state, "settings": settings}, 200 if state["status"] == "ok" else 503)
+    state |= {"thread_restarts": dict(restarts), "settings": settings}
+    return JSONResponse(state, 200 if state["status"] == "ok" else 503)
 
 
 @router.head("/health/ready", include_in_schema=False)
