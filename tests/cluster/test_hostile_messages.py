@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from headwater import threads
+from headwater.cluster.ledger import EventStream
 from headwater.cluster.messages import END, NUMBER_BYTES, SNAPSHOT, AllBlocksCleared, BlockStored
 from headwater.cluster.messages import encode as encode_events
 from headwater.cluster.peer_channel import GetSegment, Missing, answer
@@ -75,7 +76,7 @@ def test_replay_socket_answers_after_every_hostile_request() -> None:
 
 def test_replay_request_that_fails_is_answered_with_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with publishing(logged()) as publisher, opened(zmq.DEALER) as socket:
-        monkeypatch.setattr(publisher._stream, "replay", lambda number: 1 // 0)
+        monkeypatch.setattr(EventStream, "replay", lambda stream, number: 1 // 0)
         socket.connect(publisher.addresses[1])
         assert asked(socket, b"", bytes(8)) == [b"", END, b""]
 
@@ -179,11 +180,11 @@ def test_publisher_that_failed_sends_everything_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(threads, "RESTART_SECONDS", 0.0)
     toy = logged()
     with publishing(toy) as publisher, Follower(*publisher.addresses, "kv-events") as follower:
-        step = publisher._stream.step
-        monkeypatch.setattr(publisher._stream, "step", lambda changes: 1 // 0)
+        step = EventStream.step
+        monkeypatch.setattr(EventStream, "step", lambda stream, changes: 1 // 0)
         serve(toy, publisher, 1)
         until(lambda: restarts["headwater-events"])
-        monkeypatch.setattr(publisher._stream, "step", step)
+        monkeypatch.setattr(EventStream, "step", step)
         serve(toy, publisher, 2)
         caught_up(follower, toy)
     restarts.clear()
