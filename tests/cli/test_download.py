@@ -342,6 +342,18 @@ def test_model_without_a_needed_file_is_refused_before_its_weights(hub, capsys, 
     assert hub.asked("model.safetensors") == []
 
 
+def test_tiktoken_model_is_downloaded_if_its_class_is_known(hub, capsys):
+    files = hub.models[NAME.repository].files
+    del files["tokenizer.json"]
+    files["tiktoken.model"] = b"IQ== 0\n"
+    assert "class None is not one of TikTokenTokenizer" in refusal(capsys, "fidelity", str(NAME))
+    assert hub.asked("model.safetensors") == []
+    files["tokenizer_config.json"] = b'{"tokenizer_class": "TikTokenTokenizer"}'
+    hub.models[NAME.repository].revisions["main"] = "b" * 40
+    assert (whole_folder(NAME) / "tiktoken.model").read_bytes() == b"IQ== 0\n"
+    assert cached(NAME) is not None
+
+
 @pytest.mark.parametrize("command", ["serve", "inspect", "fidelity"])
 def test_unsupported_architecture_is_refused_before_its_weights_are_downloaded(hub, capsys, command):
     hub.models[NAME.repository].files["config.json"] = json.dumps(json.loads(CONFIG) | {"model_type": "gpt2"}).encode()

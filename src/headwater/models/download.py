@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from headwater.config_keys import read_json
 from headwater.errors import DownloadError
-from headwater.models.files import INDEX, SMALL_FILES, weight_files
+from headwater.models.files import INDEX, SMALL_FILES, TIKTOKEN, TOKENIZER, TOKENIZER_CONFIG, weight_files
 from headwater.models.hub import HubFile, Listing, explained, http_client, sender
+from headwater.models.tiktoken import check_class
 
 PARALLEL = 4  # files
 TRIES = 5  # attempts in a row that bring no byte
@@ -41,6 +43,8 @@ class Download:
         listing.check_loadable()
         folder = listing.config()
         small = [name for name in SMALL_FILES if name in listing.files]
+        if TOKENIZER not in small:
+            check_class(read_json(listing.get(TOKENIZER_CONFIG)), folder / TIKTOKEN)
         if INDEX in small:
             listing.get(INDEX)
         weights = weight_files(folder, listing.files)

@@ -15,15 +15,16 @@ from headwater.unreadable import is_gguf
 CONFIG = "config.json"
 QUANTISATION = "hf_quant_config.json"  # of ModelOpt, whose older versions write nothing about it to config.json
 EMBEDDED_FOLDER = Path(__file__).parent.parent / "assets" / "headwater-tiny"
-TOKENIZER = "tokenizer.json"
+TOKENIZER, TIKTOKEN = TOKENIZERS = "tokenizer.json", "tiktoken.model"  # the first precedes
+TOKENIZER_CONFIG = "tokenizer_config.json"
 WITHOUT_TOKENIZER = "transformers saves it (AutoTokenizer), from a tiktoken.model by its convert_tiktoken_to_fast"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SMALL_FILES = (
     CONFIG,
     QUANTISATION,
-    TOKENIZER,
-    "tokenizer_config.json",
+    *TOKENIZERS,
+    TOKENIZER_CONFIG,
     "generation_config.json",
     "chat_template.jinja",
     INDEX,
@@ -57,7 +58,8 @@ def weight_files(folder: Path, files: Collection[str] = ()) -> list[str]:
 
 def is_whole(folder: Path) -> bool:
     """Return whether a folder has every file without which its model cannot be loaded."""
-    return all((folder / name).exists() for name in (CONFIG, TOKENIZER, *weight_files(folder)))
+    found = {name for name in (CONFIG, *TOKENIZERS, *weight_files(folder)) if (folder / name).exists()}
+    return not found.isdisjoint(TOKENIZERS) and found.issuperset((CONFIG, *weight_files(folder)))
 
 
 def model_config(path: Path) -> dict[str, Any]:

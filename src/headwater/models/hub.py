@@ -18,7 +18,17 @@ from typing import Any
 from headwater.errors import CheckpointError, DownloadError
 from headwater.hub_name import HubName
 from headwater.models.families import read_folder
-from headwater.models.files import CONFIG, INDEX, QUANTISATION, SINGLE, TOKENIZER, WITHOUT_TOKENIZER, embedded, is_whole
+from headwater.models.files import (
+    CONFIG,
+    INDEX,
+    QUANTISATION,
+    SINGLE,
+    TOKENIZER,
+    TOKENIZERS,
+    WITHOUT_TOKENIZER,
+    embedded,
+    is_whole,
+)
 
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack")  # ends of names
 HASH = re.compile("[0-9a-f]{40,64}")
@@ -69,7 +79,7 @@ class Listing:
             raise DownloadError(f"{self.name} has no {SINGLE}, {found}: only safetensors are read")
         if CONFIG not in self.files:
             raise DownloadError(f"{self.name} has no {CONFIG}, which is needed: is it a part of another model?")
-        if TOKENIZER not in self.files:
+        if self.files.keys().isdisjoint(TOKENIZERS):
             raise DownloadError(f"{self.name} has no {TOKENIZER}: {WITHOUT_TOKENIZER}")
 
     def get(self, file: str) -> Path:

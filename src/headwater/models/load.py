@@ -18,7 +18,14 @@ from headwater.mixers.weight_memory import of_a_model
 from headwater.models.build import build_model, build_mtp
 from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_folder
-from headwater.models.files import WITHOUT_TOKENIZER, is_mlx_folder, model_config
+from headwater.models.files import (
+    TIKTOKEN,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    WITHOUT_TOKENIZER,
+    is_mlx_folder,
+    model_config,
+)
 from headwater.models.gguf.file import read_header
 from headwater.models.gguf.tensors import GgufTensors
 from headwater.models.gguf.tokenizer import special_tokens, tokenizer_of
@@ -27,6 +34,7 @@ from headwater.models.mlx.tensors import MlxTensors
 from headwater.models.mtp import MtpModule
 from headwater.models.quantisation import method_of
 from headwater.models.tensors import CheckpointTensors, ModelTensors
+from headwater.models.tiktoken import tiktoken_tokenizer
 from headwater.setting import SettingError
 from headwater.spec import ModelSpec
 from headwater.unreadable import is_gguf
@@ -145,9 +153,9 @@ def read_texts(folder: Path) -> Texts:
 
 
 def _folder_texts(folder: Path) -> Texts:
-    config = _optional_json(folder / "tokenizer_config.json")
+    config = _optional_json(folder / TOKENIZER_CONFIG)
     generation = _optional_json(folder / "generation_config.json")
-    tokenizer = _tokenizer(folder / "tokenizer.json")
+    tokenizer = _tokenizer(folder, config)
     return Texts(tokenizer, _chat_template(folder, config), _special_tokens(config), generation)
 
 
@@ -170,7 +178,10 @@ def _optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _tokenizer(path: Path) -> Tokenizer:
+def _tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
+    path, ranks = folder / TOKENIZER, folder / TIKTOKEN
+    if not path.exists() and ranks.exists():
+        return tiktoken_tokenizer(ranks, config)
     if not path.exists():
         raise CheckpointError(f"{path}: no such file; {WITHOUT_TOKENIZER}")
     try:
