@@ -346,7 +346,7 @@ def test_tiktoken_model_is_downloaded_if_its_class_is_known(hub, capsys):
     files = hub.models[NAME.repository].files
     del files["tokenizer.json"]
     files["tiktoken.model"] = b"IQ== 0\n"
-    assert "class None is not one of TikTokenTokenizer" in refusal(capsys, "fidelity", str(NAME))
+    assert "tiktoken.model of class None, not TikTokenTokenizer" in refusal(capsys, "fidelity", str(NAME))
     assert hub.asked("model.safetensors") == []
     files["tokenizer_config.json"] = b'{"tokenizer_class": "TikTokenTokenizer"}'
     hub.models[NAME.repository].revisions["main"] = "b" * 40

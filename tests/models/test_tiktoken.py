@@ -127,5 +127,5 @@ def test_broken_ranks_are_refused(change: Callable[[bytes], bytes], error: str, 
 
 def test_class_without_a_known_pattern_is_refused(tmp_path: Path) -> None:
     write(tmp_path, drawn(1))
-    with pytest.raises(CheckpointError, match=r"class 'Other' is not one of TikTokenTokenizer, .*convert_tiktoken"):
+    with pytest.raises(CheckpointError, match=r"of class 'Other', not TikTokenTokenizer: .*convert_tiktoken"):
         tiktoken_tokenizer(tmp_path / "tiktoken.model", {"tokenizer_class": "Other"})

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from headwater.config_keys import read_json
 from headwater.errors import DownloadError
-from headwater.models.files import INDEX, SMALL_FILES, TIKTOKEN, TOKENIZER, TOKENIZER_CONFIG, weight_files
+from headwater.models.files import INDEX, SMALL_FILES, TOKENIZER, TOKENIZER_CONFIG, weight_files
 from headwater.models.hub import HubFile, Listing, explained, http_client, sender
 from headwater.models.tiktoken import check_class
 
@@ -44,7 +44,7 @@ class Download:
         folder = listing.config()
         small = [name for name in SMALL_FILES if name in listing.files]
         if TOKENIZER not in small:
-            check_class(read_json(listing.get(TOKENIZER_CONFIG)), folder / TIKTOKEN)
+            check_class(read_json(listing.get(TOKENIZER_CONFIG)), listing.name)
         if INDEX in small:
             listing.get(INDEX)
         weights = weight_files(folder, listing.files)

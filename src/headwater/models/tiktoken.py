@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from headwater.errors import CheckpointError
-from headwater.models.files import WITHOUT_TOKENIZER
+from headwater.models.files import TIKTOKEN
 from headwater.models.gguf.tokenizer import KIMI
 
 PATTERNS = {"TikTokenTokenizer": KIMI}  # by the class, whose code is published with the model: tokenization_kimi.py
@@ -26,7 +26,7 @@ PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that 
 
 def tiktoken_tokenizer(file: Path, config: dict[str, Any]) -> Tokenizer:
     """Build the tokenizer; `config` is tokenizer_config.json. Raises CheckpointError."""
-    check_class(config, file)
+    check_class(config, file.parent)
     rank_of = _ranks(file)
     letter = _letters()
     spelt = {token: "".join(letter[byte] for byte in token) for token in rank_of}
@@ -47,12 +47,12 @@ def tiktoken_tokenizer(file: Path, config: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def check_class(config: dict[str, Any], file: Path) -> None:
-    """Raise CheckpointError for a class whose pattern is not known."""
+def check_class(config: dict[str, Any], where: object) -> None:
+    """Raise CheckpointError, which begins with `where`, for a class whose pattern is not known."""
     name = config.get("tokenizer_class")
     if name not in PATTERNS:
-        what = f"{file}: a tokenizer of class {name!r} is not one of {', '.join(PATTERNS)}"
-        raise CheckpointError(f"{what}, and there is no tokenizer.json: {WITHOUT_TOKENIZER}")
+        what = f"{where}: {TIKTOKEN} of class {name!r}, not {' or '.join(PATTERNS)}"
+        raise CheckpointError(f"{what}: save tokenizer.json by transformers' convert_tiktoken_to_fast")
 
 
 def _ranks(file: Path) -> dict[bytes, int]:
