@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -237,6 +238,30 @@ def test_each_address_has_a_cap_of_its_own(running, monkeypatch):
             assert health_of(other) == b"HTTP/1.1 200 OK"
 
 
+def test_connections_at_the_limit_are_seen_a_bounded_number_of_times(monkeypatch):
+    gate, seen, now = connection.Gate(ServeConfig(max_connections=500)), [], [0.0]
+
+    class Client(SimpleNamespace):
+        __hash__ = object.__hash__
+
+        @property
+        def waits_for_client(self):
+            seen.append(self)
+            return self.waits
+
+        def drop(self):
+            gate.leave(self)
+
+    def arrive(waits):
+        one = Client(address="a", waits=waits, heard=now[0], loop=SimpleNamespace(time=lambda: now[0]))
+        return gate.enter(one)
+
+    assert not any(arrive(waits=number >= 250) for number in range(500))
+    now[0] = 2.0
+    assert [arrive(waits=True) for _ in range(500)].count(None) == 250  # each in place of one that waited
+    assert (len(seen), gate.count) == (500, 500)
+
+
 def test_refused_clients_are_answered_in_limited_number(running, monkeypatch):
     monkeypatch.setattr(connection, "IDLE_SECONDS", FOREVER)
     monkeypatch.setattr(connection, "MAX_REFUSED", 0)
@@ -260,11 +285,23 @@ def test_client_that_disconnects_in_mid_body_logs_no_traceback(running, engine, 
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
 
 
-@pytest.mark.parametrize("sent", [b"\x16\x03\x01 no HTTP\r\n\r\n", CHUNKED + b"\r\n5\r\n{", CHUNKED + b"\r\nzz\r\n"])
+NO_BODY = b"Host: localhost\r\n\r\n"
+MALFORMED = {
+    "tls": b"\x16\x03\x01 no HTTP\r\n\r\n",
+    "short chunk": CHUNKED + b"\r\n5\r\n{",
+    "no chunk": CHUNKED + b"\r\nzz\r\n",
+    "two lengths": CHUNKED + b"Content-Length: 5\r\n\r\n0\r\n\r\n" + HEALTH,
+    "HTTP/9.9": b"GET /health HTTP/9.9\r\n" + NO_BODY,
+    "many headers": b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 10_000 + NO_BODY,
+}
+
+
+@pytest.mark.parametrize("sent", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_http_is_answered_with_400_or_408(running, sent, caplog):
     server = running(body_timeout=0.3)
     refused = rest_of(connected(server, sent))
     assert refused.startswith((b"HTTP/1.1 400", b"HTTP/1.1 408")), refused
+    assert refused.count(b"HTTP/1.1 ") == 1
     assert "Traceback" not in caplog.text
 
 

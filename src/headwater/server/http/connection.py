@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import OrderedDict
 from typing import Any, cast
 
 import h11
@@ -21,6 +22,9 @@ MAX_REFUSED = 64  # connections beyond the limit that are answered at the same t
 IDLE_SECONDS = 1.0  # seconds without a byte after which a waiting connection may be closed for a new one
 PROGRESS_CHECKS = 4  # of a reading client's progress, in each `send_timeout`
 PHRASES = {400: "Bad Request", 408: "Request Timeout", 503: "Service Unavailable"}
+MAX_HEAD_BYTES = 16 * 1024  # of a request
+MAX_HEADERS = 128  # of a request
+VERSIONS = (b"1.0", b"1.1")
 RETRY_SECONDS = 1  # seconds after which a refused client may try again
 
 log = logging.getLogger("headwater.connection")
@@ -38,37 +42,83 @@ class Gate:
         self.config = config
         self.most = config.max_connections if most is None else min(most, config.max_connections)
         self._per_address = config.max_connections_per_address
-        self._open: dict[str, set[Connection]] = {}
-        self.count = 0
+        # all open connections, and those of each address, those that were heard longest ago first
+        self._all: OrderedDict[Connection, None] = OrderedDict()
+        self._open: dict[str, OrderedDict[Connection, None]] = {}
         self.refused = 0  # connections that are open to be answered with a refusal
 
     def enter(self, connection: Connection) -> str | None:
         """Admit a connection, or return the limit that refuses it."""
-        own = self._open.get(connection.address, set())
+        own = self._open.get(connection.address, OrderedDict())
         limit = self._per_address
         if limit is not None and connection.address and len(own) >= limit and not self._makes_room(own):
             return f"{len(own):,} connections from {connection.address} are open, at most {limit:,} are accepted"
-        if self.count >= self.most and not self._makes_room(set().union(*self._open.values())):
+        if self.count >= self.most and not self._makes_room(self._all):
             return f"{self.count:,} connections are open, at most {self.most:,} are accepted"
-        self._open.setdefault(connection.address, set()).add(connection)
-        self.count += 1
+        self._open.setdefault(connection.address, OrderedDict())[connection] = None
+        self._all[connection] = None
         return None
+
+    @property
+    def count(self) -> int:
+        """Number of open connections."""
+        return len(self._all)
+
+    def heard(self, connection: Connection) -> None:
+        """Note that a connection was heard last."""
+        connection.heard = connection.loop.time()
+        if connection in self._all:
+            self._all.move_to_end(connection)
+            self._open[connection.address].move_to_end(connection)
 
     def leave(self, connection: Connection) -> None:
         """Forget a connection; does nothing if it was refused, or forgotten before."""
-        own = self._open.get(connection.address, set())
-        if connection in own:
-            own.discard(connection)
-            self.count -= 1
-        if not own:
-            self._open.pop(connection.address, None)
+        if connection not in self._all:
+            return
+        del self._all[connection], self._open[connection.address][connection]
+        if not self._open[connection.address]:
+            del self._open[connection.address]
 
-    def _makes_room(self, among: set[Connection]) -> bool:
-        longest = min((one for one in among if one.waits_for_client), key=lambda one: one.heard, default=None)
-        if longest is None or longest.loop.time() - longest.heard < IDLE_SECONDS:
-            return False
-        longest.drop()
-        return True
+    def _makes_room(self, among: OrderedDict[Connection, None]) -> bool:
+        """Close the connection that has waited longest. One that computes counts as heard: it is seen once a second."""
+        for longest in tuple(among):
+            if longest.loop.time() - longest.heard < IDLE_SECONDS:
+                return False
+            if longest.waits_for_client:
+                longest.drop()
+                return True
+            self.heard(longest)
+        return False
+
+
+class StrictConnection(h11.Connection):
+    """Parser that refuses what h11 lets pass. `fault`: of the refused request."""
+
+    fault = ""
+
+    def next_event(self) -> Any:
+        """Return the next event. Raises h11.RemoteProtocolError."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.fault = _fault_of(event)
+            if self.fault:
+                raise h11.RemoteProtocolError(self.fault)
+        return event
+
+
+def _fault_of(request: h11.Request) -> str:
+    """Return why a head is refused; empty if it is not.
+
+    With two lengths, a proxy and this server may see two different requests (RFC 9112, section 6.1).
+    """
+    names = {name for name, _ in request.headers}
+    if request.http_version not in VERSIONS:
+        return "the request is not HTTP/1.1"
+    if len(request.headers) > MAX_HEADERS:
+        return f"the request has {len(request.headers):,} headers, at most {MAX_HEADERS:,} are accepted"
+    if {b"content-length", b"transfer-encoding"} <= names:
+        return "the request has both Content-Length and Transfer-Encoding"
+    return ""
 
 
 class Connection(H11Protocol):
@@ -76,6 +126,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, gate: Gate, **named: Any) -> None:
         super().__init__(*args, **named)
+        self.conn: StrictConnection = StrictConnection(h11.SERVER, MAX_HEAD_BYTES)
         self._gate, self._config = gate, gate.config
         self.address = ""  # of the client; empty on a Unix socket
         self.heard = self.loop.time()  # time of the client's last byte
@@ -109,7 +160,7 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return  # the rest of a request that was refused
-        self.heard = self.loop.time()
+        self._gate.heard(self)
         super().data_received(data)
         self._time_part()
 
@@ -148,7 +199,7 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer to bytes that are not HTTP/1.1; uvicorn would raise if an answer has begun."""
-        self._answer(400, "the request is not valid HTTP/1.1", "invalid_request_error", None)
+        self._answer(400, self.conn.fault or "the request is not valid HTTP/1.1", "invalid_request_error", None)
 
     def _time_part(self) -> None:
         """Limit the time for the incomplete part of a request, if any, from the moment at which it began."""

@@ -28,6 +28,7 @@ HEADER, ANTHROPIC_HEADER = "x-request-id", "request-id"
 USABLE = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # the ids that a client may choose
 OPEN_PATHS = ("/health", "/health/live", "/health/ready")  # need no key
 EXPOSED = ("retry-after", HEADER, ANTHROPIC_HEADER)  # headers that a browser's script may read
+HOST = re.compile(r"(?:\[([^\]@]*)\]|([^:@]*))(?::[0-9]*)?")  # IPv6 in brackets, or a name; and a port
 MAX_SHOWN = 100  # characters of a host that an error repeats
 
 log = logging.getLogger("headwater.request")
@@ -212,11 +213,13 @@ class HostCheck:
 
 
 def host_name(host: str) -> str:
-    """Return the name of a Host header, in lower case, without a port, the brackets of IPv6 and the root's dot."""
+    """Return the name of a Host header, in lower case, without a port, the brackets of IPv6 and the root's dot.
+
+    Anything else than a name and a port is returned whole: `localhost:80@evil` is not localhost.
+    """
     name = host.strip().lower()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.partition(":")[0].removesuffix(".")
+    found = HOST.fullmatch(name)
+    return name if found is None else (found[1] or found[2]).removesuffix(".")
 
 
 def is_loopback(address: str) -> bool:
