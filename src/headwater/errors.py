@@ -1,5 +1,9 @@
 """Errors, in one tree. Messages carry both numbers: the requested and the available one."""
 
+from __future__ import annotations
+
+import traceback
+
 
 class HeadwaterError(Exception):
     """Base class of all errors that Headwater raises on purpose."""
@@ -80,3 +84,16 @@ class ConstraintError(HeadwaterError):
 
 class InvalidLogits(HeadwaterError):
     """A row of logits cannot be sampled from: it has a NaN, or minus infinity only."""
+
+
+QUOTING = (ConstraintError, TemplateError)  # whose messages are those of libraries and templates
+
+
+def for_log(error: BaseException) -> str:
+    """Describe an error by class and place, without a message that may repeat parts of a request or an answer."""
+    if isinstance(error, HeadwaterError) and type(error) is not HeadwaterError and not isinstance(error, QUOTING):
+        return str(error)
+    param = getattr(error, "param", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" of {param}" if param else f" at {frames[-1].name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{at}"

@@ -35,6 +35,7 @@ from headwater.cluster.shared_buffers import BufferPlace, NotShared, fill
 from headwater.cluster.sockets import Client, Server, Waker, bound
 from headwater.cluster.wire import Peer
 from headwater.config import ServeConfig
+from headwater.errors import for_log
 from headwater.threads import run_again
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.part import Buffer, Prefix
@@ -117,7 +118,7 @@ class PartServer:
         try:
             frames = self._frames(question(payload))
         except Exception as error:  # the worker that asked computes, and others are answered
-            log.warning("a question of another worker is not answered: %r", error)
+            log.warning("a question of another worker is not answered: %s", for_log(error))
             frames = [FAILED]
         with suppress(zmq.ZMQError):  # the peer has left
             self._socket.send_multipart((peer, *frames), copy=False)

@@ -44,6 +44,7 @@ from headwater.cluster.wire import (
     for_worker,
 )
 from headwater.engine.meter import Backlog, EngineStats
+from headwater.errors import for_log
 from headwater.events import Event, FailedEvent, FinishedEvent
 from headwater.request import Generation
 from headwater.schedule.handover import NO_HANDOVER, Handover
@@ -67,7 +68,7 @@ def logged(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        log.warning("%s: %r", what, error)
+        log.warning("%s: %s", what, for_log(error))
 
 
 def ignore_pool(peers: set[Peer]) -> None:

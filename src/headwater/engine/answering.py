@@ -15,7 +15,7 @@ from headwater.engine.detokenizer import TextStream
 from headwater.engine.meter import Meter
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import Choice, PromptScores, Sampling
-from headwater.errors import DeadlineExceeded, HeadwaterError, OutOfPages, QueueFull
+from headwater.errors import DeadlineExceeded, HeadwaterError, OutOfPages, QueueFull, for_log
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import SamplingParams
 from headwater.schedule.kinds.request import Request
@@ -190,7 +190,7 @@ class Answering:
 
     def fail_alone(self, live: Live, error: Exception) -> None:
         """End one request with an error of its own."""
-        log.error("request %d failed: %s: %s", live.seq.id, type(error).__name__, error)
+        log.error("request %d failed: %s: %s", live.seq.id, type(error).__name__, for_log(error))
         self._cancel(live.seq)
         self._close(live, FailedEvent(error))
 

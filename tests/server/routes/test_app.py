@@ -93,7 +93,7 @@ def test_health_and_models(call, engine):
         "decode_reuse": "canonical",
         "reproducible": True,
     }
-    assert health == {"status": "ok", "model": "fake", "deterministic": "yes"}
+    assert health == {"status": "ok", "model": "fake", "deterministic": "yes", "thread_restarts": {}}
     (model,) = call("/v1/models").json()["data"]
     assert (model["id"], model["max_model_len"]) == ("fake", 4096)
 

@@ -17,7 +17,7 @@ from headwater.server.answer import formats
 from headwater.server.answer.formats.grammar import Grammar, either, tag_tokens
 from headwater.server.answer.formats.parser import AnswerParser, ToolFormat
 from headwater.server.http.errors import BadRequest
-from headwater.server.requests.structured import Outcome, compiled, with_known_patterns
+from headwater.server.requests.structured import Outcome, compiled, known_keywords, with_known_patterns
 from headwater.server.requests.tools import FunctionDefinition, ToolUse
 
 BAN_BIAS = -100.0  # added to a logit: OpenAI's way to ban a token
@@ -94,7 +94,7 @@ class Dialect:
                 continue
             held[name], keywords = self._as_far_as_possible(self._calls, tool, namespace)
             if keywords:
-                log.warning("of tool %d of %d is not enforced: %s", number, len(use.tools), ", ".join(keywords))
+                log.warning("of tool %d of %d is not enforced: %s", number, len(use.tools), known_keywords(keywords))
                 missing.append(f"{', '.join(keywords)} of tool {name!r}")
         return replace(use, tools=held), missing
 

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -23,6 +24,7 @@ from headwater.errors import (
     QueueFull,
     RequestTooLarge,
     TemplateError,
+    for_log,
 )
 from headwater.server.http.error_forms import AnthropicRefusal, OllamaRefusal, Refusal, error_answer
 from headwater.server.http.middleware import current_request_id
@@ -140,7 +142,7 @@ def install(app: FastAPI) -> None:
 
 
 async def _raised(request: Request, error: Exception) -> JSONResponse:
-    logged = None
+    logged = for_log(error)
     if isinstance(error, BadRequest):
         top = error.param.partition(".")[0]
         logged = _invalid_field(error.param, request.scope.get(TYPES, {}).get(top, ""), str(error))
@@ -201,7 +203,19 @@ def _invalid_field(param: str, json_type: str, message: str) -> str:
     """
     named = TYPE_IN_MESSAGE.search(message)
     api_type = f" ({named[1]})" if named is not None and named[1] in KNOWN_TYPES else ""
-    return f"{param[:MAX_ECHO_CHARACTERS]} is invalid{f': {json_type}' if json_type else ''}{api_type}"
+    place = ".".join(part if part.isdigit() or part in _known_names() else "…" for part in param.split("."))
+    return f"{place[:MAX_ECHO_CHARACTERS]} is invalid{f': {json_type}' if json_type else ''}{api_type}"
+
+
+@cache
+def _known_names() -> frozenset[str]:
+    """Return the names of all fields of requests: other keys are the client's, and not logged."""
+    models, names = [BaseModel], {"body"}
+    while models:
+        models += (model := models.pop()).__subclasses__()
+        names.update(model.model_fields, getattr(model, "neutral", ()))
+        names.update(field.alias for field in model.model_fields.values() if field.alias)
+    return frozenset(names)
 
 
 def json_type(value: object) -> str:

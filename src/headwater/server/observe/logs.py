@@ -8,10 +8,13 @@ import math
 import re
 import sys
 import time
+import traceback
 import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
+from headwater.errors import for_log
 from headwater.events import FailedEvent, FinishedEvent
 from headwater.request import Generation
 from headwater.server.http.middleware import RequestContext, current_request_id
@@ -26,7 +29,21 @@ MAX_KINDS = 1_000  # of warnings, whose times are remembered
 log = logging.getLogger("headwater.request")
 
 
-class TextFormatter(logging.Formatter):
+class DiscreetFormatter(logging.Formatter):
+    """Formatter whose tracebacks hold no messages during a request: libraries repeat what the client sent."""
+
+    def formatException(self, ei: Any) -> str:
+        return super().formatException(ei) if current_request_id() is None else stack_of(ei[1])
+
+
+def stack_of(error: BaseException) -> str:
+    """Return the traceback of an error and of those before it, with their classes only."""
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    head = f"{stack_of(before)}\n\n" if before is not None else ""
+    return f"{head}Traceback:\n{''.join(traceback.format_tb(error.__traceback__))}{type(error).__qualname__}"
+
+
+class TextFormatter(DiscreetFormatter):
     """Formatter that writes one line of at most MAX_LINE_CHARACTERS, with control characters escaped.
 
     Words of a longer line's middle are left out. An exception's traceback follows the line.
@@ -47,7 +64,7 @@ def shortened(line: str) -> str:
     return f"{head.rpartition(' ')[0] or head} … {tail}"
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(DiscreetFormatter):
     """Formatter that writes one object: time, level, logger, message, the request's id, and `extra={"fields": ...}`."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -141,7 +158,7 @@ class RequestLog(Watcher):
             log.info("%s cancelled total=%.3fs id=%s", endpoint, request.seconds, request.id, extra=extra)
             return
         extra = {"fields": {**fields, "outcome": "failed", "error": type(error).__name__}}
-        log.warning("%s failed=%s: %s id=%s", endpoint, type(error).__name__, error, request.id, extra=extra)
+        log.warning("%s failed=%s: %s id=%s", endpoint, type(error).__name__, for_log(error), request.id, extra=extra)
 
 
 def log_worker_end(share: float, generation: Generation, event: FinishedEvent | FailedEvent) -> None:
@@ -150,7 +167,7 @@ def log_worker_end(share: float, generation: Generation, event: FinishedEvent | 
     if isinstance(event, FailedEvent):
         name = type(event.error).__name__
         extra = {"fields": {**fields, "outcome": "failed", "error": name}}
-        log.warning("worker failed=%s: %s id=%s", name, event.error, generation.request_id, extra=extra)
+        log.warning("worker failed=%s: %s id=%s", name, for_log(event.error), generation.request_id, extra=extra)
     elif is_logged(generation.request_id, share):
         account = event.account
         extra = {"fields": {**fields, **account.as_dict(), "output_tokens": event.output_tokens}}

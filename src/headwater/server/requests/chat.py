@@ -23,7 +23,14 @@ from headwater.server.requests.sampling import (
     Whole,
     limited,
 )
-from headwater.server.requests.structured import FLEXIBLE, LENIENT, as_far_as_possible, only_one, schema_constraint
+from headwater.server.requests.structured import (
+    FLEXIBLE,
+    LENIENT,
+    as_far_as_possible,
+    known_keywords,
+    only_one,
+    schema_constraint,
+)
 from headwater.server.requests.tools import (
     MAX_TOOLS,
     MAX_WARNING_CHARACTERS,
@@ -243,7 +250,7 @@ class ConversationRequest(SamplingRequest, ABC):
             return schema_constraint(schema, FLEXIBLE, self.format_field)
         kept, keywords = as_far_as_possible(schema, FLEXIBLE)
         if keywords:
-            log.warning("of %s is not enforced: %s", self.format_field, ", ".join(keywords))
+            log.warning("of %s is not enforced: %s", self.format_field, known_keywords(keywords))
             self.note_unenforced([f"{', '.join(keywords)} of {self.format_field}"])
         return schema_constraint(dict(kept), FLEXIBLE | LENIENT, self.format_field)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from llguidance import LLMatcher
@@ -45,6 +45,17 @@ FIELDS: dict[str, tuple[str, ...]] = {
 LENIENT: dict[str, Any] = {"lenient": True, "coerce_one_of": True}
 PATTERN, WHOLE = "pattern", "the schema as a whole"
 VALUES = ("enum", "const", "default", "examples")  # keywords whose values are not schemas
+# keywords of JSON Schema and OpenAPI: all others are the client's
+STANDARD = frozenset({
+    "$anchor", "$defs", "$dynamicAnchor", "$dynamicRef", "$id", "$ref", "$schema", "$vocabulary", "additionalItems",
+    "additionalProperties", "allOf", "anyOf", "const", "contains", "contentEncoding", "contentMediaType",
+    "contentSchema", "default", "definitions", "dependencies", "dependentRequired", "dependentSchemas", "deprecated",
+    "discriminator", "else", "enum", "examples", "exclusiveMaximum", "exclusiveMinimum", "format", "if", "items",
+    "maxContains", "maxItems", "maxLength", "maxProperties", "maximum", "minContains", "minItems", "minLength",
+    "minProperties", "minimum", "multipleOf", "not", "nullable", "oneOf", "pattern", "patternProperties",
+    "prefixItems", "properties", "propertyNames", "readOnly", "required", "then", "type", "unevaluatedItems",
+    "unevaluatedProperties", "uniqueItems", "writeOnly",
+})  # fmt: skip
 ANNOTATIONS = ("description", "title", "examples", "$comment")
 MAX_DEPTH = 32  # of schemas within schemas
 
@@ -238,6 +249,11 @@ def _keywords(message: str) -> list[str]:
     if found := UNKNOWN_KEYWORDS.match(message):
         return [str(name) for name in json.loads(found[1])]
     return [next((keyword for start, keyword in ABOUT.items() if message.startswith(start)), WHOLE)]
+
+
+def known_keywords(keywords: Iterable[str]) -> str:
+    """Return keywords for the log: one that JSON Schema does not have is the client's, and not named."""
+    return ", ".join(one if one in STANDARD or one == WHOLE else "an unknown keyword" for one in keywords)
 
 
 def compiled_schema(schema: JsonSchema, options: JsonSchema) -> Outcome:
