@@ -53,6 +53,7 @@ FAULTS = [  # that libraries and templates repeat in their messages
     ("/api/chat", {"format": SCHEMA}),
 ]
 NEEDED = {"messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a", "texts": ["a"], "tokens": [1]}
+MODEL = {"model", "name"}  # whose value is logged once
 BOUNDS = {"max_tokens": 2, "max_output_tokens": 16}
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% if tools and loop.first %}{{ raise_exception('bad tools ' ~ tools) }}{% endif %}{% endfor %}assistant:"""
@@ -76,7 +77,7 @@ def bodies(app, kinds):
         schema = operations["post"]["requestBody"]["content"]["application/json"]["schema"]
         fields = described["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
         base = {name: value for name, value in (NEEDED | BOUNDS).items() if name in fields}
-        for number, name in enumerate(sorted(fields.keys() - {"model"})):  # whose name is logged once
+        for number, name in enumerate(sorted(fields.keys() - MODEL)):
             yield from ((path, base | {name: value}) for value in (planted(name) * 2)[number % 2 :][:kinds])
         yield path, base | {SECRET: SECRET}
     yield from ((path, {**NEEDED, **BOUNDS, **fault}) for path, fault in FAULTS)
