@@ -134,11 +134,12 @@ class Handler(BaseHTTPRequestHandler):
             return
         content = model.files[file]
         headers = {"ETag": f'"{etag(content)}"', "X-Repo-Commit": commit}
-        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")) if self.mirror.ranges else None
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")) if self.mirror.ranges else None
         first = int(wanted[1]) if wanted else 0
+        end = min(int(wanted[2]) + 1, len(content)) if wanted and wanted[2] else len(content)
         if wanted:
-            headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        self.send(206 if wanted else 200, headers, content[first:], first)
+            headers["Content-Range"] = f"bytes {first}-{end - 1}/{len(content)}"
+        self.send(206 if wanted else 200, headers, content[first:end], first)
 
     def send(self, status: int, headers: dict[str, str], body: bytes = b"", first: int = 0) -> None:
         """Answer, but at most as many bytes as the mirror's `cut` allows, after which the connection is closed."""

@@ -231,3 +231,19 @@ def test_model_that_is_not_there_is_broken(capsys):
     assert len(broken) == 1
     assert "/nonexistent/model" in broken[0]["value"]
     assert Path("/nonexistent").exists() is False
+
+
+def test_rotation_is_scaled_as_in_the_server(monkeypatch):
+    from headwater.cli import model_findings
+
+    examined = []
+    monkeypatch.setattr(model_findings, "of_dtype", lambda spec, recheck: examined.append(spec) or [])
+    assert run(["doctor", "--rope-scaling", "yarn:4", "--json"]) in (0, 1)
+    assert examined
+    for spec in examined:
+        assert [layer.rotary.scaling.factor for layer in spec.layers if getattr(layer, "rotary", None)].count(4.0) > 0
+
+
+def test_invalid_rotation_scaling_ends_with_code_2(capsys):
+    assert run(["doctor", "--rope-scaling", "{"]) == 2
+    assert "rope_scaling is '{', must be KIND:FACTOR" in capsys.readouterr().err

@@ -11,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import constants
 from rich.console import Console
+from safetensors.torch import save
 
 from headwater.cli import models as cli_models
 from headwater.cli import run
@@ -36,6 +38,7 @@ FILES = {
     "chat_template.jinja": b"{{ messages }}",
     "model.safetensors": WEIGHTS,
 }
+LONG = 200_000  # bytes of weights: a header is read with the first 100,000 bytes of its file
 OTHERS = {
     "README.md": b"A model.",
     ".gitattributes": b"",
@@ -362,6 +365,18 @@ def test_unsupported_architecture_is_refused_before_its_weights_are_downloaded(h
     with pytest.raises(CheckpointError, match="gpt2"):
         whole_folder(NAME)
     assert hub.asked("model.safetensors") == []
+
+
+def test_blocks_of_bitsandbytes_that_cross_rows_are_refused_before_weights(hub, capsys):
+    described = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    name, layer = "model.layers.0.mlp.down_proj.weight", json.loads(CONFIG)
+    rows = layer["hidden_size"], layer["intermediate_size"]
+    file = save({f"{name}.absmax": torch.zeros(rows[0] // 2), name: torch.zeros(LONG, dtype=torch.uint8)})
+    changed = {"config.json": json.dumps(layer | described).encode(), "model.safetensors": file}
+    hub.models[NAME.repository].files |= changed
+    error = f"{name}: bitsandbytes has blocks of {2 * rows[1]} weights, which cross rows of {rows[1]}; take"
+    assert error in refusal(capsys, "fidelity", str(NAME))
+    assert {asked.status for asked in hub.asked("model.safetensors")} == {206}
 
 
 def test_unsupported_format_of_modelopt_is_refused_before_weights(hub, capsys):

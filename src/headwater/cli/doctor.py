@@ -26,6 +26,7 @@ def doctor(
     model: Model = None,
     memory: Memory = "4GB",
     weights: Weights = "auto",
+    rope_scaling: Annotated[str | None, Option(help=HELP["rope_scaling"])] = None,
     threads: Annotated[int | None, Option(min=1, help=HELP["threads"])] = None,
     host: Annotated[str, Option(help=HELP["host"])] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help=HELP["port"])] = 8000,
@@ -38,7 +39,7 @@ def doctor(
     """
     started = time.perf_counter()
     one_of("weights", weights, WEIGHTS)
-    intended = Intended(named(model), parse_bytes(memory), threads, host, port, recheck, weights)
+    intended = Intended(named(model), parse_bytes(memory), threads, host, port, recheck, weights, rope_scaling)
     findings = examined(intended)
     broken = any(finding.level == FAIL for finding in findings)
     if as_json:

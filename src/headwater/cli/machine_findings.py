@@ -60,6 +60,7 @@ class Intended:
     port: int
     recheck: bool = False
     weights: str = "auto"
+    rope_scaling: str | None = None
 
 
 def of_machine(intended: Intended) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from headwater.cli.machine_findings import FAIL, OK, SLOW, WARN, Finding, Intend
 from headwater.cli.models import config_folder
 from headwater.engine.proof.selfcheck import SelfCheck, weight_shapes
 from headwater.engine.proof.verdict import verdict
-from headwater.errors import HeadwaterError
+from headwater.errors import CheckpointError, DownloadError
 from headwater.machine import usable_cores
 from headwater.mixers.linear import (
     Linear,
@@ -47,8 +47,8 @@ def of_model(intended: Intended) -> Iterator[Finding]:
     yield of_gpu()
     for dtype in DTYPES:
         try:
-            spec = read_spec(config_folder(intended.model), dtype, "cpu", 64, intended.weights)
-        except (HeadwaterError, OSError) as error:
+            spec = read_spec(config_folder(intended.model), dtype, "cpu", 64, intended.weights, intended.rope_scaling)
+        except (CheckpointError, DownloadError, OSError) as error:
             yield Finding(f"model in {dtype}", FAIL, str(error), "give the folder of a complete checkpoint")
             return
         yield from of_dtype(spec, intended.recheck)

@@ -42,8 +42,7 @@ class BitsAndBytes:
             return _int8(parts, n_out, n_in)
         state = json.loads(bytes(parts[next((name for name in STATES if name in parts), STATES[0])].tolist()))
         kind, block, table = state["quant_type"], state["blocksize"], tuple(parts[MAP].tolist())
-        if n_in % block:
-            raise ValueError(f"{kind} has blocks of {block} weights, which cross rows of {n_in}; {INSTEAD}")
+        check_rows(kind, block, n_in)
         if table not in (NF4, FP4):
             raise ValueError(f"{MAP} has other numbers than nf4 and fp4; {INSTEAD}")
         byte = parts["weight"].contiguous().view(torch.uint8).flatten()
@@ -51,6 +50,12 @@ class BitsAndBytes:
         code_NK = torch.stack([byte >> 4, byte & 15], 1).view(n_out, n_in)
         scale_M = check_shape(ABSMAX, _scales(parts, state), n_out * n_in // block)
         return Quantised(code_NK, 4, scale_M.view(n_out, -1), zeros(n_out, 0), table=table)
+
+
+def check_rows(kind: str, block: int, n_in: int) -> None:
+    """Raise ValueError for blocks that do not begin with each row."""
+    if n_in % block:
+        raise ValueError(f"{kind} has blocks of {block} weights, which cross rows of {n_in}; {INSTEAD}")
 
 
 def _scales(parts: Mapping[str, Tensor], state: Mapping[str, float]) -> Tensor:

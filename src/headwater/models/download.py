@@ -14,7 +14,9 @@ from typing import BinaryIO
 
 from headwater.config_keys import read_json
 from headwater.errors import DownloadError
-from headwater.models.files import INDEX, SMALL_FILES, TOKENIZER, TOKENIZER_CONFIG, weight_files
+from headwater.models.families import read_folder
+from headwater.models.families.quantised import quantisation
+from headwater.models.files import CONFIG, INDEX, SMALL_FILES, TOKENIZER, TOKENIZER_CONFIG, weight_files
 from headwater.models.hub import HubFile, Listing, explained, http_client, sender
 from headwater.models.tiktoken import check_class
 
@@ -53,6 +55,11 @@ class Download:
             raise DownloadError(
                 f"{listing.name} lacks {len(absent)} of {len(weights)} files of weights: {absent[0]}, ..."
             )
+        described = quantisation(read_json(folder / CONFIG)) or {}
+        if described.get("quant_method") == "bitsandbytes":
+            from headwater.models.headers import check_headers  # imports torch
+
+            check_headers(read_folder(folder), listing.shapes(weights))
         missing = (listing.files[name] for name in (*small, *weights) if not (folder / name).exists())
         return cls(listing, folder, tuple(missing))
 

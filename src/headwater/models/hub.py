@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -90,6 +90,15 @@ class Listing:
         disable_progress_bars()
         with explained(self.name):
             return Path(hf_hub_download(self.name.repository, file, revision=self.commit, **sender()))
+
+    def shapes(self, files: Iterable[str]) -> dict[str, list[int]]:
+        """Return the shapes of all tensors in some files: only the files' headers are downloaded."""
+        from huggingface_hub import HfApi
+
+        with explained(self.name):
+            read = HfApi(**sender()).parse_safetensors_file_metadata
+            headers = [read(self.name.repository, file, revision=self.commit).tensors for file in files]
+        return {name: tensor.shape for header in headers for name, tensor in header.items()}
 
     def config(self) -> Path:
         """Download config.json, and return its folder. Raises CheckpointError for a model that is not supported."""
