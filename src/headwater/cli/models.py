@@ -61,6 +61,10 @@ def whole_folder(model: Path | HubName | None) -> Path:
     if folder is not None:
         return folder
     download = Download.of(Listing.of(model))
+    if download.has_blocks:
+        from headwater.models.headers import check_headers  # imports torch, which takes a second
+
+        check_headers(download.listing, download.folder)
     left, files = download.left, download.missing
     there = sum(file.size for file in files) - left
     kept = f"; {there:,} more are there from an earlier download" if there else ""

@@ -14,7 +14,6 @@ from typing import BinaryIO
 
 from headwater.config_keys import read_json
 from headwater.errors import DownloadError
-from headwater.models.families import read_folder
 from headwater.models.families.quantised import quantisation
 from headwater.models.files import CONFIG, INDEX, SMALL_FILES, TOKENIZER, TOKENIZER_CONFIG, weight_files
 from headwater.models.hub import HubFile, Listing, explained, http_client, sender
@@ -55,13 +54,13 @@ class Download:
             raise DownloadError(
                 f"{listing.name} lacks {len(absent)} of {len(weights)} files of weights: {absent[0]}, ..."
             )
-        described = quantisation(read_json(folder / CONFIG)) or {}
-        if described.get("quant_method") == "bitsandbytes":
-            from headwater.models.headers import check_headers  # imports torch
-
-            check_headers(read_folder(folder), listing.shapes(weights))
         missing = (listing.files[name] for name in (*small, *weights) if not (folder / name).exists())
         return cls(listing, folder, tuple(missing))
+
+    @property
+    def has_blocks(self) -> bool:
+        """True for weights of bitsandbytes, whose blocks are known by the headers of the files."""
+        return (quantisation(read_json(self.folder / CONFIG)) or {}).get("quant_method") == "bitsandbytes"
 
     @property
     def left(self) -> int:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from pathlib import Path
 
 import torch
 
 from headwater.errors import CheckpointError
 from headwater.models.bitsandbytes import ABSMAX, check_rows
+from headwater.models.families import read_folder
+from headwater.models.files import weight_files
+from headwater.models.hub import Listing
 from headwater.models.tensors import ModelTensors, PartTensors
-from headwater.spec import ModelSpec
 
 
 class HeaderTensors(ModelTensors):
@@ -39,9 +42,12 @@ class HeaderTensors(ModelTensors):
         return []
 
 
-def check_headers(spec: ModelSpec, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Read all layers of a model without their content. Raises CheckpointError for blocks that cross rows."""
-    tensors = HeaderTensors(shapes)
+def check_headers(listing: Listing, folder: Path) -> None:
+    """Read all layers of a model on a hub without their content; `folder` has its config.json and index.
+
+    Raises CheckpointError for blocks of weights that cross rows, and DownloadError.
+    """
+    spec, tensors = read_folder(folder), HeaderTensors(listing.shapes(weight_files(folder, listing.files)))
     prefix = next((p for p in spec.prefixes if p + spec.embedding in tensors), spec.prefixes[0])
     for part in spec.parts:
         named = PartTensors(tensors, f"{prefix}{part.at}.", part.layer.tensors(), part.names)
