@@ -338,6 +338,7 @@ def test_integers_give_the_bits_of_the_reference(bits: int, rows: int) -> None:
     for weight in kinds:
         linear = Linear(weight, numerics=Numerics("compiled"))
         assert torch.equal(linear(x_RK, 0), rounded_product(weight, x_RK))
+        assert torch.equal(linear.rows(torch.tensor([69, 3, 69])), weight.values()[[69, 3, 69]])
     in_bfloat16 = Linear(plain, numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK.bfloat16(), 0)
     assert torch.equal(in_bfloat16, rounded_product(plain, x_RK.bfloat16().float()).bfloat16())
 

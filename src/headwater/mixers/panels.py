@@ -25,7 +25,6 @@ from headwater import machine
 from headwater.kernels import FP4, NF4, amx
 from headwater.kernels.compiling import threads_in_use
 from headwater.kernels.float8 import BIAS
-from headwater.kernels.integer_tile import NIBBLES
 from headwater.kernels.integers import multiply_integers
 from headwater.kernels.product import (
     LINEAR,
@@ -37,10 +36,10 @@ from headwater.kernels.product import (
     widen_and_multiply,
 )
 from headwater.kernels.recording import empty, flat
-from headwater.kernels.residual import copy_panel_rows_into, widen_panel_rows_into
+from headwater.kernels.residual import copy_panel_rows_into, values_of_codes_into, widen_panel_rows_into
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 from headwater.kernels.vectors import LANES
-from headwater.mixers.quantised import TABLE_BITS, Quantised
+from headwater.mixers.quantised import MAX_BITS, TABLE_BITS, Quantised
 from headwater.mixers.weight_memory import Slabs, kept
 
 # what the kernel for integers takes, in its order
@@ -232,7 +231,7 @@ def _held_codes(weight: Quantised) -> Held:
     if read_as == torch.bfloat16 and weight.table is None:  # a table's are powers of two, one for 32 inputs
         read_as = torch.float32
     weight = replace(weight, **as_read, scale_NX=weight.scale_NX.to(read_as))
-    n_groups, small = weight.scale_NX.shape[1], weight.bits <= TABLE_BITS
+    (n_in, n_groups), small = (weight.shape[1], weight.scale_NX.shape[1]), weight.bits <= TABLE_BITS
     codes_NK = weight.code_NK.contiguous().view(torch.int32)
     if small:
         codes_NK = codes_NK[:, 0::2] | codes_NK[:, 1::2] << 4
@@ -244,17 +243,22 @@ def _held_codes(weight: Quantised) -> Held:
     widths = {name: part.shape[1] for name, part in parts.items()}
     none = weight.rows(torch.empty(0, dtype=torch.int64))  # copies, so that no code is kept in addition to the panels
 
-    def rows(index_R: Tensor) -> Tensor:
-        some: dict[str, Any] = {name: _rows(panels[name], widths[name], 1, index_R) for name in panels}
-        codes = some["code_NK"]
-        if small:
-            codes = torch.stack((codes & NIBBLES, codes >> 4 & NIBBLES), 2)
-        some["code_NK"] = codes.reshape(len(index_R), -1).view(torch.uint8)
-        return replace(none, **some).values()
-
     table = np.empty(0, np.float32)  # its type tells that there is none
     if weight.table is not None:
         table = np.tile(np.array(weight.table, np.uint8), -(-weight.shape[0] // PANEL))
+    numbers = np.array(weight.table or range(1 << (TABLE_BITS if small else MAX_BITS)), np.float32)
+
+    def rows(index_R: Tensor) -> Tensor:
+        some: dict[str, Any] = {n: _rows(panels[n], widths[n], 1, index_R) for n in panels if n != "code_NK"}
+        scale_RX, minimum_RX = replace(none, **some).scales()
+        zero_RX = some["zero_NX"].float().expand(scale_RX.shape).contiguous()
+        of_rows = (scale_RX, zero_RX, torch.zeros_like(scale_RX) if minimum_RX is None else minimum_RX)
+        value_RK = empty(len(index_R), n_in)
+        values_of_codes_into(
+            flat(value_RK), in_order[0], index_R.numpy(), *map(flat, of_rows), numbers, widths["code_NK"]
+        )
+        return none.reordered(value_RK)
+
     return Held((*in_order, n_groups, table), rows, multiply_integers, multiply_integers, order_K=weight.order_K)
 
 

@@ -90,7 +90,10 @@ class Quantised:
         value_NXg = (code_NXg - self.zero_NX.float()[:, :, None]) * scale_NX[:, :, None]
         if minimum_NX is not None:
             value_NXg -= minimum_NX[:, :, None]
-        value_NK: Tensor = value_NXg.flatten(1)
+        return self.reordered(value_NXg.flatten(1))
+
+    def reordered(self, value_NK: Tensor) -> Tensor:
+        """Return values in the order of inputs, from values in that of codes."""
         return value_NK if self.order_K is None else torch.empty_like(value_NK).index_copy_(1, self.order_K, value_NK)
 
     def _numbers(self) -> Tensor:
