@@ -1,13 +1,13 @@
 """Cost of weights in fewer bits: next tokens on the decode path and on the prefill path, and right answers.
 
-    python -m benchmarks.weights [--items 100] [--page build/weights.md] [--small]
+    python -m benchmarks.weights [--items 100] [--small]
 
 Windows of held-out prompts go through the embedded model twice: token by token through decode rows, after a first part
 that is prefilled, and in one prefill. Each path is compared with the same path of the model with weights as stored. The
 control decodes with weights of 2 bits after a prefill with those as stored: it has to show on the decode path alone.
-GGUF files of the model are written by the tests' converter. `headwater eval` asks a server with each format of
-`--weights`. Writes the section of a page if one is named. A repetition
-would give the same figures: there is one.
+GGUF files of the model are written by the tests' converter, weights of other forms are rounded by
+`benchmarks.weight_forms`. `headwater eval` asks a server with each format of `--weights`. A repetition would give the
+same figures: there is one.
 
 W windows, T tokens of each, P positions that are scored, V vocabulary.
 """
@@ -15,21 +15,19 @@ W windows, T tokens of each, P positions that are scored, V vocabulary.
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from benchmarks import measure
-from benchmarks.measure import Row
+from benchmarks.weight_forms import FORMS, rounded_to
 from headwater.cli import run
-from headwater.cli.common import prepare_outputs
 from headwater.evaluate.summary import Estimate, estimate
 from headwater.lab.fidelity.prompts import Prompts
 from headwater.models.files import embedded
@@ -37,7 +35,8 @@ from headwater.models.hybrid import HybridModel
 from headwater.models.load import LoadedModel, load_model
 from headwater.models.quantiser import BITS
 from headwater.spec import WEIGHTS
-from papers.results import commit_of
+from headwater.table import Table
+from papers.results import write_results
 from tests.gguf_files.convert import convert
 from tests.support import Bench
 
@@ -54,21 +53,6 @@ TYPES = {
     "GGUF Q4_K": ("Q5_0", "Q4_K"),
 }
 BLOCKS_OF_256 = "ffn_down.weight"  # of the embedded model, which is 192 channels wide
-HEADING = "## Quality\n"
-ABOUT = f"""{HEADING}
-`python -m benchmarks.weights --page build/weights.md` writes this section. The embedded model computes in float32, with weights as they are stored
-(bfloat16) and as `--weights` quantises them. {{positions:,}} tokens of held-out prompts are forced through decode rows:
-{WINDOWS} windows, after {PREFILLED} tokens each that are prefilled. The prefill columns score the same tokens in one prefill. Each
-path is compared with the same path of weights as stored: the mean divergence (KL) of next tokens in nats, with its 95% interval
-over windows, and the perplexity of the text. Exact match is that of `headwater eval --limit {{items}}`, with its interval. The
-control shows that the decode columns measure decode rows: it decodes with {CONTROL_BITS} bits after a prefill as stored.
-
-GGUF files are written by the tests' converter, without an importance matrix; embedding and head are of the type, too. The embedded
-model is 192 channels wide, and blocks of K types have 256 inputs: only `ffn_down` (512 inputs) has them, other products the type that
-llama.cpp falls back to (Q8_0 for Q6_K, Q5_1 for Q5_K, Q5_0 for Q4_K). `headwater eval` is not run on the files.
-"""  # noqa: E501
-COLUMNS = ("weights", "decode: KL", "decode: perplexity", "prefill: KL", "prefill: perplexity")
-COLUMNS += ("same first token, decode", "exact match %")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +150,10 @@ def all_models(folder: Path, stored: HybridModel) -> Iterator[tuple[str, Models]
             file = convert(folder, Path(scratch) / f"{name}.gguf", others, {BLOCKS_OF_256: of_256})
             model = load_model(file, "float32").model
             yield name, Models(model, model)
+    for name, form in FORMS.items():
+        with rounded_to(form):
+            model = load_model(folder, "float32", weights="int4").model
+        yield name, Models(model, model)
     with patch.dict(BITS, int4=CONTROL_BITS):
         yield CONTROL, Models(stored, load_model(folder, "float32", weights="int4").model)
 
@@ -184,73 +172,30 @@ def exact_matches(items: int) -> dict[str, Estimate]:
     return found
 
 
-def section(rows: Mapping[str, Measured], exact: Mapping[str, Estimate], items: int) -> str:
-    """Return the section of the page."""
+def records(rows: Mapping[str, Measured], exact: Mapping[str, Estimate]) -> list[dict[str, Any]]:
+    """Return a record of each form of weights, for the results file."""
     names = dict(zip(rows, WEIGHTS, strict=False))
-    first = next(iter(rows.values()))
-    machine = measure.machine()
-    lines = [
-        ABOUT.format(positions=first.decode.positions, items=items),
-        f"| {' | '.join(COLUMNS)} |",
-        "| --- " * len(COLUMNS) + "|",
-        *(row_of(name, row, exact.get(names.get(name, ""))) for name, row in rows.items()),
-        f"\nMeasured on {datetime.now(UTC):%Y-%m-%d}, {machine['cpu']}, commit {commit_of(machine)}.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def row_of(name: str, row: Measured, exact: Estimate | None) -> str:
-    cells = [name]
-    for one in (row.decode, row.prefill):
-        cells += [interval(one.divergence, ".2e") if one.divergence.mean else "0", f"{one.perplexity:.4f}"]
-    cells.append(f"{row.decode.same_first:.1%}")
-    cells.append(interval(exact, ".1f", 100) if exact else "")
-    return f"| {' | '.join(cells)} |"
-
-
-def interval(one: Estimate, form: str, factor: float = 1.0) -> str:
-    """Format a mean with its interval."""
-    mean = f"{factor * one.mean:{form}}"
-    if one.low is None or one.high is None:
-        return mean
-    return f"{mean} [{factor * one.low:{form}}, {factor * one.high:{form}}]"
-
-
-def with_section(page: str, new: str) -> str:
-    """Return the page with the section replaced, or added at its end."""
-    before, found, rest = page.partition(f"\n{HEADING}")
-    if not found:
-        return f"{page.rstrip()}\n\n{new}"
-    after = re.search(r"^## ", rest, re.M)
-    return f"{before}\n{new}" + (f"\n{rest[after.start() :]}" if after else "")
-
-
-def figures(rows: Mapping[str, Measured], exact: Mapping[str, Estimate]) -> list[Row]:
-    """Return the same figures as rows of `make bench`."""
     found = []
-    names = dict(zip(rows, WEIGHTS, strict=False))
     for name, row in rows.items():
-        for path, one in (("decode", row.decode), ("prefill", row.prefill)):
-            found.append(Row(f"{name}, {path}: KL of next tokens", "nats", [one.divergence.mean]))
-            found.append(Row(f"{name}, {path}: perplexity", "", [one.perplexity]))
-        if right := exact.get(names.get(name, "")):
-            found.append(Row(f"{name}: exact match", "%", [100 * right.mean]))
+        right = exact.get(names.get(name, ""))
+        found.append({"weights": name, **asdict(row), "exact": None if right is None else asdict(right)})
     return found
 
 
 def main() -> None:
     parser = measure.parser(__doc__, "weights", repeats=1)
     parser.add_argument("--items", type=int, default=100, help="items that `headwater eval` asks")
-    parser.add_argument("--page", type=Path, help="page whose section is written")
     given = measure.prepared(parser)
-    prepare_outputs(given.page)
     items, sizes = (1, SMALL) if given.small else (given.items, (WINDOWS, TOKENS))
     rows = measured(embedded(), *sizes)
-    exact = exact_matches(items)
-    if given.page:
-        page = given.page.read_text(encoding="utf-8") if given.page.exists() else ""
-        given.page.write_text(with_section(page, section(rows, exact, items)), encoding="utf-8")
-    measure.report(given, figures(rows, exact), items=items, windows=sizes[0], tokens=sizes[1])
+    found = records(rows, exact_matches(items))
+    run = {**measure.machine(), "repeats": given.repeats, "items": items, "windows": sizes[0], "tokens": sizes[1]}
+    write_results(given.out, {"run": run, "forms": found}, seed=given.seed, small=given.small)
+    table = Table("weights", ("weights",), ("decode: KL", "prefill: KL", "decode: same first token"))
+    for name, row in rows.items():
+        kl = (f"{one.divergence.mean:.2e}" for one in (row.decode, row.prefill))
+        table.add_row(name, *kl, f"{row.decode.same_first:.1%}")
+    measure.console().print(table)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch
 from benchmarks import decode, draft_trees, layer_steps
 from benchmarks import weights as bench
 from benchmarks.draft_trees import best_tree, share, tokens_a_step
+from benchmarks.weight_forms import FORMS
 from benchmarks.weights import CONTROL, Column, Measured, Models
 from headwater.evaluate.summary import Estimate
 from headwater.models.files import embedded
@@ -130,6 +131,7 @@ def rows(sizes: dict[str, int]) -> dict[str, Measured]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench, "convert", noted)
+        patch.setattr(bench, "FORMS", {name: bench.FORMS[name] for name in ("NVFP4", "MXFP4")})
         return bench.measured(embedded(), 2, TOKENS)
 
 
@@ -175,13 +177,28 @@ def test_control_with_2_bit_decoding_diverges_on_the_decode_path_only(rows: dict
     assert control.prefill == stored.prefill
 
 
-def test_make_bench_has_figures_of_each_row(rows: dict[str, Measured]) -> None:
-    figures = {row.name: row for row in bench.figures(rows, {"int8": Estimate(0.5, 0.25, 0.75)})}
-    assert figures["int8: exact match"].median == 50
+def test_results_have_a_record_of_each_form(rows: dict[str, Measured]) -> None:
+    found = {record["weights"]: record for record in bench.records(rows, {"int8": Estimate(0.5, 0.25, 0.75)})}
+    assert [*found] == [*rows]
+    assert found["int8"]["exact"] == {"mean": 0.5, "low": 0.25, "high": 0.75}
+    assert found["MXFP4"]["exact"] is None
     for name, row in rows.items():
-        for path in ("decode", "prefill"):
-            assert figures[f"{name}, {path}: KL of next tokens"].median == getattr(row, path).divergence.mean
-            assert figures[f"{name}, {path}: perplexity"].median == getattr(row, path).perplexity
+        assert found[name]["decode"]["divergence"]["mean"] == row.decode.divergence.mean
+
+
+def test_scales_that_are_not_powers_of_two_diverge_less(rows: dict[str, Measured]) -> None:
+    for path in ("decode", "prefill"):
+        nvfp4, mxfp4 = (getattr(rows[name], path).divergence.mean for name in ("NVFP4", "MXFP4"))
+        assert 0 < nvfp4 < mxfp4
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_rounding_to_a_form_errs_by_less_than_its_bits_allow(name: str) -> None:
+    weight_NK = torch.randn(96, 192, generator=torch.Generator().manual_seed(0)) * 0.02
+    form = FORMS[name](weight_NK)
+    assert form is not None
+    error = float((form.values() - weight_NK).square().mean() / weight_NK.square().mean())
+    assert 1e-7 < error < {8: 2e-3, 4: 0.03, 3: 0.06, 2: 0.2}[form.bits]
 
 
 def test_both_paths_compute_the_same_function() -> None:

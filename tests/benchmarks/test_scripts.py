@@ -57,7 +57,7 @@ SMALLEST = {
     "stress.soak": ["--for", "60s", "--visits", "30", "--clients", "4"],
     "stress.tenant_timing": ["--trials", "40"],
     "training.__main__": ["--recipe", "smoke", "--no-compile", "--out", "OUT/run"],
-    "benchmarks.weights": ["--small", "--repeats", "1", "--out", "OUT/weights.json", "--page", "OUT/page.md"],
+    "benchmarks.weights": ["--small", "--repeats", "1", "--out", "OUT/weights.json"],
     "training.curve": ["OUT", "OUT/curve.png"],
     "training.mtp": ["--model", str(embedded()), "--recipe", "smoke-head", "--no-compile", "--out", "OUT/head"],
     "training.evaluation_set": ["OUT/set.jsonl.zst", "--items", "1"],
