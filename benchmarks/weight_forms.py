@@ -68,8 +68,8 @@ def _powers(weight_NK: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
 
 def _float4(x_NXg: Tensor, scale_NX: Tensor, outer: Tensor | None) -> Quantised:
     code_NK = nearest(x_NXg, E2M1_VALUES).flatten(1)
-    byte_NB = code_NK[:, 0::2] | code_NK[:, 1::2] << 4
-    return float4(byte_NB, scale_NX, outer, *code_NK.shape, "weight")
+    (n_out, n_in), byte_NB = code_NK.shape, code_NK[:, 0::2] | code_NK[:, 1::2] << 4
+    return float4(byte_NB, scale_NX, outer, n_out, n_in, "weight")
 
 
 def of_table(weight_NK: Tensor, table: tuple[float, ...]) -> Quantised:

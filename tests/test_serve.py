@@ -94,8 +94,8 @@ def test_embedded_model_serves_hits_keeps_answers_and_stops_on_sigterm(server):
     assert re.fullmatch(r"Headwater \S+: no model given, loading headwater-tiny: .*\n", said[0])
     assert re.fullmatch(r"Computing in (float32|bfloat16): this CPU .*\n", said[1])
     health = httpx.get(f"{address(said).removesuffix('/v1')}/health").json()
-    sizes = r"as stored, \S+ GB \(\S+ GB with --weights int8, \S+ GB with --weights int4\)"
-    assert re.fullmatch(rf"Weights are held in {health['weights']}: {sizes}\n", said[2])
+    assert re.fullmatch(rf"Weights are held in {health['weights']}, as stored: \S+ MB\n", said[2])
+    assert re.fullmatch(r"--weights would save: int8 \S+ MB \(\d+%\), int4 \S+ MB \(\d+%\)\n", said[3])
     assert said[-2] == f"Live page: {address(said).removesuffix('v1')}\n"
     assert said[-1] == f"Deterministic: yes, proven {health['proven'][:16].replace('T', ' ')} UTC\n"
     messages = [{"role": "user", "content": PROMPT}]

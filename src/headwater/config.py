@@ -69,6 +69,9 @@ class ServeConfig:
     device: str = setting("cpu", TEXT, MODEL, "Device that computes.", choices=DEVICES)
     dtype: str = setting("auto", TEXT, MODEL, "Data type of the computation.", choices=DTYPES)
     weights: str = setting("auto", TEXT, MODEL, "Format of weights in memory; auto: as stored.", choices=WEIGHTS)
+    keep_weights: bool = setting(
+        True, SWITCH, MODEL, "Keep what --weights converts in the cache folder: later starts take seconds."
+    )
     rope_scaling: str | None = setting(
         None,
         TEXT,

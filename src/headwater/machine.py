@@ -22,6 +22,7 @@ MEMINFO = Path("/proc/meminfo")
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # a system call of Linux on x86-64 and its arguments
+UNITS = (1e9, "GB"), (1e6, "MB"), (1e3, "kB")
 UNKNOWN = 2**63  # bytes: above any memory
 IDENTIFYING = {  # fields of it, of x86 and of ARM
     "vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags",
@@ -185,8 +186,12 @@ def read_words(path: Path) -> list[str]:
     return path.read_text().split() if path.is_file() else []
 
 
-def gigabytes(n: int | None) -> str:
-    return "unknown" if n is None or n == UNKNOWN else f"{n / 1e9:.1f} GB"
+def in_units(n_bytes: float | None) -> str:
+    """Format bytes with three digits: 9.09 MB, 1,230 GB."""
+    if n_bytes is None or n_bytes == UNKNOWN:
+        return "unknown"
+    size, unit = next(((size, unit) for size, unit in UNITS if n_bytes >= size), (1, "bytes"))
+    return f"{float(f'{n_bytes / size:.3g}'):,g} {unit}"
 
 
 def peak_memory() -> int:

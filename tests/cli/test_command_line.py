@@ -161,11 +161,13 @@ def test_first_lines_at_start_import_no_torch_or_web_framework(folder):
         "print([name for name in ('torch', 'fastapi', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=True)
-    first, dtype, weights, heavy = done.stdout.splitlines()
+    first, dtype, weights, fewer, heavy = done.stdout.splitlines()
     assert first.startswith("Headwater ")
     assert first.endswith(f"loading {folder}")
     assert re.fullmatch(r"Computing in \w+: .+", dtype)
-    assert re.fullmatch(r"Weights are held in bfloat16: as stored, \S+ GB \(.* GB with --weights int4\)", weights)
+    assert re.fullmatch(r"Weights are held in bfloat16, as stored: [\d.]+ kB", weights)
+    assert re.fullmatch(r"--weights would save: int8 [\d.]+ kB \(\d+%\), int4 [\d.]+ kB \(\d+%\)", fewer)
+    assert max(map(len, (dtype, weights, fewer))) <= 80
     assert heavy == "[]"
 
 
@@ -222,9 +224,15 @@ def test_unknown_weights_format_is_refused_with_the_known_ones(capsys, folder):
         assert "must be one of auto, int8, int4" in line
 
 
-def test_start_tells_how_weights_are_held(capsys, folder):
+def test_start_with_fewer_bits_prints_both_sizes(capsys, folder):
     announce(ServeConfig(model=folder, weights="int4"))
-    assert capsys.readouterr().out.splitlines()[2] == "Weights are held in int4: --weights int4"
+    line = capsys.readouterr().out.splitlines()[2]
+    assert re.fullmatch(r"Weights are held in int4, as --weights says: [\d.]+ kB, as stored [\d.]+ kB", line)
+
+
+@pytest.mark.parametrize(("n_bytes", "text"), [(9_090_000, "9.09 MB"), (999, "999 bytes"), (1.234e12, "1,230 GB")])
+def test_sizes_are_printed_in_fitting_units(n_bytes, text):
+    assert machine.in_units(n_bytes) == text
 
 
 def test_inspect_takes_the_dtype_it_is_given(folder):

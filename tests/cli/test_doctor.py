@@ -93,7 +93,7 @@ def test_memory_is_held_against_the_limit(monkeypatch):
     monkeypatch.setattr(machine_findings, "memory_limit", lambda: 2 * 10**9)
     found = machine_findings.of_memory(4 * 10**9)
     assert found.level == FAIL
-    assert "limit 2.0 GB" in found.value
+    assert "limit 2 GB" in found.value
 
 
 @pytest.mark.parametrize(

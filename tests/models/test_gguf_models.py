@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from headwater.config import ServeConfig
-from headwater.engine.proof.fingerprint import weights_digest
 from headwater.errors import CheckpointError
 from headwater.hub_name import name_of
+from headwater.models.digest import weights_digest
 from headwater.models.families import read_folder
 from headwater.models.gguf.config import CONFIGS
 from headwater.models.gguf.names import NAMINGS

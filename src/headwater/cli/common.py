@@ -112,7 +112,9 @@ def formats(costs: ModelCosts) -> dict[str, str]:
 
 def formats_line(costs: ModelCosts) -> str:
     """Describe the formats of a model, and its weights' bytes."""
-    return f"{costs.dtype_name}, weights {costs.weights_held}: {costs.weight_bytes / 1e9:,.3g} GB besides the memory"
+    return (
+        f"{costs.dtype_name}, weights {costs.weights_held}: {machine.in_units(costs.weight_bytes)} besides the memory"
+    )
 
 
 def prepare_outputs(*files: Path | None, folders: Iterable[Path | None] = ()) -> None:

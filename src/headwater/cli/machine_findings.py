@@ -14,7 +14,7 @@ from headwater.hub_name import HubName
 from headwater.machine import (
     CPU_FEATURES,
     cpu_quota,
-    gigabytes,
+    in_units,
     meminfo,
     memory_limit,
     usable_cores,
@@ -103,12 +103,12 @@ def of_cores(threads: int | None) -> Finding:
 def of_memory(wanted: int) -> Finding:
     total, available = (meminfo(name) for name in ("MemTotal", "MemAvailable"))
     limit = memory_limit()
-    found = f"{gigabytes(total)} in all, {gigabytes(available)} available"
-    found += f", limit {gigabytes(limit)}" if limit is not None else ""
-    found += f"; --memory {gigabytes(wanted)}"
+    found = f"{in_units(total)} in all, {in_units(available)} available"
+    found += f", limit {in_units(limit)}" if limit is not None else ""
+    found += f"; --memory {in_units(wanted)}"
     room = min(value for value in (available, limit, 2**63) if value is not None)
     if wanted > room:
-        return Finding("memory", FAIL, found, f"--memory is too large: at most {gigabytes(room)}, less the weights")
+        return Finding("memory", FAIL, found, f"--memory is too large: at most {in_units(room)}, less the weights")
     if wanted > 0.8 * room:
         return Finding("memory", WARN, found, "the weights and the process need memory besides --memory")
     return Finding("memory", OK, found)

@@ -23,7 +23,7 @@ from headwater.cli.common import commands, progress_console
 from headwater.cli.models import config_folder, whole_folder
 from headwater.cli.settings import as_toml, effective, misspelt
 from headwater.config import SETTINGS, ServeConfig
-from headwater.machine import cpu_quota, quota_threads
+from headwater.machine import cpu_quota, in_units, quota_threads
 from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_folder
 from headwater.models.files import model_config
@@ -43,6 +43,7 @@ EPILOG = (
     "--config (max_running = 32). Flags override the environment, which overrides the file."
 )
 
+MIN_SAVED = 0.05  # of weights' bytes, for a line of the start
 LINE_SECONDS = 5  # between lines of progress without a terminal
 
 start_log = logging.getLogger("headwater.start")  # lines of the start, enabled if logs are JSON objects
@@ -206,21 +207,26 @@ def announce(config: ServeConfig) -> None:
     dtype = choose_dtype(model_config(folder), config.dtype, config.device)
     say(f"Computing in {dtype.name}: {dtype.reason}")
     spec = read_folder(folder, dtype.name, config.page_size, config.weights)
-    held = spec.weights_held
     quota = quota_threads()
     if quota is not None and config.threads is None and config.device == "cpu":
         say(f"Computing on {quota} threads: the processes of this control group may use {cpu_quota():g} cores")
-    say(f"Weights are held in {held}: {_how_held(spec, config.device)}")
+    for line in weight_lines(spec, config):
+        say(line)
 
 
-def _how_held(spec: ModelSpec, device: str) -> str:
-    """Describe why weights are held as they are, and what fewer bits of weights as stored would take."""
+def weight_lines(spec: ModelSpec, config: ServeConfig) -> list[str]:
+    """Return how weights are held, and what fewer bits would save; a card holds values of integers and float8."""
+    stored = replace(spec, weights="auto").weight_bytes
     if spec.weights != "auto":
-        return f"--weights {spec.weights}"
-    if spec.packed is not None or device != "cpu":  # a card holds values of integers
-        return "as stored"
-    others = (f"{replace(spec, weights=name).weight_bytes / 1e9:.3g} GB with --weights {name}" for name in WEIGHTS[1:])
-    return f"as stored, {spec.weight_bytes / 1e9:.3g} GB ({', '.join(others)})"
+        sizes = f"{in_units(spec.weight_bytes)}, as stored {in_units(stored)}"
+        return [f"Weights are held in {spec.weights}, as --weights says: {sizes}"]
+    held = f"Weights are held in {spec.weights_held}, as stored"
+    if config.device != "cpu":
+        return [held]
+    saved = {name: stored - replace(spec, weights=name).weight_bytes for name in WEIGHTS[1:]}
+    worthwhile = (f"{name} {in_units(n)} ({n / stored:.0%})" for name, n in saved.items() if n > MIN_SAVED * stored)
+    fewer = ", ".join(worthwhile)
+    return [f"{held}: {in_units(stored)}", *[f"--weights would save: {fewer}"] * bool(fewer)]
 
 
 def check_template(folder: Path) -> None:

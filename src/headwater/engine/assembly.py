@@ -88,11 +88,11 @@ def opened(config: ServeConfig, progress: Progress, share_weights: bool) -> Open
     if share_weights:
         share()
     held = (spec.dtype_name, config.device, config.page_size, config.weights)
-    loaded = load_model(path, *held, mtp, texts, config.rope_scaling)
+    loaded = load_model(path, *held, mtp, texts, config.rope_scaling, config.keep_weights)
     loaded = replace(loaded, name=config.model_name or loaded.name)
     draft = None
     if config.draft_model is not None and check.deterministic:
-        draft = load_model(config.draft_model, *held)
+        draft = load_model(config.draft_model, *held, keep=config.keep_weights)
         check_fits(draft, loaded)
     return Opened(path, loaded, check, draft, stores, key)
 

@@ -6,7 +6,7 @@ The names of tensors come from the spec.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +38,11 @@ from headwater.mixers.mla import LatentAttentionMixer
 from headwater.mixers.quantised import Quantised
 from headwater.mixers.recurrent import RecurrentMixer
 from headwater.mixers.short_conv import GatedShortConvolution
-from headwater.mixers.weights import Weights
+from headwater.mixers.weights import Stored, Weights
 from headwater.mixers.window import WindowAttentionMixer
 from headwater.models import hybrid
 from headwater.models.mtp import MtpModule
-from headwater.models.quantiser import BITS, QuantisedTensors, quantised_or_error
+from headwater.models.quantiser import BITS, Convert, QuantisedTensors, converted
 from headwater.models.tensors import ModelTensors, PartTensors
 from headwater.spec import ModelSpec
 
@@ -109,8 +109,10 @@ def _on_cpu() -> LayerClasses:
     )
 
 
-def build_model(spec: ModelSpec, tensors: ModelTensors) -> hybrid.HybridModel:
+def build_model(spec: ModelSpec, tensors: ModelTensors, convert: Convert = converted) -> hybrid.HybridModel:
     """Pack the weights one layer after the other. Raises CheckpointError for a missing or misshapen tensor.
+
+    `convert` quantises weights for `--weights`.
 
     Memory at its peak is that of the packed weights, and of one layer besides: the content of files, and values made
     from it, are released after each layer. Embedding and head, the largest, come first.
@@ -118,45 +120,52 @@ def build_model(spec: ModelSpec, tensors: ModelTensors) -> hybrid.HybridModel:
     if spec.weights != "auto":
         _tell_of_undivided(spec)
     prefix = next((p for p in spec.prefixes if p + spec.embedding in tensors), spec.prefixes[0])
-    embed, head = _ends(spec, tensors, prefix)
+    embed, head = _ends(spec, tensors, prefix, convert)
     mixers = hybrid.Mixers({}, {}, {})
-    blocks = list(_blocks(spec, tensors, prefix, mixers))
+    blocks = list(_blocks(spec, tensors, prefix, mixers, convert))
     norm = _norm(spec, spec.final_norm, tensors, prefix)
     return hybrid.HybridModel(spec, blocks, mixers, embed, norm, head, layer_classes(tensors.device).attention_step)
 
 
-def build_mtp(spec: ModelSpec, tensors: ModelTensors, model: hybrid.HybridModel) -> MtpModule:
+def build_mtp(
+    spec: ModelSpec, tensors: ModelTensors, model: hybrid.HybridModel, convert: Convert = converted
+) -> MtpModule:
     """Pack the weights of a model's MTP head. Raises CheckpointError if it has none, or for a misshapen tensor."""
     of_mtp, head = spec.of_mtp, spec.mtp
     assert head is not None
     norms = _norm(spec, head.embedding_norm, tensors, ""), _norm(spec, head.hidden_norm, tensors, "")
     product = tensors.stored(head.product, spec.hidden_size, 2 * spec.hidden_size)
     linear = Weights({"product.weight": product}, tensors.dtype, tensors.device).linear("product")
-    blocks = list(_blocks(of_mtp, tensors, "", hybrid.Mixers({}, {}, {})))
+    blocks = list(_blocks(of_mtp, tensors, "", hybrid.Mixers({}, {}, {}), convert))
     return MtpModule(of_mtp, model, norms, linear, blocks, _norm(spec, of_mtp.final_norm, tensors, ""))
 
 
-def _blocks(spec: ModelSpec, tensors: ModelTensors, prefix: str, mixers: hybrid.Mixers) -> Iterator[hybrid.Residual]:
+def _blocks(
+    spec: ModelSpec, tensors: ModelTensors, prefix: str, mixers: hybrid.Mixers, convert: Convert
+) -> Iterator[hybrid.Residual]:
     """Build the blocks one after the other; release the content of files after each."""
     index = 0
     for block in spec.blocks:
         functions = []
         for part in block.parts:
-            named = PartTensors(tensors, f"{prefix}{part.at}.", part.layer.tensors(), part.names)
-            held = named if spec.weights == "auto" else QuantisedTensors(named, part.layer, BITS[spec.weights])
+            at = f"{prefix}{part.at}."
+            held: Mapping[str, Stored] = PartTensors(tensors, at, part.layer.tensors(), part.names)
+            if spec.weights != "auto":
+                held = QuantisedTensors(held, part.layer, BITS[spec.weights], at, convert)
             functions.append(layer_function(index, part.layer, Weights(held, tensors.dtype, tensors.device), mixers))
             index += 1
         yield hybrid.Residual(block, _norm(spec, block.norm, tensors, prefix), tuple(functions))
         _give_back(tensors)
 
 
-def _ends(spec: ModelSpec, tensors: ModelTensors, prefix: str) -> tuple[Embedding, Linear]:
+def _ends(spec: ModelSpec, tensors: ModelTensors, prefix: str, convert: Convert) -> tuple[Embedding, Linear]:
     """Return embedding and head, which are one weight if the head is tied."""
 
     def end(name: str) -> Weights:
         stored = tensors.stored(name, spec.vocab_size, spec.hidden_size)
         if spec.table_format is not None and isinstance(stored, torch.Tensor):
-            stored = quantised_or_error(name, stored, BITS[spec.table_format])
+            as_stored = stored
+            stored = convert(name, lambda: as_stored, BITS[spec.table_format])
         return Weights({"end.weight": stored}, tensors.dtype, tensors.device)
 
     embedding, of_device = prefix + spec.embedding, layer_classes(tensors.device).embedding

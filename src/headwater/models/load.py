@@ -30,9 +30,11 @@ from headwater.models.gguf.file import read_header
 from headwater.models.gguf.tensors import GgufTensors
 from headwater.models.gguf.tokenizer import special_tokens, tokenizer_of
 from headwater.models.hybrid import HybridModel
+from headwater.models.kept_weights import open_kept_weights
 from headwater.models.mlx.tensors import MlxTensors
 from headwater.models.mtp import MtpModule
 from headwater.models.quantisation import method_of
+from headwater.models.quantiser import converted
 from headwater.models.tensors import CheckpointTensors, ModelTensors
 from headwater.models.tiktoken import tiktoken_tokenizer
 from headwater.setting import SettingError
@@ -92,10 +94,12 @@ def load_model(
     mtp: bool = False,
     texts: Texts | None = None,
     rope_scaling: str | None = None,
+    keep: bool = False,
 ) -> LoadedModel:
     """Read a folder or a GGUF file; `weights` is how weights are held, `mtp` reads the MTP head as well.
 
-    `texts`: what `read_texts` read already; `rope_scaling`: a change of the rotation.
+    `texts`: what `read_texts` read already; `rope_scaling`: a change of the rotation; `keep`: converted weights, in
+    the cache folder.
 
     Raises CheckpointError that names the file, and the tensor or key, that is wrong.
     """
@@ -103,10 +107,14 @@ def load_model(
     spec = read_spec(folder, dtype, device, page_size, weights, rope_scaling)
     config = model_config(folder)
     tensors = open_weights(folder, spec.dtype_name, device)
+    kept = open_kept_weights(folder, spec.weights) if keep and spec.weights != "auto" else None
     with of_a_model():
-        model = build_model(spec, tensors)
-        head = build_mtp(spec, tensors, model) if mtp else None
-    _tell_of_skipped(folder, [name for name in tensors.unread() if spec.mtp is None or not spec.mtp.has(name)])
+        model = build_model(spec, tensors, kept or converted)
+        head = build_mtp(spec, tensors, model, kept or converted) if mtp else None
+    if kept is not None:
+        kept.report()
+    if kept is None or not kept.n_read:  # else the tensors of kept weights are unread, too
+        _tell_of_skipped(folder, [name for name in tensors.unread() if spec.mtp is None or not spec.mtp.has(name)])
     texts = texts or read_texts(folder)
     named_end = texts.tokenizer.token_to_id(texts.special_tokens.get("eos_token", ""))
     return LoadedModel(

@@ -6,7 +6,7 @@ Rounding to nearest, without calibration data. N outputs, K inputs, X groups of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,7 @@ BLOCK = 2**18  # elements whose intermediates fit in cache
 # all others less: 5% less squared error for Gaussian weights at 4 bits, and nothing at 8.
 RANGES = (1.0, 0.93, 0.86, 0.79)
 MAX_SEARCHED_CODE = 15
+Convert = Callable[[str, Callable[[], Tensor], int], Quantised]  # of a weight's name, how it is read, and bits
 NORMAL, LARGEST = 2.0**-14, 65504.0  # of float16
 
 
@@ -105,6 +106,11 @@ def quantised_or_error(name: str, weight_NK: Tensor, bits: int) -> Quantised:
     return weight
 
 
+def converted(name: str, read: Callable[[], Tensor], bits: int) -> Quantised:
+    """Read a weight and quantise it. Raises CheckpointError that names it."""
+    return quantised_or_error(name, read(), bits)
+
+
 def in_float8(weight_NK: Tensor) -> Quantised | None:
     """Round a weight to float8 with a scale for each output and 128 inputs, or fewer; None if 8 does not divide them.
 
@@ -169,8 +175,12 @@ def _blocks(weight_NK: Tensor) -> Iterator[Tensor]:
 class QuantisedTensors(Mapping[str, Stored]):
     """A layer's tensors by Headwater's names, with those quantised that `--weights` holds as integers."""
 
-    def __init__(self, tensors: Mapping[str, Stored], layer: Layer, bits: int) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Stored], layer: Layer, bits: int, at: str = "", convert: Convert = converted
+    ) -> None:
+        """`at`: the prefix of names in `convert`."""
         self._tensors, self._quantised, self._bits = tensors, layer.quantised(), bits
+        self._at, self._convert, self._shapes = at, convert, layer.tensors()
 
     def __getitem__(self, name: str) -> Stored:
         """Return a tensor, or a list of parts: of experts, or rows that are quantised and rows that are not.
@@ -180,11 +190,15 @@ class QuantisedTensors(Mapping[str, Stored]):
         shape = self._quantised.get(name)
         if shape is None:
             return self._tensors[name]
-        stored = values_of(self._tensors[name])
-        weight = quantised_or_error(name, stored[: shape[0]].flatten(0, -2), self._bits)
+
+        def stored() -> Tensor:
+            return values_of(self._tensors[name])
+
+        rows = shape[0]
+        weight = self._convert(self._at + name, lambda: stored()[:rows].flatten(0, -2), self._bits)
         if len(shape) > 2:
-            return [*weight.split([shape[1]] * shape[0])]
-        return [weight, stored[shape[0] :]] if len(stored) > shape[0] else weight
+            return [*weight.split([shape[1]] * rows)]
+        return [weight, stored()[rows:]] if self._shapes[name][0] > rows else weight
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

@@ -6,34 +6,26 @@ and its libraries, and a probe: the bits that this process gives a fixed prompt.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from blake3 import blake3
 
-from headwater.cache_folder import own_folder, write_whole
 from headwater.engine.meter import PROBED
 from headwater.engine.proof.verdict import PACKAGE, key_of
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.slices import Slice
-from headwater.models.gguf.file import parts_of
+from headwater.models.digest import weights_digest
 from headwater.models.load import LoadedModel
 from headwater.tiers.fingerprint import Fingerprint
 
-WEIGHT_FILES = ("*.safetensors", "*.gguf", "config.json")
 # code that computes segments, in addition to the code of the verdict's key: the probe has no segment
 BUILDING = ("engine/runner.py", "memory/slots.py", "models/hybrid.py", "schedule/kinds/segment.py")
-
-log = logging.getLogger("headwater.engine")
 
 
 @dataclass(frozen=True)
@@ -83,35 +75,3 @@ def fingerprint(loaded: LoadedModel, path: Path, mode: str, probed: Probe) -> Fi
 def _sources(names: Iterable[str]) -> str:
     files = (PACKAGE / name for name in names)
     return blake3(b"\0".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
-
-
-def weights_digest(path: Path) -> str:
-    """Return the digest of a checkpoint's files; it is kept in the cache folder until a file changes."""
-    files = parts_of(path)
-    if path.is_dir():
-        files = sorted({file for pattern in WEIGHT_FILES for file in path.glob(pattern)})
-    known = [_identity(file) for file in files]
-    try:
-        kept = own_folder() / f"weights-{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]}.txt"
-        return kept.read_text(encoding="ascii")
-    except FileNotFoundError:
-        digest = _digest(files)
-        with suppress(OSError):
-            write_whole(kept, [digest], 0o600)
-        return digest
-    except OSError as error:
-        log.info("weights are read for their digest at each start: %s", error)
-        return _digest(files)
-
-
-def _identity(file: Path) -> tuple[str, int, int, int]:
-    found = file.stat()
-    return str(file.resolve()), found.st_size, found.st_mtime_ns, found.st_ino
-
-
-def _digest(files: Iterable[Path]) -> str:
-    running = blake3(max_threads=blake3.AUTO)
-    for file in files:
-        running.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-        running.update_mmap(file)
-    return running.hexdigest()

@@ -10,7 +10,7 @@ import torch
 
 from headwater.config import ServeConfig
 from headwater.engine.proof.selfcheck import SelfCheck, weight_shapes
-from headwater.machine import UNKNOWN, free_memory, gigabytes, memory_limit, total_memory
+from headwater.machine import UNKNOWN, free_memory, in_units, memory_limit, total_memory
 from headwater.mixers.linear import slowdown
 from headwater.mixers.numerics import Numerics
 from headwater.mixers.products import product_dtype
@@ -30,7 +30,7 @@ def check_memory(config: ServeConfig) -> None:
         raise too_much_memory(config)
     if config.memory > free:
         log.warning(
-            "memory is %s, %s are free: the process may be ended as it fills", *map(gigabytes, (config.memory, free))
+            "memory is %s, %s are free: the process may be ended as it fills", *map(in_units, (config.memory, free))
         )
 
 
@@ -40,11 +40,11 @@ def check_memory_tiers(config: ServeConfig, stores: Iterable[Store]) -> None:
     size = sum(store.limit or 0 for store in stores if store.kind == MEMORY)
     memory, total = (config.memory if on_cpu else 0), min(total_memory(), memory_limit() or UNKNOWN)
     if size and size + memory > total:
-        has = f"but the host has {gigabytes(total)}" + f", and memory is {gigabytes(memory)}" * on_cpu
+        has = f"but the host has {in_units(total)}" + f", and memory is {in_units(memory)}" * on_cpu
         raise SettingError("tier", repr(TIERS.show(config.tier)), has)
     if size and size + memory > (free := free_memory()):
         log.warning(
-            "tiers in memory are %s, %s are free: the process may be ended as they fill", *map(gigabytes, (size, free))
+            "tiers in memory are %s, %s are free: the process may be ended as they fill", *map(in_units, (size, free))
         )
     if size and on_cpu:
         log.warning(
@@ -53,7 +53,7 @@ def check_memory_tiers(config: ServeConfig, stores: Iterable[Store]) -> None:
 
 
 def too_much_memory(config: ServeConfig) -> SettingError:
-    total, free = map(gigabytes, device_memory(config.device))
+    total, free = map(in_units, device_memory(config.device))
     has = f"more than this machine can give: {total} in all, {free} free (the weights need memory besides)"
     return SettingError("memory", repr(show_bytes(config.memory)), has)
 
