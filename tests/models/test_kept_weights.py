@@ -85,7 +85,7 @@ def test_damaged_file_is_made_again_with_a_log_line(
     assert file.read_bytes() == content
 
 
-def test_changed_checkpoint_is_converted_anew_and_replaces_the_earlier(folder: Path, cache: Path) -> None:
+def test_changed_checkpoint_replaces_the_earlier_weights(folder: Path, cache: Path) -> None:
     kept(folder)
     (before,) = cache.glob("*/*")
     (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
@@ -135,7 +135,7 @@ def test_start_logs_folder_bytes_and_counts(folder: Path, cache: Path, caplog: p
         assert line.endswith(f"; {n * n_read} read, {n * added} added")
 
 
-def test_nothing_is_kept_unless_asked_for_or_as_stored(folder: Path, cache: Path) -> None:
+def test_keeping_needs_the_setting_and_fewer_bits(folder: Path, cache: Path) -> None:
     load_model(folder, "float32", weights="int4")
     kept(folder, "auto")
     assert not cache.exists()
