@@ -58,17 +58,34 @@ def chat_checkpoint() -> Iterator[Path]:
 class Record:
     """A request as the engine got it, with the longest prefix of it that was sent, or sent or answered, before."""
 
-    prompt: tuple[int, ...]
-    namespace: str
+    generation: Generation
     sent: int
     known: int
-    answer: list[int] = field(default_factory=list)
+    answer: list[TokenEvent] = field(default_factory=list)
     account: CacheAccount | None = None
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.generation.prompt
+
+    @property
+    def namespace(self) -> str:
+        return self.generation.namespace
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """Tokens of the prompt and of the answer."""
+        return (*self.prompt, *(event.token for event in self.answer))
 
     @property
     def computed(self) -> int:
         assert self.account is not None
         return self.account.prompt_tokens - self.account.cached_tokens
+
+    @property
+    def lost(self) -> int:
+        """Tokens that were computed although they were sent or answered before."""
+        return self.computed - (len(self.prompt) - self.known)
 
     @property
     def allowed(self) -> int:
@@ -94,13 +111,13 @@ class Watched:
         with self._lock:
             same = [r for r in self.records if r.namespace == generation.namespace]
             sent = longest_shared(generation.prompt, (r.prompt for r in same))
-            known = longest_shared(generation.prompt, ((*r.prompt, *r.answer) for r in same if r.account))
-            record = Record(generation.prompt, generation.namespace, sent, max(sent, known))
+            known = longest_shared(generation.prompt, (r.text for r in same if r.account))
+            record = Record(generation, sent, max(sent, known))
             self.records.append(record)
 
         def watch(event: Event) -> None:
             if isinstance(event, TokenEvent):
-                record.answer.append(event.token)
+                record.answer.append(event)
             if isinstance(event, FinishedEvent):
                 record.account = event.account
             on_event(event)

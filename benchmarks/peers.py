@@ -74,6 +74,7 @@ class Running:
     name: str
     command: str
     port: int
+    is_ours: bool
     pids: Callable[[], list[int]]  # of its processes
     rng: random.Random  # the same for every server
     words: list[int]
@@ -146,9 +147,9 @@ class Running:
         self.settle()
         return percentile(times, 99)
 
-    def ask(self, prompt: list[int]) -> Streamed:
-        """Return the answer of one token, when the server is idle again. Raises TimeoutError."""
-        answer = complete(self.port, prompt)
+    def ask(self, prompt: list[int], n_outputs: int = 1) -> Streamed:
+        """Return the answer, when the server is idle again. Raises TimeoutError."""
+        answer = complete(self.port, prompt, n_outputs)
         self.settle()
         return answer
 
@@ -164,13 +165,14 @@ def started(wanted: Wanted, given: argparse.Namespace, words: list[int]) -> Iter
     of = partial(Running, wanted.name, rng=random.Random(given.seed), words=words)
     if wanted.where in PEERS:
         with _peer(wanted, given) as (peer, port):
-            yield of(shlex.join(map(str, peer.cmd)), port, peer.pids)
+            yield of(shlex.join(map(str, peer.cmd)), port, is_ours=False, pids=peer.pids)
         return
     flags = ("--threads", str(given.threads), "--memory", f"{MEMORY}GB", *wanted.flags)
     environment = {"PYTHONPATH": str(Path(wanted.where).resolve() / "src"), "OMP_NUM_THREADS": str(given.threads)}
     with serve(str(wanted.model), *flags, environment=environment) as serving:
         before = " ".join(f"{name}={value}" for name, value in environment.items())
-        yield of(f"{before} {shlex.join(map(str, serving.process.args))}", serving.port, lambda: [serving.process.pid])
+        command = f"{before} {shlex.join(map(str, serving.process.args))}"
+        yield of(command, serving.port, is_ours=True, pids=lambda: [serving.process.pid])
 
 
 @contextmanager
@@ -257,22 +259,54 @@ def markdown(rows: list[Row], servers: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def options() -> argparse.Namespace:
-    parser = measure.parser(__doc__, "peers", repeats=3)
+def servers_parser(doc: str | None, name: str) -> argparse.ArgumentParser:
+    """Return a parser of the servers, and of what starts them."""
+    parser = measure.parser(doc, name, repeats=3)
     parser.add_argument("servers", nargs="*", type=Wanted.read, metavar="NAME=WHERE MODEL [FLAGS]")
     parser.add_argument("--model", type=Path, help="folder with the tokenizer of all models")
     parser.add_argument("--peers", type=Path, help="folder whose serve/run_peer.py starts peers")
-    parser.add_argument("--cold", type=measure.numbers, default=(512, 2048, 4096), help="lengths of prompts, tokens")
-    parser.add_argument("--streams", type=measure.numbers, default=(1, 8), help="numbers of streams at once")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens that are cached before a stream")
-    parser.add_argument("--outputs", type=int, default=256, help="tokens of a stream")
     parser.add_argument("--slot", type=int, default=16384, help="longest sequence of a peer, tokens")
+    parser.set_defaults(streams=())
+    return parser
+
+
+def servers_read(parser: argparse.ArgumentParser) -> argparse.Namespace:
     given = measure.prepared(parser)
     for wanted in given.servers:
         if wanted.where in PEERS and given.peers is None:
             parser.error(f"{wanted.where} needs --peers")
     if given.servers and given.model is None:
         parser.error("servers need --model, which holds their tokenizer")
+    return given
+
+
+@contextmanager
+def all_started(given: argparse.Namespace) -> Iterator[tuple[list[Running], Tokenizer, Path]]:
+    """Run all servers until the block ends; by default this tree's, over a random checkpoint."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as SIGINT: servers are ended
+    with ExitStack() as stack:
+        model = given.model or stack.enter_context(bench_checkpoint())
+        wanted = given.servers or [Wanted("headwater", str(ROOT), model, ())]
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        words = sayable(tokenizer)
+        yield [stack.enter_context(started(one, given, words)) for one in wanted], tokenizer, model
+
+
+def report(given: argparse.Namespace, rows: list[Row], servers: Sequence[Running], **settings: object) -> None:
+    """Write and print the rows, and a table with a column for each server."""
+    commands = {server.name: server.command for server in servers}
+    measure.report(given, rows, commands=commands, **settings)
+    print(*(f"{name}: {command}" for name, command in commands.items()), sep="\n")
+    print(f"{measure.machine()['cpu']}, {given.threads} threads\n{markdown(rows, list(commands))}")
+
+
+def options() -> argparse.Namespace:
+    parser = servers_parser(__doc__, "peers")
+    parser.add_argument("--cold", type=measure.numbers, default=(512, 2048, 4096), help="lengths of prompts, tokens")
+    parser.add_argument("--streams", type=measure.numbers, default=(1, 8), help="numbers of streams at once")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens that are cached before a stream")
+    parser.add_argument("--outputs", type=int, default=256, help="tokens of a stream")
+    given = servers_read(parser)
     if given.small:
         given.cold, given.prompt, given.outputs = (128,), 64, 16
     return given
@@ -280,19 +314,11 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     given = options()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as SIGINT: servers are ended
-    with ExitStack() as stack:
-        model = given.model or stack.enter_context(bench_checkpoint())
-        wanted = given.servers or [Wanted("headwater", str(ROOT), model, ())]
-        words = sayable(Tokenizer.from_file(str(model / "tokenizer.json")))
-        rng = random.Random(given.seed + 1)
+    with all_started(given) as (servers, _, model):
+        rng, words = random.Random(given.seed + 1), servers[0].words
         prompts = [rng.choices(words, k=given.prompt) for _ in range(max(given.streams, default=0))]
-        servers = [stack.enter_context(started(one, given, words)) for one in wanted]
         rows = rows_of(servers, given, prompts)
-    commands = {server.name: server.command for server in servers}
-    measure.report(given, rows, model=model.name, commands=commands)
-    print(*(f"{name}: {command}" for name, command in commands.items()), sep="\n")
-    print(f"{measure.machine()['cpu']}, {given.threads} threads\n{markdown(rows, list(commands))}")
+    report(given, rows, servers, model=model.name)
 
 
 if __name__ == "__main__":

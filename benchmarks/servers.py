@@ -26,6 +26,7 @@ from headwater.server.http.exchange import ServedEngine
 
 PATIENCE = 120  # seconds
 LONGEST = 900  # seconds that one answer may take
+TOO_MANY_TOKENS = 10**9  # of an answer
 JSON = {"content-type": "application/json"}
 
 
@@ -136,36 +137,62 @@ class Streamed:
     times: dict[int, list[float]]
     account: dict[str, Any]
     usage: dict[str, Any]
+    text: str = ""  # of all choices
 
     @property
     def ttft(self) -> float:
         return min(times[0] for times in self.times.values()) - self.sent
 
 
-def complete(port: int, prompt: Any, max_tokens: int = 1, ignore_eos: bool = True) -> Streamed:
-    """POST /v1/completions, greedy and streamed, on a connection of its own that is open before the clock starts."""
-    body = {"model": "m", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": ignore_eos}
+@contextmanager
+def completion(
+    port: int, prompt: Any, max_tokens: int, **fields: object
+) -> Iterator[tuple[float, http.client.HTTPResponse]]:
+    """POST /v1/completions, greedy and streamed, on a connection of its own that is open before the clock starts.
+
+    Yields the time at which the request was sent, and the response.
+    """
+    body = {"model": "m", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **fields}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
     connection.connect()
     sent = time.perf_counter()
     connection.request("POST", "/v1/completions", json.dumps(body), JSON)
-    response = connection.getresponse()
-    if response.status != 200:
-        raise RuntimeError(f"/v1/completions answered {response.status}: {response.read()[:500]!r}")
+    yield sent, connection.getresponse()
+    connection.close()
+
+
+def complete(port: int, prompt: Any, max_tokens: int = 1, ignore_eos: bool = True) -> Streamed:
+    """Return the answer to a prompt. Raises RuntimeError if it fails."""
     times: dict[int, list[float]] = {}
     account: dict[str, Any] = {}
     usage: dict[str, Any] = {}
-    for line in response:
-        if line.startswith(b"data: {"):
-            now = time.perf_counter()
-            chunk = json.loads(line[6:])
-            if "error" in chunk:
-                raise RuntimeError(f"/v1/completions failed: {chunk['error']}")
-            for choice in chunk["choices"]:
-                if choice["text"]:
-                    times.setdefault(choice["index"], []).append(now)
-            account = chunk.get("headwater") or account
-            usage = chunk.get("usage") or usage
-    connection.close()
-    return Streamed(sent, times, account, usage)
+    text = ""
+    with completion(port, prompt, max_tokens, ignore_eos=ignore_eos) as (sent, response):
+        if response.status != 200:
+            raise RuntimeError(f"/v1/completions answered {response.status}: {response.read()[:500]!r}")
+        for line in response:
+            if line.startswith(b"data: {"):
+                now = time.perf_counter()
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    raise RuntimeError(f"/v1/completions failed: {chunk['error']}")
+                for choice in chunk["choices"]:
+                    if choice["text"]:
+                        times.setdefault(choice["index"], []).append(now)
+                        text += choice["text"]
+                account = chunk.get("headwater") or account
+                usage = chunk.get("usage") or usage
+    return Streamed(sent, times, account, usage, text)
+
+
+def refusal_seconds(port: int, prompt: Any) -> float:
+    """Return the seconds in which Headwater refuses a prompt for its answer's length: all but the engine's work.
+
+    Raises RuntimeError if the request is not refused.
+    """
+    with completion(port, prompt, TOO_MANY_TOKENS) as (sent, response):
+        answer = response.read()
+        if b"context_length_exceeded" not in answer:
+            raise RuntimeError(f"a request of {TOO_MANY_TOKENS:,} tokens was answered: {answer[:500]!r}")
+        return time.perf_counter() - sent

@@ -123,7 +123,8 @@ def peer(given: argparse.Namespace, package: str, model: Path, **options: Any) -
     with tempfile.NamedTemporaryFile("r", errors="replace") as log:
         try:
             with started_peer(given.peers, PEERS[where], model, Path(log.name), **options) as (running, port):
-                yield Running(where, shlex.join(map(str, running.cmd)), port, running.pids, random.Random(), [])
+                command = shlex.join(map(str, running.cmd))
+                yield Running(where, command, port, False, running.pids, random.Random(), [])
         except SystemExit:
             raise RefusedError(first_error(log.read())) from None
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ def pages() -> dict[str, Callable[[], str]]:
     """Return the function that makes each page, by the page's path."""
     made: dict[str, Callable[[], list[Section]]] = {
         "cluster": _cluster,
-        "comparison": list,
+        "comparison": _resumed,
         "lab": lambda: [_rows("lab", "Speed of the lab")],
         "policy": _policy,
         "speculation": lambda: [
@@ -115,6 +116,27 @@ def _tiers() -> list[Section]:
             ),
         ),
     ]
+
+
+def _resumed() -> list[Section]:
+    """Return hits by the token, and a table of `benchmarks.resume_peers` for each model."""
+    return [
+        _rows("token_hits", "Hits by the token"),
+        *(by_server(file.stem) for file in sorted(RESULTS.glob("resume_peers_*.json"))),
+    ]
+
+
+def by_server(name: str) -> Section:
+    """Return the figures of a results file with a column for each server."""
+    document = load(name)
+    servers, cells = list(document["run"]["commands"]), defaultdict[str, dict[str, str]](dict)
+    for row in document["rows"]:
+        what, _, server = row["name"].rpartition(": ")
+        if server in servers:
+            cells[f"{what}, {row['unit']}"][server] = spread(row["values"])
+    lines = [(what, *(of.get(server, "") for server in servers)) for what, of in cells.items()]
+    text = f"{source(name, document, 'resume_peers')}\n\n{table(('', *servers), lines)}"
+    return f"Resumed at the token: {document['run']['about']}", text
 
 
 def _policy() -> list[Section]:

@@ -25,7 +25,7 @@ from benchmarks.tier_peers import RefusedError, first_error, peer, restart, sess
 
 def running() -> Running:
     """A server whose process is this one."""
-    return Running("ours", "serve", 0, lambda: [os.getpid()], random.Random(0), [5, 6, 7])
+    return Running("ours", "serve", 0, True, lambda: [os.getpid()], random.Random(0), [5, 6, 7])
 
 
 def answer(*times: float, cached: int = 0) -> Streamed:
@@ -69,7 +69,7 @@ def test_cold_prompt_must_miss_and_the_same_again_must_hit(monkeypatch: pytest.M
     server.rng = random.Random(0)  # the same prompt
     with pytest.raises(RuntimeError, match="124 of 128 tokens never seen were cached"):
         server.cold(128)
-    monkeypatch.setattr(peers, "complete", lambda port, prompt: answer(0.25))
+    monkeypatch.setattr(peers, "complete", lambda port, prompt, n=1: answer(0.25))
     with pytest.raises(RuntimeError, match="0 of 128 tokens sent again were cached"):
         server.resend(128)
 
@@ -171,7 +171,7 @@ class Server:
         self.starts += 1
         if not self.keeps:
             self.had = []
-        server = Running("ours", "serve", 0, list, random.Random(0), [])
+        server = Running("ours", "serve", 0, True, list, random.Random(0), [])
         server.ask = self.ask  # type: ignore[method-assign]
         yield server
 
