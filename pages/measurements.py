@@ -122,7 +122,7 @@ def _resumed() -> list[Section]:
     """Return hits by the token, and a table of `benchmarks.resume_peers` for each model."""
     return [
         _rows("token_hits", "Hits by the token"),
-        *(by_server(file.stem) for file in sorted(RESULTS.glob("resume_peers_*.json"))),
+        *(by_server(file.stem) for file in sorted(RESULTS.glob("resume_peers*.json"))),
     ]
 
 

@@ -74,18 +74,21 @@ def test_answer_of_another_length_is_refused(talks: list[Resumed], monkeypatch: 
         Resumed.begun(talks[1].server, WORDS, 20, 30)
 
 
-def record(prompt: int, known: int, cached: int) -> Record:
+def record(prompt: int, known: int, cached: int, sent: int | None = None) -> Record:
     account = CacheAccount(prompt, cached, cached, 0, Reason.FULL)
-    return Record(Generation(tuple(range(prompt)), SamplingParams()), known, known, account=account)
+    generation = Generation(tuple(range(prompt)), SamplingParams())
+    return Record(generation, known if sent is None else sent, known, account=account)
 
 
 def test_hits_are_compared_with_the_longest_common_prefixes() -> None:
-    records = [record(100, 0, 0), record(100, 90, 64), record(200, 150, 150), record(100, 90, 80)]
+    records = [record(100, 0, 0), record(100, 90, 64), record(200, 100, 80, sent=90), record(100, 90, 85)]
     rows = {row.name.removeprefix("raw: "): row for row in token_hits.rows_of("raw", [records], [1])}
-    assert rows["hits"].values == [58.8]
-    assert rows["possible hits"].values == [66.0]
-    assert (rows["possible - measured"].values, rows["possible - measured"].met) == ([7.2], False)
-    assert rows["the same, without first partings"].values == [2.0]
+    assert rows["hits"].values == [45.8]
+    assert rows["possible hits"].values == [56.0]
+    assert (rows["possible - measured"].values, rows["possible - measured"].met) == ([10.2], False)
+    assert rows["possible - measured, where prompts first part"].values == [5.2]
+    assert rows["possible - measured, turns before their answer was prefilled"].values == [2.0]
+    assert rows["possible - measured, the rest"].values == [3.0]
     assert rows["answers with a differing bit"].met is False
 
 
