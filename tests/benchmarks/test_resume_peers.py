@@ -50,7 +50,7 @@ def talks(monkeypatch: pytest.MonkeyPatch) -> list[Resumed]:
     return [Resumed.begun(server, WORDS, 20, 30) for server in (Server("ours", True, 0), Server("peer", False, 4))]
 
 
-def test_next_turn_reports_computed_tokens_and_the_ratio_to_the_peer(talks: list[Resumed]) -> None:
+def test_next_turn_reports_computed_tokens_and_ratio(talks: list[Resumed]) -> None:
     rows = {row.name: row for row in turn_rows(talks, 2, 20, 8)}
     assert rows["8 new tokens after 20: computed: ours"].values == [8.0, 8.0]
     assert rows["8 new tokens after 20: computed: ours"].goal == "<= 8"
@@ -59,7 +59,7 @@ def test_next_turn_reports_computed_tokens_and_the_ratio_to_the_peer(talks: list
     assert len(rows) == 5
 
 
-def test_prompt_sent_again_reports_its_second_token_and_time_above_http(talks: list[Resumed]) -> None:
+def test_repeated_prompt_reports_second_token_and_http(talks: list[Resumed]) -> None:
     rows = {row.name: row.values for row in again_rows(talks, 1, 30)}
     assert rows["the same 30 tokens: first token: peer"] == [4000.0]
     assert rows["the same 30 tokens: second token: ours"] == [1000.0]
@@ -80,7 +80,7 @@ def record(prompt: int, known: int, cached: int, sent: int | None = None) -> Rec
     return Record(generation, known if sent is None else sent, known, account=account)
 
 
-def test_hits_are_compared_with_the_longest_common_prefixes() -> None:
+def test_lost_hits_are_divided_by_cause() -> None:
     records = [record(100, 0, 0), record(100, 90, 64), record(200, 100, 80, sent=90), record(100, 90, 85)]
     rows = {row.name.removeprefix("raw: "): row for row in token_hits.rows_of("raw", [records], [1])}
     assert rows["hits"].values == [45.8]
@@ -92,7 +92,7 @@ def test_hits_are_compared_with_the_longest_common_prefixes() -> None:
     assert rows["answers with a differing bit"].met is False
 
 
-def test_prompt_parts_first_where_no_earlier_one_ended_or_was_left() -> None:
+def test_first_parting_is_where_no_prompt_left() -> None:
     first, again, turn = record(100, 0, 0), record(100, 90, 90), record(200, 100, 100)
     chat = record(120, 70, 70)
     chat = replace(chat, generation=replace(chat.generation, boundaries=Boundaries(system_end=70)))
