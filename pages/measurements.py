@@ -119,11 +119,9 @@ def _tiers() -> list[Section]:
 
 
 def _resumed() -> list[Section]:
-    """Return hits by the token, and a table of `benchmarks.resume_peers` for each model."""
-    return [
-        _rows("token_hits", "Hits by the token"),
-        *(by_server(file.stem) for file in sorted(RESULTS.glob("resume_peers*.json"))),
-    ]
+    """Return hits by the token, and a table of `benchmarks.resume_peers` for each model, if their results exist."""
+    hits = [_rows(file.stem, "Hits by the token") for file in RESULTS.glob("token_hits.json")]
+    return [*hits, *(by_server(file.stem) for file in sorted(RESULTS.glob("resume_peers*.json")))]
 
 
 def by_server(name: str) -> Section:
