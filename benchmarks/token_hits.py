@@ -146,11 +146,12 @@ def differing(watched: Watched, record: Record) -> int:
 
 def first_partings(records: list[Record]) -> list[Record]:
     """Return the requests without known boundaries that leave an earlier text where no request left one before."""
-    left, found = {0}, []
+    left, found = {tuple[int, ...]()}, list[Record]()
     for record in records:
-        if not record.generation.boundaries.known and record.known not in left:
+        shared = record.prompt[: record.known]
+        if not record.generation.boundaries.known and shared not in left:
             found.append(record)
-        left |= {record.known, len(record.text)}  # the end of a text is where the next turn leaves it
+        left |= {shared, record.text}  # the end of a text is where the next turn leaves it
     return found
 
 
