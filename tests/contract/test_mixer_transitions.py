@@ -36,7 +36,7 @@ def test_state_is_the_transitioned_previous_one_plus_the_zero_start_state(mixer:
     after_X, zero_start_X = rig.state.recurrent[PREFIX], rig.state.recurrent[FROM_ZERO]
     moved_X = mixer.moved(rig.state.transition[0], before_X)
     assert relative_error(moved_X + zero_start_X.double(), after_X.double()) < 1e-6
-    if length <= mixer.of.remembers:  # else this would hold for any transition
+    if length <= mixer.of.remembers(mixer.layer):  # else this would hold for any transition
         assert moved_X.abs().max() > 0.05 * after_X.abs().max()
 
 

@@ -30,7 +30,7 @@ class Recurrence:
     moved: Callable[[Any, Tensors, torch.Tensor, torch.Tensor], torch.Tensor]
     transition: Callable[[Any], tuple[int, ...]]  # the smallest form's shape
     parts: int = 1  # equal ones, in which the reference uses the outputs of its widest product
-    remembers: int = 100  # tokens after which the state before them is still seen
+    remembers: Callable[[Any], int] = lambda layer: 100  # layer -> tokens after which the state before them is seen
     fill: Mapping[str, Fill] = field(default_factory=dict)  # end of a weight's name -> how it is filled
     extremes: Mapping[str, Mapping[str, Fill]] = field(
         default_factory=dict

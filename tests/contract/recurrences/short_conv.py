@@ -34,5 +34,5 @@ SHORT_CONV = Recurrence(
     moved=moved,
     transition=lambda layer: (1,),
     parts=3,
-    remembers=1,
+    remembers=lambda layer: layer.conv - 2,  # one token less than its stored inputs
 )
