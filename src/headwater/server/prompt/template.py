@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -14,14 +12,11 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headwater.errors import TemplateError
+from headwater.server.prompt.sandbox import Sandbox, Steps, bound_comparisons, bounded_pieces, current_steps
 
-MAX_STEPS = 1_000_000  # iterations of loops in one rendering: about a second
 MACRO_STEPS = 10  # steps that a call of a macro counts as, by the time it takes
-MAX_CHARACTERS = 32_000_000  # of one rendering, and of one repetition in a template
-MAX_EXPONENT = 1_000
 STEPS = "headwater_steps"  # name of the counter, and of the filter that counts
 
 
@@ -59,32 +54,17 @@ class ChatTemplate:
         MAX_STEPS steps or writes more than MAX_CHARACTERS characters.
         """
         values = {**self._special_tokens, **variables, "messages": messages, "strftime_now": now.strftime}
-        values[STEPS] = _Steps()
+        values[STEPS] = steps = Steps()
+        before = current_steps.set(steps)
         try:
-            return "".join(_bounded(self._template.generate(values)))
+            return "".join(bounded_pieces(self._template.generate(values)))
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             # a template computes with the client's values, so any of these errors is reported to the client
             raise TemplateError(f"the model's chat template refuses these messages: {error}") from error
         except (RecursionError, MemoryError) as error:
             raise TemplateError(f"the model's chat template does not end: {type(error).__name__}") from error
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """Sandbox that bounds repetitions of texts and powers of numbers."""
-
-    intercepted_binops = frozenset(["*", "**"])
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            if isinstance(right, int | float) and abs(right) > MAX_EXPONENT:
-                raise TemplateError(
-                    f"the chat template raises to the power {right}, at most {MAX_EXPONENT} is accepted"
-                )
-            return left**right
-        for sized, times in ((left, right), (right, left)):
-            if isinstance(sized, str | list | tuple) and isinstance(times, int) and len(sized) * times > MAX_CHARACTERS:
-                raise _too_much(len(sized) * times)
-        return left * right
+        finally:
+            current_steps.reset(before)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -113,51 +93,16 @@ def _compiled(source: str) -> tuple[set[str], jinja2.Template]:
         counter = jinja2.nodes.Name(STEPS, "load")
         step = jinja2.nodes.Filter(counter, STEPS, [weight], [], None, None)
         node.body.insert(0, jinja2.nodes.ExprStmt(step, lineno=node.lineno))
+    bound_comparisons(tree)
     tree.set_environment(environment)
     return variables, environment.from_string(tree)
 
 
-@dataclass(slots=True)
-class _Steps:
-    taken: int = 0  # by one rendering
-
-
-def _step(steps: _Steps, weight: int) -> None:
-    steps.taken += weight
-    if steps.taken > MAX_STEPS:
-        raise TemplateError(f"the chat template takes more steps for these messages than the {MAX_STEPS:,} allowed")
-
-
-def _bounded(pieces: Iterable[str]) -> Iterator[str]:
-    total = 0
-    for piece in pieces:
-        total += len(piece)
-        if total > MAX_CHARACTERS:
-            raise _too_much(total)
-        yield piece
-
-
-def _too_much(characters: int) -> TemplateError:
-    return TemplateError(f"the chat template makes {characters:,} characters, at most {MAX_CHARACTERS:,} are accepted")
-
-
 def _environment() -> jinja2.Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
-    environment.filters["tojson"] = _to_json
-    environment.filters[STEPS] = _step
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
+    environment.filters[STEPS] = Steps.take
     environment.globals["raise_exception"] = _raise_exception
     return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Encode as plain JSON: jinja2's own filter escapes <, >, & and ', which models were not trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:
