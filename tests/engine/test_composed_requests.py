@@ -185,15 +185,42 @@ def test_the_same_composed_request_has_the_same_bits(make: Make) -> None:
     assert one.tokens == two.tokens
 
 
-def test_segment_that_begins_in_a_tails_page_is_composed_from_the_page(make: Make) -> None:
-    """The tail is of no use to it, and changes no bit."""
+RECURRENT = ("qwen3_5", *(pytest.param(name, marks=pytest.mark.full) for name in FAMILIES if name != "qwen3_5"))
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_segment_after_a_tail_is_composed_to_the_same_bits(models, same_bits_as_without_a_cache, name: str) -> None:
+    """The request resumes at the tail's last token, on the page on which its first segment begins."""
+    make = models(name)
     with make(PAGES) as rig, make(PAGES, tails=False) as without:
         for one in (rig, without):
             one.ask(LEAD, 1, keep_output=False)
-        assert rig.ask(LEAD, 1, keep_output=False).account.resumed_at == len(LEAD) == 150
+        answers = [ask(one, DOCUMENTS) for one in (rig, without)]
+        exact = rig.ask(prompt_of(DOCUMENTS)[0])
+    assert [answer.account.resumed_at for answer in answers] == [len(LEAD), 128]
+    assert [answer.account.segments for answer in answers] == [3, 3]
+    assert answers[0].same_bits(answers[1])
+    assert exact.account.cached_tokens >= len(LEAD)
+    assert same_bits_as_without_a_cache(make, [exact]) == [True]
+
+
+def test_tail_beyond_the_first_segments_beginning_is_not_used(make: Make) -> None:
+    with make(PAGES) as rig, make(PAGES, tails=False) as without:
+        for one in (rig, without):
+            one.ask(LEAD + DOCUMENTS[0][:20], 1, keep_output=False)
         answers = [ask(one, DOCUMENTS) for one in (rig, without)]
     assert [answer.account.resumed_at for answer in answers] == [128, 128]
     assert answers[0].same_bits(answers[1])
+
+
+def test_tail_before_composed_segments_is_kept_and_is_exact(make: Make, same_bits_as_without_a_cache) -> None:
+    with make(PAGES) as rig:
+        ask(rig, DOCUMENTS)
+        ask(rig, DOCUMENTS[::-1])  # resumes at the checkpoint before the first segment, and keeps the tail after it
+        third = ask(rig, DOCUMENTS[1:])
+        exact = rig.ask(LEAD + words(30, "exact"))
+    assert [one.account.resumed_at for one in (third, exact)] == [len(LEAD), len(LEAD)]
+    assert same_bits_as_without_a_cache(make, [exact]) == [True]
 
 
 def test_namespaces_do_not_share_segments(make: Make) -> None:

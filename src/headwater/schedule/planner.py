@@ -182,24 +182,25 @@ class Planner:
         seq.optional = frozenset((*placed.learned, *placed.optional)) - ahead
         seq.placed_until = max(seq.checkpoints, default=match.checkpoint_tokens)
         seq.speculative = tuple(p for p in placed.speculative if p not in seq.checkpoints)
-        seq.tails = self._tails(seq, match, others) if self.layout.tail_pages and seq.may_start_in_mid_page else ()
+        seq.tails = self._tails(seq, match, others) if self.layout.tail_pages else ()
 
     def _tails(self, seq: Sequence, match: Match, others: Iterable[Sequence]) -> tuple[int, ...]:
         """Return the ends of tails to keep: where later prompts are likely to part from this one, and its own end.
 
         Each begins at a checkpoint that the prompt has or takes. Without recurrent layers any cached page serves.
+        Before composed segments the last one ends where the first of them begins.
         """
         ends = {seq.n_prompt}
         if not self.layout.every_page:
             parts = seq.generation.boundaries
-            known = (parts.system_end, parts.query_start, parts.query_end, *parts.extra)
+            known = (parts.system_end, parts.query_start, parts.query_end, *parts.extra, seq.exact_until)
             ends.update(at for at in known if at is not None)
             ends.add(match.kv_tokens + match.parted_tokens)
             ends.update(common_ids(seq.key, other.key) for other in others if other.namespace == seq.namespace)
             states = {match.checkpoint_tokens, *seq.checkpoints}
             long = (at for at in ends if at % self.unit >= self.layout.min_tail_tokens)
             ends = {at for at in long if at // self.unit * self.unit in states} | {seq.n_prompt}
-        return tuple(sorted(at for at in ends if match.resumed_tokens < at <= seq.n_prompt))
+        return tuple(sorted(at for at in ends if match.resumed_tokens < at <= seq.exact_until))
 
     # -- later legs ----------------------------------------------------------
 

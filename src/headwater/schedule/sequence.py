@@ -121,15 +121,17 @@ class Sequence:
 
     @property
     def may_start_in_mid_page(self) -> bool:
-        """True if the prefill may resume at any token that is cached.
-
-        One with segments resumes on the grid: the leg around them begins at the page of the first one.
-        """
+        """True if the prefill may resume at any token that is cached: no part of the prompt is a segment."""
         return not self.generation.segments and self.marked_from is None
+
+    @property
+    def exact_until(self) -> int:
+        """Position up to which the prefill may resume at any token that is cached, and keep tails."""
+        return self.n_prompt if self.marked_from is None else 0
 
     def resumes_at(self, match: Match) -> int:
         """Return the position at which cached content lets the prefill resume."""
-        return match.resumed_tokens if self.may_start_in_mid_page else match.checkpoint_tokens
+        return match.resumed_tokens if match.resumed_tokens <= self.exact_until else match.checkpoint_tokens
 
     @property
     def is_answered(self) -> bool:

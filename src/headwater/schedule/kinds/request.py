@@ -146,6 +146,11 @@ class Request(Sequence):
         """At least one token is computed, for its logits."""
         return self.n_prompt - 1
 
+    @property
+    def exact_until(self) -> int:
+        """The first segment that is composed begins there: a tail may end in its page, and before it."""
+        return super().exact_until if self.composition is None else self.composition.spans[0].start
+
     def place(self, placement: Placement, query: PlacementQuery) -> Placed:
         return placement.place(query)
 
