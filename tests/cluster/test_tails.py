@@ -21,8 +21,10 @@ from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import TAIL
 from headwater.tiers.part import Header
 from tests.cluster.test_pulls import Worker, changing, pool
+from tests.covering import cells
 from tests.exactness.rig import Answer, Make, words
 from tests.exactness.test_matrix import FAMILIES
+from tests.exactness.test_tiers import MODELS
 from tests.models.test_mtp import always_drafting, with_head  # noqa: F401  a fixture
 from tests.models.test_mtp import make as make_with_head  # noqa: F401  a fixture
 
@@ -93,15 +95,11 @@ def test_nothing_of_a_prompt_is_computed_again(make, same_bits_as_without_a_cach
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
-    "family",
-    [
-        one if one in ("qwen3", "qwen3_window", "mamba2") else pytest.param(one, marks=pytest.mark.full)
-        for one in FAMILIES
-    ],
+    ("recipe", "form"), cells(MODELS, lambda recipe, form: recipe in ("qwen3", "qwen3_window", "mamba2"))
 )
-def test_tails_of_every_family(load, same_bits_as_without_a_cache, family, dtype) -> None:
+def test_tails_of_every_family_and_format(load, same_bits_as_without_a_cache, recipe, form, dtype) -> None:
     """Each kind of memory comes whole, among them the keys of a window, only KV, and only states."""
-    make = Make(*load(family, dtype, 2))
+    make = Make(*load(recipe, dtype, 2, form))
     with two(make) as (a, b):
         rest = whole(prefilled(a), handed_over(a, b))
         assert prompt_tokens(b) == 0

@@ -45,6 +45,19 @@ def test_answer_on_the_page_of_its_prompt_is_cached():
     assert it.ask([*seq.tokens, 1]).account.resumed_at == 75
 
 
+@pytest.mark.parametrize(
+    ("length", "answer"), [(200, 30), (200, 100), (128, 64), (128, 5), (64, 64), (100, 5), (127, 2)]
+)
+def test_tails_add_no_checkpoint_to_a_chat(length, answer):
+    positions = []
+    for tails in (True, False):
+        it, history = lab(tails=tails), words(length, "question")
+        for turn in range(4):
+            history = it.ask(history, max_tokens=answer).tokens + words(20, turn)
+        positions.append([node.end for node in it.cache.index if node.checkpoint is not None])
+    assert positions[0] == positions[1]
+
+
 def test_stripped_answer_leaves_the_prompt_to_resume_at():
     it = lab()
     prompt = words(100, "question")
