@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from headwater.layers.attention import Rotary
 from headwater.layers.mla import LatentAttention
 from headwater.memory.arena import Arena
+from headwater.mixers.linear import Linear
 from headwater.mixers.mla import TILE, LatentAttentionMixer
 from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
@@ -111,6 +112,17 @@ def test_cuts_and_pages_change_no_bit(form: str, dtype: str) -> None:
     for seed, cuts in enumerate([[512], [64, 576], list(range(64, LENGTH, 64))]):
         rig = Rig(FORMS[form], dtype)
         assert torch.equal(rig.prefill(table(rig, seed), cuts), whole), cuts
+
+
+def test_only_tokens_are_expanded_and_no_key_after_them_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scratch holds NaN, as after a longer sequence whose keys were not finite."""
+    rig, rows, product = Rig(KIMI), list[int](), Linear.__call__
+    whole = rig.prefill(table(rig), [])
+    for part, width in zip(rig.layer.expanded._scratch(rig.x).of(1024), (KIMI.key_dim, KIMI.v_dim), strict=True):
+        part[..., :width] = float("nan")
+    monkeypatch.setattr(Linear, "__call__", lambda of, x, n: (rows.append(len(x)), product(of, x, n))[1])
+    assert torch.equal(rig.prefill(table(rig), []), whole)
+    assert set(rows) == {LENGTH}
 
 
 @pytest.mark.parametrize(("form", "dtype"), BITS)
