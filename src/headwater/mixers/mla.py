@@ -85,7 +85,7 @@ class ExpandedHeads:
         """
         shape, end = self.shape, slices[-1].end
         latent_TL = row_KX[:end, : shape.latent].contiguous()
-        k_KGM, v_KGM = self._scratch(row_KX).of(len(row_KX))
+        k_KGM, v_KGM = self.scratch(row_KX).of(len(row_KX))
         k_KGM[end:], v_KGM[end:] = 0, 0
         first = 0
         for up in self.groups:
@@ -113,7 +113,8 @@ class ExpandedHeads:
         k_KGM[:n, :, shape.nope_dim : shape.key_dim] = row_TX[:, None, shape.latent :]
         v_KGM[:n, :, : shape.v_dim] = e_TGE[..., shape.nope_dim :]
 
-    def _scratch(self, like: Tensor) -> Scratch:
+    def scratch(self, like: Tensor) -> Scratch:
+        """Return the memory for keys and values of a group of heads."""
         shape = self.shape
         return _scratch((shape.nope_dim, shape.rope_dim, shape.v_dim), like.dtype, like.device)
 

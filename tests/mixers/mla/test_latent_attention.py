@@ -118,7 +118,7 @@ def test_only_tokens_are_expanded_and_no_key_after_them_is_read(monkeypatch: pyt
     """The scratch holds NaN, as after a longer sequence whose keys were not finite."""
     rig, rows, product = Rig(KIMI), list[int](), Linear.__call__
     whole = rig.prefill(table(rig), [])
-    for part, width in zip(rig.layer.expanded._scratch(rig.x).of(1024), (KIMI.key_dim, KIMI.v_dim), strict=True):
+    for part, width in zip(rig.layer.expanded.scratch(rig.x).of(1024), (KIMI.key_dim, KIMI.v_dim), strict=True):
         part[..., :width] = float("nan")
     monkeypatch.setattr(Linear, "__call__", lambda of, x, n: (rows.append(len(x)), product(of, x, n))[1])
     assert torch.equal(rig.prefill(table(rig), []), whole)
