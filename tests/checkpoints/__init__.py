@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from headwater.models.files import embedded
-from tests.checkpoints import linear_attention, qwen, recipe, ring, short_convolutions, state_spaces
+from tests.checkpoints import linear_attention, ling_2_5, qwen, recipe, ring, short_convolutions, state_spaces
 from tests.checkpoints.recipe import Recipe, write
 
-GROUPS = (qwen, state_spaces, linear_attention, ring, short_convolutions)
+GROUPS = (qwen, state_spaces, linear_attention, ring, ling_2_5, short_convolutions)
 RECIPES: dict[str, Recipe] = {name: one for group in GROUPS for name, one in group.RECIPES.items()}
 SMALLEST = {  # of each family, by its name
     "Qwen3.5": "qwen3_5",
@@ -27,18 +27,19 @@ SMALLEST = {  # of each family, by its name
     "Mamba": "mamba",
     "Kimi-Linear": "kimi_linear",
     "Ling 3.0": "ling",
+    "Ling 2.5": "ling_2_5",
     "Falcon-H1": "falcon_h1",
     "Nemotron-H": "nemotron_h",
     "LFM2": "lfm2",
 }
 TRAINED = "headwater_tiny"  # comes with the package
-OWN = {"bailing_moe_linear": ring.oracle}  # by model type
+OWN = {"BailingMoeLinearV2ForCausalLM": ring.oracle, "BailingMoeV2_5ForCausalLM": ling_2_5.ling_oracle}  # by class
 
 
 def oracle(folder: Path) -> torch.nn.Module:
     """The checkpoint as transformers loads it, or as our own model does where transformers has none."""
-    model_type = json.loads((folder / "config.json").read_text())["model_type"]
-    return OWN.get(model_type, recipe.oracle)(folder)
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+    return OWN.get(name, recipe.oracle)(folder)
 
 
 def checkpoint(root: Path, name: str) -> Path:

@@ -47,6 +47,9 @@ class Ring:
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
 
+    def full_attention(self) -> nn.Module:
+        return FullAttention(self)
+
     @property
     def recipe(self) -> Recipe:
         return Recipe(lambda end: RingModel(self, end), self.tie_word_embeddings)
@@ -214,7 +217,7 @@ class Layer(nn.Module):
         super().__init__()
         whole_groups = c.num_hidden_layers // c.layer_group_size * c.layer_group_size
         full = (i + 1) % c.layer_group_size == 0 or i >= whole_groups
-        self.attention = FullAttention(c) if full else LinearAttention(c, i)
+        self.attention = c.full_attention() if full else LinearAttention(c, i)
         self.mlp = Mlp(c.hidden_size, c.intermediate_size) if i < c.first_k_dense_replace else Routed(c)
         self.input_layernorm = Norm(c.hidden_size, c.rms_norm_eps)
         self.post_attention_layernorm = Norm(c.hidden_size, c.rms_norm_eps)
@@ -289,11 +292,11 @@ class RingModel(nn.Module):
         self.generation_config.save_pretrained(folder)
 
 
-def oracle(folder: Path) -> RingModel:
+def oracle(folder: Path, kind: type[Ring] = Ring) -> RingModel:
     """The checkpoint in float64."""
     config = json.loads((folder / "config.json").read_text())
-    own = {key: config[key] for key in asdict(Ring())}
-    model = RingModel(Ring(**own), config["eos_token_id"])
+    own = {key: config[key] for key in asdict(kind())}
+    model = RingModel(kind(**own), config["eos_token_id"])
     head = f"model.layers.{own['num_hidden_layers']}."  # of multi-token prediction, which this model has not
     tensors = load_file(folder / "model.safetensors")
     own_tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(head)}

@@ -10,11 +10,11 @@ import pytest
 from headwater.errors import CheckpointError
 from headwater.models.families import (
     ALL_REFUSE,
-    BY_MODEL_TYPE,
     FAMILIES,
+    MODEL_TYPES,
     Family,
     Refusal,
-    check_architecture,
+    family_of,
     read_config,
 )
 from headwater.models.load import load_model
@@ -49,6 +49,7 @@ OVERRULED = {  # by what else these small checkpoints' configs say
     "Ling 3.0": {
         "first_k_dense_replace", "head_dim", "layer_group_size", "qk_head_dim", "rope_theta", "short_conv_kernel_size",
     },  # lists of layers, `rope_parameters`, and the names above or of transformers
+    "Ling 2.5": {"num_key_value_heads"},  # of latent attention, which has none
     "Falcon-H1": {"mamba_expand"},  # `mamba_d_ssm`
     "Nemotron-H": {"expand"},  # `mamba_num_heads` and `mamba_head_dim`
 }  # fmt: skip
@@ -56,7 +57,7 @@ OVERRULED = {  # by what else these small checkpoints' configs say
 
 # Classes of transformers 5.24, vLLM, SGLang and mlx-lm by the model types that their published config.json have.
 SERVED = {
-    "bailing_hybrid": ("BailingMoeV3ForCausalLM", "BailingHybridForCausalLM"),
+    "bailing_hybrid": ("BailingMoeV3ForCausalLM", "BailingHybridForCausalLM", "BailingMoeV2_5ForCausalLM"),
     "bailing_moe_linear": ("BailingMoeLinearV2ForCausalLM",),
     "bamba": ("BambaForCausalLM",),
     "falcon_h1": ("FalconH1ForCausalLM",),
@@ -81,7 +82,7 @@ SERVED = {
     "qwen3_next": ("Qwen3NextForCausalLM",),
 }
 REFUSED = {
-    "bailing_hybrid": ("BailingMoeV2_5ForCausalLM", "BailingHybridModel"),  # the first: Ling 2.5 and 2.6
+    "bailing_hybrid": ("BailingHybridModel",),
     "jamba": ("JambaForSequenceClassification",),
     "minimax": ("MiniMaxForSequenceClassification",),
     "nemotron_h": ("NemotronHPuzzleForCausalLM",),
@@ -93,17 +94,22 @@ REFUSED = {
 
 
 def test_every_model_type_is_served_under_its_published_classes() -> None:
-    assert SERVED.keys() == BY_MODEL_TYPE.keys()
+    assert SERVED.keys() == set(MODEL_TYPES)
     for model_type, named in SERVED.items():
         for name in named:
-            check_architecture({"architectures": [name]}, BY_MODEL_TYPE[model_type], model_type)
-        check_architecture({}, BY_MODEL_TYPE[model_type], model_type)
+            assert name in family_of({"architectures": [name]}, model_type).architectures
+        assert family_of({}, model_type) == family_of({"architectures": [named[0]]}, model_type)
+
+
+def test_family_of_a_shared_model_type_is_chosen_by_class() -> None:
+    assert family_of({"architectures": ["BailingMoeV3ForCausalLM"]}, "bailing_hybrid").name == "Ling 3.0"
+    assert family_of({"architectures": ["BailingMoeV2_5ForCausalLM"]}, "bailing_hybrid").name == "Ling 2.5"
 
 
 @pytest.mark.parametrize(("model_type", "name"), [(key, name) for key, named in REFUSED.items() for name in named])
 def test_other_class_of_a_model_type_is_refused_by_name(model_type: str, name: str) -> None:
     with pytest.raises(CheckpointError, match=f"'{name}'.* of model_type '{model_type}' only "):
-        check_architecture({"architectures": [name]}, BY_MODEL_TYPE[model_type], model_type)
+        family_of({"architectures": [name]}, model_type)
 
 
 def changed(config: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:

@@ -31,16 +31,17 @@ GREEDY = 24 if FULL else 10
 LONGER_BY = 97 if FULL else 41  # tokens of a prompt than of the one before
 FAMILIES = [
     "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3", "qwen3_window", "granite_moe", "bamba", "mamba2", "minimax",
-    "ring", "jamba_moe", "kimi_linear", "ling", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe",
+    "ring", "jamba_moe", "kimi_linear", "ling", "ling_2_5", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe",
 ]  # fmt: skip
 # Their mixers are another family's: in bfloat16, their slices and company are behind the mark.
-ALIKE = ("qwen3_5_moe", "qwen3_next", "bamba", "minimax", "ling", "falcon_h1", "nemotron_h", "lfm2_moe")
+ALIKE = ("qwen3_5_moe", "qwen3_next", "bamba", "minimax", "ling", "ling_2_5", "falcon_h1", "nemotron_h", "lfm2_moe")
 SHAPES = [
     "qwen3_5_tied", "qwen3_5_odd_heads", "qwen3_next_odd_heads", "qwen3_5_sharded", "qwen3_5_moe_sharded",
     "qwen3_window_odd_heads", "qwen3_windows_only", "qwen3_moe", "qwen3_moe_window", "granite", "granite_rope",
     "granite_attention", "granite_moe_odd_heads", "bamba_odd_heads", "mamba2_odd_heads", "minimax_tied_sharded",
     "minimax_odd_heads", "ring_biases", "ring_odd_heads_tied", "jamba", "jamba_tied_biases", "jamba_odd",
     "kimi_linear_groups", "kimi_linear_odd_heads", "ling_odd_heads", "falcon_h1_biases", "falcon_h1_odd_heads",
+    "ling_2_5_biases", "ling_2_5_odd_heads",
     "qwen3_5_yarn", "qwen3_longrope", "qwen3_window_llama3", "ling_yarn",
     "nemotron_h_latent", "nemotron_h_odd_heads", "mamba", "falcon_mamba", "lfm2_odd_heads", "lfm2_moe_odd",
 ]  # fmt: skip

@@ -26,7 +26,7 @@ from tests.checkpoints.mtp import FILE, add_head, copied
 from tests.checkpoints.ring import Memory, RingModel
 from tests.exactness.rig import Answer, Make, Rig, verify_every_draft, words
 
-FAMILIES = ("qwen3_5", "qwen3_next", "qwen3_5_moe", "nemotron_h", "ling", "ring")
+FAMILIES = ("qwen3_5", "qwen3_next", "qwen3_5_moe", "nemotron_h", "ling", "ling_2_5", "ring")
 PAGES = 400
 CLOSE = 2e-4  # of logits in float32
 

@@ -21,7 +21,7 @@ MODELS = {  # family -> configuration and model in transformers
     "Mamba": ("MambaConfig", "MambaForCausalLM"),
     "LFM2": ("Lfm2Config", "Lfm2ForCausalLM"),
 }
-ELSEWHERE = {"Ring-linear"}  # not in transformers
+ELSEWHERE = {"Ling 2.5", "Ring-linear"}  # not in transformers
 
 
 def kept(model: torch.nn.Module) -> list[torch.Tensor]:

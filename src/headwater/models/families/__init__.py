@@ -31,6 +31,7 @@ FILES = (
     "jamba",
     "kimi_linear",
     "bailing_hybrid",
+    "ling_2_5",
     "falcon_h1",
     "nemotron_h",
     "mamba",
@@ -46,7 +47,7 @@ ALL_REFUSE = (
     Refusal("another family", {"model_type": "gpt2"}, "model_type 'gpt2' is not one of "),
     Refusal("other classes of a family's model type", {"architectures": ["OtherModel"]}, "key 'architectures' is "),
 )
-BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
+MODEL_TYPES = tuple(dict.fromkeys(model_type for family in FAMILIES for model_type in family.model_types))
 
 
 def read_config(
@@ -60,12 +61,11 @@ def read_config(
     keys = ConfigKeys(with_rope_scaling(config, rope_scaling) if rope_scaling else config)
     # A multimodal config may leave the text model's type out; then its own stands for it.
     model_type = text_config(config).get("model_type", config.get("model_type"))
-    if not isinstance(model_type, str) or model_type not in BY_MODEL_TYPE:
-        known = ", ".join(sorted(BY_MODEL_TYPE))
+    if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
+        known = ", ".join(sorted(MODEL_TYPES))
         raise CheckpointError(f"config.json: model_type {model_type!r} is not one of {known}")
     check_quantisation(config)
-    family = BY_MODEL_TYPE[model_type]
-    check_architecture(config, family, model_type)
+    family = family_of(config, model_type)
     for key, value in filter(None, (refusal.required for refusal in family.refuses)):
         keys.require(key, value, default=value)
     spec = ModelSpec.of(family.read(keys), dtype, page_size, weights, stored_dtype(config))
@@ -74,15 +74,21 @@ def read_config(
     return replace(spec, packed=packed(config, stored_dtype(config)))
 
 
-def check_architecture(config: dict[str, Any], family: Family, model_type: str) -> None:
-    """Raise CheckpointError if a config names classes of which none is the family's: another model, or another head."""
+def family_of(config: dict[str, Any], model_type: str) -> Family:
+    """Return the family of a model type that has a class which a config names; the first if it names none.
+
+    Raises CheckpointError for classes that are of none: another model, or another head.
+    """
+    families = [family for family in FAMILIES if model_type in family.model_types]
     named = config.get("architectures") or text_config(config).get("architectures") or []
     named = named if isinstance(named, list) else [named]
-    if named and not any(name in family.architectures for name in named):
-        of_family = ", ".join(family.architectures)
+    found = [family for family in families if not named or any(name in family.architectures for name in named)]
+    if not found:
+        known = ", ".join(name for family in families for name in family.architectures)
         raise CheckpointError(
-            f"config.json: key 'architectures' is {named!r}: of model_type {model_type!r} only {of_family} are read"
+            f"config.json: key 'architectures' is {named!r}: of model_type {model_type!r} only {known} are read"
         )
+    return found[0]
 
 
 def stored_dtype(config: dict[str, Any]) -> str:

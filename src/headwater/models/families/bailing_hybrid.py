@@ -12,7 +12,7 @@ from headwater.layers.feed_forward import Mlp
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.mla import LatentAttention
 from headwater.models.families import reading
-from headwater.models.families.family import DYNAMIC_ROTATION, FULL, LINEAR, OTHER_ACTIVATIONS, Family, Refusal, only
+from headwater.models.families.family import DYNAMIC_ROTATION, FULL, LINEAR, OTHER_ACTIVATIONS, Family, only
 from headwater.models.families.kimi_linear import FEWER_KV_HEADS, SPARSE, read_experts, read_feed_forwards, read_latent
 from headwater.models.families.ring import EXPERT_NAMES, OTHER_SHARED_EXPERTS, read_mtp
 from headwater.models.families.rotation import latent_scale, rotary_of
@@ -69,7 +69,6 @@ FAMILY = Family(
     architectures=("BailingMoeV3ForCausalLM", "BailingHybridForCausalLM"),
     profile="ling-3.0-flash",
     refuses=(
-        Refusal("Ling 2.5 and 2.6", {"architectures": ["BailingMoeV2_5ForCausalLM"]}, "key 'architectures' is "),
         OTHER_ACTIVATIONS,
         only("latent attention without positions", "use_mla_nope", True, False),
         only("pairs of channels half a head apart", "rope_interleave", False, True),

@@ -76,7 +76,7 @@ def _delta(keys: ConfigKeys, sizes: ConfigKeys, heads: str, head_dim: str, conv:
 
 
 def read_latent(keys: ConfigKeys, **fields: Any) -> LatentAttention:
-    """Read sizes, here and for Ling 3.0; `fields` are others of `LatentAttention`."""
+    """Read sizes, here and for Ling; `fields` are others of `LatentAttention`."""
     heads = keys.positive("num_attention_heads")
     keys.require("num_key_value_heads", heads, default=heads)
     return LatentAttention(

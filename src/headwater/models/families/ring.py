@@ -25,14 +25,14 @@ EXPERT_NAMES = {"correction": "gate.expert_bias", "shared_expert": "shared_exper
 
 def read_ring(keys: ConfigKeys) -> Architecture:
     n_layers, rotary = reading.count(keys), read_rotary(keys, reading.head_dim(keys), theta=600_000.0)
-    attention, lightning = _read_attention(keys, rotary), _read_lightning(keys, rotary)
-    experts, mlp = _read_experts(keys), Mlp(attention.hidden, keys.positive("intermediate_size"))
+    attention, lightning = _read_attention(keys, rotary), read_lightning(keys, rotary)
+    experts, mlp = read_experts(keys), Mlp(attention.hidden, keys.positive("intermediate_size"))
     dense = keys.integer("first_k_dense_replace", 0)
     blocks = []
     for i in range(n_layers):
         mixer: Layer = attention
-        if not _is_full(i, n_layers, keys.positive("layer_group_size")):
-            mixer = replace(lightning, slopes=_slopes(i, n_layers, lightning.heads))
+        if not is_full(i, n_layers, keys.positive("layer_group_size")):
+            mixer = replace(lightning, slopes=slopes(i, n_layers, lightning.heads))
         blocks.append(reading.block(i, "input_layernorm", mixer, "attention", **MIXER_NAMES))
         ffn, names = (mlp, {}) if i < dense else (experts, EXPERT_NAMES)
         blocks.append(reading.block(i, "post_attention_layernorm", ffn, "mlp", **names))
@@ -50,12 +50,12 @@ def read_mtp(n_layers: int, attention: Layer, experts: Experts, mixer_names: dic
     return reading.mtp_head(at, blocks, at)
 
 
-def _is_full(i: int, n_layers: int, group: int) -> bool:
+def is_full(i: int, n_layers: int, group: int) -> bool:
     """Return True for the last layer of each group, and for all layers after the last whole group."""
     return (i + 1) % group == 0 or i >= n_layers // group * group
 
 
-def _slopes(i: int, n_layers: int, heads: int) -> tuple[float, ...]:
+def slopes(i: int, n_layers: int, heads: int) -> tuple[float, ...]:
     """Decays are slower in deeper layers. The first one's factor is above 1: the published code counts from layer 1."""
     depth = 1 - (i - 1) / max(1, n_layers - 1) + 1e-5
     return tuple(depth * slope for slope in alibi_slopes(heads))
@@ -73,7 +73,7 @@ def _read_attention(keys: ConfigKeys, rotary: Rotary) -> GroupedAttention:
     )
 
 
-def _read_lightning(keys: ConfigKeys, rotary: Rotary) -> Lightning:
+def read_lightning(keys: ConfigKeys, rotary: Rotary) -> Lightning:
     heads, head_dim = keys.positive("num_attention_heads"), reading.head_dim(keys)
     groups = keys.positive("group_norm_size", 1)
     if heads * head_dim % groups:
@@ -93,7 +93,7 @@ def _read_lightning(keys: ConfigKeys, rotary: Rotary) -> Lightning:
     )
 
 
-def _read_experts(keys: ConfigKeys) -> Experts:
+def read_experts(keys: ConfigKeys) -> Experts:
     """Groups of experts, a factor, and a shared expert."""
     keys.require("score_function", "sigmoid", default=None)
     experts = reading.grouped_experts(

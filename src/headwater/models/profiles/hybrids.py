@@ -150,6 +150,7 @@ def _ring(name: str, source: str, hidden: int, groups: int, group: int, heads: i
 
 MINI = RING("Megatron-Bridge, BailingMoeV2Config of Ling-mini-2.0")
 FLASH = RING("ollama.com/MedAIBase/Ring-flash-2.0, the GGUF file's metadata")
+LATENT = LatentAttention(4096, heads=32, latent=512, nope_dim=128, rope_dim=64, v_dim=128, q_latent=1536)
 LING_EXPERTS = Experts(2560, 512, 8, 768, 768, scores="sigmoid", corrected=True, groups=8, groups_per_token=4)
 MODELS = (
     _ring("ring-mini-linear-2.0", MINI, 2048, groups=4, group=5, heads=16, dense=5120, routed=512),
@@ -172,6 +173,16 @@ MODELS = (
         (Mlp(2304, 9216), 1),
         (Experts(2304, 256, 8, 1024, shared=1024, scores="sigmoid", corrected=True), 26),
         note=FLOAT32_ASSUMED,
+    ),
+    Profile.of(
+        "ling-2.6-flash",
+        "OsaurusAI/Ling-2.6-flash-JANGTQ, README.md; experts of Ring-flash-linear-2.0",
+        157_184,
+        (Lightning(4096, 32, 128), 28),
+        (LATENT, 4),
+        (Mlp(4096, 9216), 1),
+        (Experts(4096, 256, 8, 1024, shared=1024, scores="sigmoid", corrected=True), 31),
+        note=f"hidden and experts' widths are not told there: these give its 104 billion parameters; {FLOAT32_ASSUMED}",
     ),
     Profile.of(
         "ling-3.0-flash",
