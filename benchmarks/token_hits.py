@@ -204,7 +204,7 @@ def main() -> None:
                     print(f"{name}: {len(record.prompt)} tokens, {record.known} known, {record.account}")
             differ = [sum(differing(watched, record) for record in records) for records in by_run]
             rows += rows_of(name, by_run, differ)
-    measure.report(given, rows, model=str(given.model or "random"), dtype=given.dtype)
+    measure.report(given, rows, model=given.model.name if given.model else "random", dtype=given.dtype)
 
 
 if __name__ == "__main__":
