@@ -41,17 +41,25 @@ def chat_turn(make: Make) -> list[Answer]:
 
 
 def tails_of_any_length(make: Make) -> list[Answer]:
-    """Prompts that end in a tail, within another's, after 10 tokens of two, at a page, and after a tail was evicted."""
+    """Prompts that end in a tail, within another's, after 10 tokens of two, at a page, and after a tail was evicted.
+
+    They are asked one by one, then again, then with a next turn and all at once.
+    """
     base, own = words(128, "base"), words(63, "own")
-    part = words(10, "part")
+    part, kept_pages = words(10, "part"), make.loaded.spec.resumable != "checkpoints"
     prompts = [base, base + own[:1], base + own, base + own[:30], base + part + own[:20], base + part + own[20:50]]
+    prompts.append(base[:PAGE])
+    lengths = list(map(len, prompts))
     with make(AMPLE) as rig:
         first = [rig.ask(prompt, 4) for prompt in prompts]
-        kept_pages = make.loaded.spec.resumable != "checkpoints"
-        assert [a.account.cached_tokens for a in first] == [0, 128, 129, 157, 128, 138]
+        assert cached(first) == [0, 128, 129, 157, 128, 138, PAGE - 1 if kept_pages else 0]
         rig.settle()
         answers = [rig.ask(prompt, 4) for prompt in prompts]
-        assert [a.account.cached_tokens for a in answers] == [len(prompt) for prompt in prompts]
+        assert cached(answers) == lengths
+        rig.settle()
+        turns = [rig.submit(prompt + words(5, "turn", i), 4) for i, prompt in enumerate(prompts)]
+        answers += map(rig.wait, turns)
+        assert cached(turns) == lengths
         parted = rig.ask(base + part + own[50:], 4)
         assert parted.account.cached_tokens == 138
         rig.settle()
@@ -62,6 +70,10 @@ def tails_of_any_length(make: Make) -> list[Answer]:
         answers += [*first, parted, rig.ask(base + own[:40], 4)]
         assert answers[-1].account.cached_tokens == (167 if kept_pages else 128)
     return answers
+
+
+def cached(answers: list[Answer]) -> list[int]:
+    return [answer.account.cached_tokens for answer in answers]
 
 
 def shared_system_prompt(make: Make) -> list[Answer]:
