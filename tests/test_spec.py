@@ -174,7 +174,7 @@ def test_states_are_aligned_and_do_not_overlap() -> None:
         ("hidden_size", None, "'hidden_size' is missing"),
         ("hidden_size", "wide", "'hidden_size' is 'wide', must be int"),
         ("hidden_size", True, "'hidden_size' is True, must be int"),
-        ("num_hidden_layers", 0, "'num_hidden_layers' is 0, must be at least 1"),
+        ("num_hidden_layers", 0, "'num_hidden_layers' is 0, must be from 1 to 2,147,483,647"),
         ("layer_types", ["full_attention"], "1 entries for 48 layers"),
         ("layer_types", ["mamba"] * 48, "'mamba'"),
         ("num_key_value_heads", 3, "'num_attention_heads' is 16, must be a multiple of 'num_key_value_heads'.* 3"),

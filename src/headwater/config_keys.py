@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from headwater.errors import CheckpointError
 
 MAX_NUMBER = 1e30
+MAX_SIZE = 2**31 - 1  # far above any size of a model
+MAX_HEADS = 2**16
+BROKEN = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+@contextmanager
+def checked(what: object) -> Iterator[None]:
+    """Raise a CheckpointError that names a file for what its values of unexpected types make the reader raise."""
+    try:
+        yield
+    except BROKEN as error:
+        raise CheckpointError(f"{what}: a value is broken: {type(error).__name__}: {error}"[:500]) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -69,8 +82,9 @@ class ConfigKeys:
     def positive(self, key: str, default: int | None = None) -> int:
         """Return a whole number of 1 or more."""
         value = self.integer(key, default)
-        if value < 1:
-            raise CheckpointError(f"config.json: key {key!r} is {value}, must be at least 1")
+        most = MAX_HEADS if "heads" in key else MAX_SIZE
+        if not 1 <= value <= most:
+            raise CheckpointError(f"config.json: key {key!r} is {value:,}, must be from 1 to {most:,}")
         return value
 
     def automatic(self, key: str, automatic: int) -> int:

@@ -20,6 +20,7 @@ from headwater.models.load import read_spec
 from headwater.models.tensors import CheckpointTensors
 from headwater.setting import parse_bytes
 from stress.fuzz.target import Drawn, Target
+from tests.gguf_files.writer import SIZES, pack
 
 CONFIG = json.loads((embedded() / "config.json").read_text())
 
@@ -85,6 +86,13 @@ def safetensors(data: bytes) -> None:
             tensors.raw(name, 2, 3)
 
 
+def gguf(data: bytes) -> None:
+    path = folder() / "model.gguf"
+    path.write_bytes(data)
+    with suppress(CheckpointError, ConfigError):
+        read_spec(path).layout(10**9)
+
+
 SETTINGS_TARGET = Target(
     settings,
     [
@@ -104,4 +112,6 @@ CONFIG_TARGET = Target(
     ],
     words=[f'"{name}": '.encode() for name in CONFIG],
 )
+GGUF_TABLE = {"token_embd.weight": ((8, 32), 0, bytes(1024)), "blk.0.attn_q.weight": ((32, 32), 8, bytes(32 * 34))}
+GGUF_TARGET = Target(gguf, [pack(SIZES, GGUF_TABLE)], words=[name.encode() for name in SIZES])
 SAFETENSORS = Target(safetensors, [save({"a": torch.zeros(2, 3), "b": torch.zeros(3, 2, dtype=torch.bfloat16)})])

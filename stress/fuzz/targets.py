@@ -13,6 +13,7 @@ TARGETS: dict[str, Target] = {
     "texts": answers.TEXTS,
     "settings": files.SETTINGS_TARGET,
     "config": files.CONFIG_TARGET,
+    "gguf": files.GGUF_TARGET,
     "safetensors": files.SAFETENSORS,
     "messages": prompts.MESSAGES,
     "constraints": prompts.CONSTRAINTS,

@@ -67,3 +67,11 @@ def write(file: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[t
 def blocks(array: np.ndarray, form: str, n_in: int) -> tuple[tuple[int, ...], int, bytes]:
     """A tensor of `pack` from blocks [N, bytes of a row]."""
     return (len(array), n_in), ALL_FORMATS[form].number, array.tobytes()
+
+
+FACTS = {"general.architecture": "qwen3", "qwen3.block_count": 1}
+SIZES = FACTS | {
+    "qwen3.embedding_length": 32, "qwen3.context_length": 100, "qwen3.feed_forward_length": 32,
+    "qwen3.attention.head_count": 2, "qwen3.attention.head_count_kv": 1, "qwen3.attention.key_length": 16,
+    "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
+}  # fmt: skip

@@ -22,9 +22,7 @@ from headwater.models.gguf.tokenizer import SPLITTINGS, special_tokens, tokenize
 from headwater.models.load import load_model, read_spec
 from tests.gguf_files.blocks import ALL_FORMATS, FORMATS, decode, encode, random_blocks
 from tests.gguf_files.convert import convert
-from tests.gguf_files.writer import pack
-
-FACTS = {"general.architecture": "qwen3", "qwen3.block_count": 1}
+from tests.gguf_files.writer import FACTS, SIZES, pack
 
 
 def read_blocks(name: str, byte_NY: np.ndarray) -> Quantised:
@@ -120,13 +118,6 @@ def test_a_broken_file_is_named(case: str, tmp_path: Path) -> None:
 
 def of_tensor(shape: tuple[int, ...], number: int, content: bytes) -> Any:
     return {"token_embd.weight": ((8, 32), 0, bytes(8 * 32 * 4)), "blk.0.attn_q.weight": (shape, number, content)}
-
-
-SIZES = FACTS | {
-    "qwen3.embedding_length": 32, "qwen3.context_length": 100, "qwen3.feed_forward_length": 32,
-    "qwen3.attention.head_count": 2, "qwen3.attention.head_count_kv": 1, "qwen3.attention.key_length": 16,
-    "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from headwater.config import ServeConfig
 from headwater.engine.constraint import ConstraintCompiler, ConstraintMachine
 from headwater.engine.detokenizer import TextStream
 from headwater.load.answer import Answer, error_message
+from headwater.models.gguf.file import read_header
 from headwater.models.load import read_spec
 from headwater.models.tensors import CheckpointTensors
 from headwater.server.answer.formats.json_calls import JsonSection
@@ -35,6 +36,7 @@ READ = {  # target -> what every input is given to, and what only one is that wa
     "texts": (TextStream.__init__, TextStream.push),
     "settings": (effective, ServeConfig.__post_init__),
     "config": (read_spec, ModelSpec.layout),
+    "gguf": (read_header, ModelSpec.layout),
     "safetensors": (CheckpointTensors.__init__, CheckpointTensors.raw),
     "messages": (conversation, PromptEncoder.encode),
     "constraints": (ConstraintCompiler.machine, ConstraintMachine.take),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from headwater.config_keys import read_json, text_config
+from headwater.config_keys import MAX_SIZE, checked, read_json, text_config
 from headwater.errors import CheckpointError
 from headwater.hub_name import HubName, name_of
 from headwater.mixers.weight_memory import of_a_model
@@ -25,8 +25,9 @@ from headwater.models.files import (
     WITHOUT_TOKENIZER,
     is_mlx_folder,
     model_config,
+    weight_files,
 )
-from headwater.models.gguf.file import read_header
+from headwater.models.gguf.file import parts_of, read_header
 from headwater.models.gguf.tensors import GgufTensors
 from headwater.models.gguf.tokenizer import special_tokens, tokenizer_of
 from headwater.models.hybrid import HybridModel
@@ -106,7 +107,11 @@ def load_model(
     folder = Path(path)
     spec = read_spec(folder, dtype, device, page_size, weights, rope_scaling)
     config = model_config(folder)
-    tensors = open_weights(folder, spec.dtype_name, device)
+    if is_gguf(folder):  # whose heads are reordered as soon as it is opened
+        _check_size(folder, spec)
+    with checked(folder):
+        tensors = open_weights(folder, spec.dtype_name, device)
+    _check_size(folder, spec)
     kept = open_kept_weights(folder, spec.weights) if keep and spec.weights != "auto" else None
     with of_a_model():
         model = build_model(spec, tensors, kept or converted)
@@ -116,6 +121,7 @@ def load_model(
     if kept is None or not kept.n_read:  # else the tensors of kept weights are unread, too
         _tell_of_skipped(folder, [name for name in tensors.unread() if spec.mtp is None or not spec.mtp.has(name)])
     texts = texts or read_texts(folder)
+    _check_ends(texts.generation, text_config(config))
     named_end = texts.tokenizer.token_to_id(texts.special_tokens.get("eos_token", ""))
     return LoadedModel(
         name=name_of(folder),
@@ -130,6 +136,26 @@ def load_model(
         mtp=head,
         device=device,
     )
+
+
+def _check_size(folder: Path, spec: ModelSpec) -> None:
+    """Raise CheckpointError for a configuration of more weights than bits in the files, before memory is taken."""
+    files = parts_of(folder) if is_gguf(folder) else [folder / name for name in weight_files(folder)]
+    held, described = sum(file.stat().st_size for file in files if file.exists()), spec.parameters_by_kind()
+    if held and sum(described.values()) > 8 * held:
+        raise CheckpointError(
+            f"{folder}: the configuration describes {sum(described.values()):,} weights, the files of {held:,} bytes "
+            "have fewer"
+        )
+
+
+def _check_ends(*configs: dict[str, Any]) -> None:
+    """Raise CheckpointError for an end token that is not a number, or several."""
+    for config in configs:
+        value = config.get("eos_token_id")
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(one, int) and 0 <= one <= MAX_SIZE for one in values):
+            raise CheckpointError(f"key 'eos_token_id' is {value!r}, must be the ids of tokens"[:200])
 
 
 def open_weights(folder: Path, dtype: str, device: str = "cpu") -> ModelTensors:
@@ -157,7 +183,8 @@ class Texts:
 
 def read_texts(folder: Path) -> Texts:
     """Read what a folder or GGUF file has for texts. Raises CheckpointError."""
-    return _gguf_texts(folder) if is_gguf(folder) else _folder_texts(folder)
+    with checked(folder):
+        return _gguf_texts(folder) if is_gguf(folder) else _folder_texts(folder)
 
 
 def _folder_texts(folder: Path) -> Texts:

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from headwater.config_keys import ConfigKeys, text_config
+from headwater.config_keys import ConfigKeys, checked, text_config
 from headwater.errors import CheckpointError
 from headwater.hub_name import HubName
 from headwater.models.families.family import Family, Refusal
@@ -58,6 +58,11 @@ def read_config(
     `dtype` is the one to compute in, `weights` how weights are held, `rope_scaling` a change of the rotation. Raises
     CheckpointError where a key is missing, of the wrong type, or asks for something the model code does not do.
     """
+    with checked("config.json"):
+        return _read(config, dtype, page_size, weights, rope_scaling)
+
+
+def _read(config: dict[str, Any], dtype: str, page_size: int, weights: str, rope_scaling: str | None) -> ModelSpec:
     keys = ConfigKeys(with_rope_scaling(config, rope_scaling) if rope_scaling else config)
     # A multimodal config may leave the text model's type out; then its own stands for it.
     model_type = text_config(config).get("model_type", config.get("model_type"))

@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from headwater.config_keys import checked
 from headwater.errors import CheckpointError
 from headwater.layers.rotary_scaling import mscale
 from headwater.models.gguf.file import GgufHeader, TensorPlace, read_header
@@ -39,6 +40,8 @@ class Facts:
     def __init__(self, header: GgufHeader) -> None:
         self.header = header
         self.layers = int(self.need("block_count")) - int(self.get("nextn_predict_layers", 0))
+        if self.layers > len(header.tensors):
+            raise CheckpointError(f"{header.path}: {self.layers:,} layers of {len(header.tensors):,} tensors")
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.header.metadata.get(f"{self.header.architecture}.{name}", default)
@@ -71,8 +74,9 @@ def gguf_config(path: Path) -> Config:
     if header.architecture not in CONFIGS:
         known = ", ".join(sorted(CONFIGS))
         raise CheckpointError(f"{path}: a GGUF file of architecture {header.architecture!r} is not one of {known}")
-    facts = Facts(header)
-    return _common(facts) | CONFIGS[header.architecture](facts)
+    with checked(path):
+        facts = Facts(header)
+        return _common(facts) | CONFIGS[header.architecture](facts)
 
 
 def _common(facts: Facts) -> Config:

@@ -184,7 +184,7 @@ def _place(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     if n > MAX_DIMENSIONS:
         raise IndexError(f"tensor {name!r} has {n} dimensions")
     shape = tuple(cursor.number("Q") for _ in range(n))
-    if prod(shape) > len(cursor.content) * 8:
+    if not 0 < prod(shape) <= len(cursor.content) * 8:
         raise IndexError(f"tensor {name!r} has shape {list(shape[::-1])}")
     return name, shape[::-1], cursor.number("I"), cursor.number("Q")
 

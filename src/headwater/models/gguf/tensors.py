@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from headwater.config_keys import BROKEN
 from headwater.errors import CheckpointError
 from headwater.mixers.quantised import Quantised
 from headwater.mixers.weights import Stored
@@ -67,7 +68,13 @@ class GgufTensors(ModelTensors):
         if of_experts:
             _check_shape(what, place.shape, shape)
             return [self._quantised(place, e) for e in range(shape[0])]
-        weight = change(self._numbers(place) if isinstance(TYPES[place.type], Plain) else self._quantised(place))
+        found = self._numbers(place) if isinstance(TYPES[place.type], Plain) else self._quantised(place)
+        try:
+            weight = change(found)
+        except BROKEN as error:
+            raise CheckpointError(
+                f"{what} has shape {list(place.shape)}, other than the metadata's: {error}"
+            ) from error
         if isinstance(weight, torch.Tensor):
             return of_shape(weight, shape, what)
         _check_shape(what, tuple(weight.shape), shape)
