@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from headwater.layers.layer import is_product
-from headwater.models.gguf.config import HELD
+from headwater.models.gguf.held import HELD
 from headwater.models.profiles import PROFILES, Profile
 from headwater.spec import Packed
 from pages.markdown import table
@@ -103,7 +103,8 @@ MODELS = (
         "Nemotron-3-Nano-30B-A3B-Q4_K_M.gguf", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
     ),
     Published(
-        "Kimi-Linear-48B-A3B", "kimi-linear-48b-a3b", "", "", "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+        "Kimi-Linear-48B-A3B", "kimi-linear-48b-a3b", "bartowski/moonshotai_Kimi-Linear-48B-A3B-Instruct-GGUF",
+        "moonshotai_Kimi-Linear-48B-A3B-Instruct-Q4_K_M.gguf", "moonshotai/Kimi-Linear-48B-A3B-Instruct",
     ),
     Published(
         "Falcon-H1-7B", "falcon-h1-7b", "tiiuae/Falcon-H1-7B-Instruct-GGUF", "Falcon-H1-7B-Instruct-Q4_K_M.gguf",
@@ -121,7 +122,7 @@ HELD_BITS = {name: 8 * element_bytes for name, element_bytes in HELD.values()}
 def page() -> str:
     """Return the whole page."""
     names = ("model", "repository, file", "file, GB", "weights, GB", *(f"{n:,} tokens" for n in CONTEXTS))
-    files = table(names, [_file_row(one) for one in MODELS if one.file], "llrrrr")
+    files = table(names, [_file_row(one) for one in MODELS], "llrrrr")
     folders = table(
         ("repository", "download, GB", "int8, GB", "int4, GB"), [_folder_row(one) for one in MODELS], "lrrr"
     )

@@ -50,6 +50,10 @@ RECIPES = {
         layer_types=[LINEAR, LINEAR, FULL, LINEAR], mlp_layer_types=["dense", "sparse", "sparse", "dense"], n_group=4,
         topk_group=2, n_shared_experts=2, q_lora_rank=24, attention_bias=True, norm_topk_prob=False,
     ),
+    "kimi_linear_equal_heads": KIMI.recipe(  # as many heads in both kinds of attention, as in GGUF files
+        layer_types=[LINEAR, FULL, LINEAR], mlp_layer_types=["dense", "sparse", "sparse"], linear_num_heads=4,
+        n_shared_experts=2,
+    ),
     "kimi_linear_odd_heads": KIMI.recipe(
         layer_types=[LINEAR, FULL, LINEAR], mlp_layer_types=["dense", "sparse", "sparse"], hidden_size=72,
         num_attention_heads=5, num_key_value_heads=5, linear_num_heads=3, linear_head_dim=24, kv_lora_rank=40,

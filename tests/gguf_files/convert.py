@@ -1,6 +1,7 @@
 """Conversion of Hugging Face checkpoints to GGUF files: the changes of llama.cpp's converters, family by family."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,16 @@ def qwen_next(c: Config, w: Tensors, i: int) -> Named:
     else:
         yield from mixer(c, w, f"{at}linear_attn.")
     yield from feed_forward(w, f"{at}mlp.", c.get("num_experts", 0))
+
+
+def mtp_head(c: Config, w: Tensors) -> Named:
+    """A head of multi-token prediction, as one more layer."""
+    names = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head_norm"}
+    for theirs, ours in names.items():
+        yield f"nextn.{ours}.weight", w[f"mtp.{theirs}.weight"].float() + 1
+    yield "nextn.eh_proj.weight", w["mtp.fc.weight"]
+    layer = {name.replace("mtp.layers.0.", "model.layers.0."): x for name, x in w.items() if name.startswith("mtp.")}
+    yield from qwen_next(c | {"layer_types": ["full_attention"]}, layer, 0)
 
 
 def qwen3(c: Config, w: Tensors, i: int) -> Named:
@@ -236,6 +247,60 @@ def lfm2(c: Config, w: Tensors, i: int) -> Named:
         for ours, theirs in (("w1", "gate"), ("w3", "up"), ("w2", "down")):
             of = [w[f"{at}feed_forward.experts.{e}.{ours}.weight"] for e in range(c["num_experts"])]
             yield f"ffn_{theirs}_exps.weight", torch.stack(of)
+
+
+def kimi(c: Config, w: Tensors, i: int) -> Named:
+    at, moe = f"model.layers.{i}.", f"model.layers.{i}.block_sparse_moe."
+    yield from renamed(w, at, input_layernorm="attn_norm", post_attention_layernorm="ffn_norm")
+    yield from attention(w, f"{at}self_attn.", 0.0)
+    delta = {f"{x}_proj": f"ssm_{x}" for x in ("f_a", "f_b", "g_a", "g_b")} | {
+        "b_proj": "ssm_beta",
+        "o_norm": "ssm_norm",
+    }
+    latent = {"kv_a_proj_with_mqa": "attn_kv_a_mqa", "kv_a_layernorm": "attn_kv_a_norm"}
+    queries = {"q_a_proj": "attn_q_a", "q_a_layernorm": "attn_q_a_norm", "q_b_proj": "attn_q_b"}
+    yield from renamed(w, f"{at}self_attn.", **delta, **latent, **queries)
+    if f"{at}self_attn.A_log" in w:
+        for x in "qkv":
+            yield f"ssm_conv1d_{x}.weight", w[f"{at}self_attn.{x}_conv1d.weight"][:, 0][None, :, None]
+        yield "ssm_a", -w[f"{at}self_attn.A_log"].float().exp().flatten()[:, None]
+        yield "ssm_dt.bias", w[f"{at}self_attn.dt_bias"]
+    else:
+        of_head = w[f"{at}self_attn.kv_b_proj.weight"].unflatten(0, (c["num_attention_heads"], -1))
+        k, v = of_head.split([c["qk_nope_head_dim"], c["v_head_dim"]], 1)
+        yield from (("attn_k_b.weight", k.transpose(1, 2).contiguous()), ("attn_v_b.weight", v.contiguous()))
+    for place in (f"{at}mlp.", *([moe] if f"{moe}gate.weight" not in w else [])):
+        yield from renamed(w, place, gate_proj="ffn_gate", up_proj="ffn_up", down_proj="ffn_down")
+    if f"{moe}gate.weight" in w:
+        yield from renamed(w, moe, gate="ffn_gate_inp")
+        shared = {"gate_proj": "ffn_gate_shexp", "up_proj": "ffn_up_shexp", "down_proj": "ffn_down_shexp"}
+        yield from renamed(w, f"{moe}shared_experts.", **shared)
+        yield "exp_probs_b.bias", w[f"{moe}gate.e_score_correction_bias"]
+        for theirs, ours in (("w1", "gate"), ("w3", "up"), ("w2", "down")):
+            of = [w[f"{moe}experts.{e}.{theirs}.weight"] for e in range(c["num_experts"])]
+            yield f"ffn_{ours}_exps.weight", torch.stack(of)
+
+
+def kimi_sizes(c: Config) -> Config:
+    rope_dim = c["qk_rope_head_dim"]
+    usual = {"max_position_embeddings": c["model_max_length"], "num_experts_per_tok": c["num_experts_per_token"]}
+    return common(c | usual) | {
+        "attention.head_count_kv": [int(kind == "full_attention") for kind in c["layer_types"]],
+        "attention.kv_lora_rank": c["kv_lora_rank"],
+        "attention.key_length": c["kv_lora_rank"] + rope_dim,
+        "attention.value_length": c["kv_lora_rank"],
+        "attention.key_length_mla": c["qk_nope_head_dim"] + rope_dim,
+        "attention.value_length_mla": c["v_head_dim"],
+        "rope.dimension_count": rope_dim,
+        "ssm.conv_kernel": c["linear_conv_kernel_dim"],
+        "kda.head_dim": c["linear_head_dim"],
+        "expert_shared_count": c["num_shared_experts"],
+        "expert_weights_scale": float(c["routed_scaling_factor"]),
+        "expert_gating_func": 2,
+        "leading_dense_block_count": c["mlp_layer_types"].index("sparse"),
+        "vocab_size": c["vocab_size"],
+        **({"attention.q_lora_rank": c["q_lora_rank"]} if c.get("q_lora_rank") else {}),
+    }
 
 
 def ssm(inner: int, state: int, conv: int, rank: int, groups: int = 0) -> Config:
@@ -396,6 +461,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Config], Config], Layer, float]] = {  #
     "falcon_h1": ("falcon-h1", mamba_sizes, falcon_h1, 0.0),
     "granitemoehybrid": ("granitehybrid", granite_sizes, granite, 0.0),
     "jamba": ("jamba", jamba_sizes, jamba, 0.0),
+    "kimi_linear": ("kimi-linear", kimi_sizes, kimi, 0.0),
     "lfm2": ("lfm2", lfm2_sizes, lfm2, 0.0),
     "lfm2_moe": ("lfm2moe", lfm2_sizes, lfm2, 0.0),
     "mamba": ("mamba", mamba_1_sizes, mamba, 0.0),
@@ -441,7 +507,7 @@ LAST_NORM = dict.fromkeys(("lfm2", "lfm2moe"), "token_embd_norm.weight")
 
 def one(weights: Tensors, *ends: str) -> Tensor:
     """The model's own tensor of one of these names, which is of no layer."""
-    return next(x for name, x in weights.items() if name.endswith(ends) and ".layers." not in name)
+    return next(x for name, x in weights.items() if name.endswith(ends) and not re.search(r"\.layers\.|^mtp\.", name))
 
 
 def convert(
@@ -460,6 +526,10 @@ def convert(
         for i in range(config["num_hidden_layers"])
         for ours, tensor in layer(config, weights, i)
     }
+    metadata_of_head: Config = {}
+    if "mtp.fc.weight" in weights:
+        of_layers |= {f"blk.{config['num_hidden_layers']}.{ours}": x for ours, x in mtp_head(config, weights)}
+        metadata_of_head = {"block_count": config["num_hidden_layers"] + 1, "nextn_predict_layers": 1}
     of_model = {
         "token_embd.weight": one(weights, "embed_tokens.weight", "embeddings.weight"),
         LAST_NORM.get(name, "output_norm.weight"): one(weights, *LAST_NORMS).float() + offset,
@@ -468,7 +538,9 @@ def convert(
     scales = {"token_embd.weight": config.get("embedding_multiplier", 1.0) if name == "falcon-h1" else 1.0}
     scales["output.weight"] = config.get("lm_head_multiplier", 1.0)
     found = {ours: tensor * scales.get(ours, 1.0) for ours, tensor in of_model.items()} | of_layers
-    metadata = {"general.architecture": name} | {f"{name}.{key}": of for key, of in sizes(config).items()}
+    metadata = {"general.architecture": name} | {
+        f"{name}.{key}": of for key, of in (sizes(config) | metadata_of_head).items()
+    }
     template = folder / "chat_template.jinja"
     if template.exists():
         metadata["tokenizer.chat_template"] = template.read_text()

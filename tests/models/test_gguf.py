@@ -16,8 +16,8 @@ from headwater.layers.rotary_scaling import Divided, Linear, Yarn
 from headwater.mixers.quantised import Quantised
 from headwater.models.gguf import names as changes
 from headwater.models.gguf.blocks import TYPES, Plain
-from headwater.models.gguf.config import HELD
 from headwater.models.gguf.file import GgufHeader, read_header
+from headwater.models.gguf.held import HELD
 from headwater.models.gguf.tokenizer import SPLITTINGS, special_tokens, tokenizer_of
 from headwater.models.load import load_model, read_spec
 from tests.gguf_files.blocks import ALL_FORMATS, FORMATS, decode, encode, random_blocks

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from headwater.config import ServeConfig
 from headwater.errors import CheckpointError
@@ -13,9 +14,10 @@ from headwater.models.digest import weights_digest
 from headwater.models.families import read_folder
 from headwater.models.gguf.config import CONFIGS
 from headwater.models.gguf.names import NAMINGS
-from headwater.models.load import LoadedModel, load_model, read_spec
+from headwater.models.load import LoadedModel, load_model, open_weights, read_spec
 from headwater.models.profiles import load_profile
 from headwater.setting import SettingError
+from tests.checkpoints.mtp import add_head
 from tests.gguf_files.blocks import RANDOM_FORMATS
 from tests.gguf_files.convert import FAMILIES, convert
 from tests.gguf_files.values import as_float32, in_parts
@@ -25,7 +27,7 @@ TOKENS = list(range(300, 400))
 EXACT = (
     "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next", "qwen3_next_odd_heads",
     "granite", "granite_moe", "granite_rope", "falcon_h1", "nemotron_h", "mamba2", "mamba", "jamba", "jamba_moe",
-    "lfm2", "lfm2_moe",
+    "lfm2", "lfm2_moe", "kimi_linear_equal_heads",
 )  # fmt: skip
 FOLDED = ("falcon_h1",)  # converters multiply weights by factors: other roundings, and other layers
 FORMS = ("BF16", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
@@ -66,9 +68,28 @@ def test_a_file_in_float32_has_the_logits_of_its_checkpoint(
     assert not [line for line in maps if str(file) in line]
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+def test_mtp_head_of_a_file_is_that_of_its_checkpoint(
+    name: str, checkpoint: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = checkpoint(name)
+    add_head(folder)
+    file = convert(folder, tmp_path / "model.gguf")
+    stored, found = load_file(folder / "model.safetensors"), open_weights(file, "float32")
+    names = [name for name in stored if name.startswith("mtp.") and ".experts." not in name]
+    assert len(names) > 10
+    for one in names:
+        torch.testing.assert_close(found.raw(one, *stored[one].shape), stored[one], rtol=0, atol=1e-6)
+    assert load_model(file, "float32", mtp=True).mtp is not None
+    with caplog.at_level("INFO", "headwater.models"):
+        assert load_model(file, "float32").mtp is None
+    assert "skipped" in caplog.text
+    assert greedy(load_model(file, "float32"), 5)[1] == greedy(load_model(folder, "float32"), 5)[1]
+
+
 @pytest.mark.usefixtures("exact_rows")
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "kimi_linear_equal_heads"])
 def test_a_quantised_file_has_the_logits_of_its_values(
     name: str, form: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from headwater.models.gguf.file import read_header
 from headwater.models.gguf.tokenizer import SPLITTINGS, tokenizer_of
 from headwater.models.load import load_model
 from tests.checkpoints import write
+from tests.checkpoints.mtp import add_head
 from tests.checkpoints.state_spaces import NEMOTRON_H
 from tests.gguf_files.blocks import ALL_FORMATS
 from tests.gguf_files.convert import convert
@@ -35,9 +37,10 @@ N_TOKENS, N_CHOICES = 32, 4000
 MIN_MARGIN = 1e-3  # between the logits of two tokens: below it roundings choose
 MAX_DIVERGENCE = 0.01  # nats, mean over tokens: rows are rounded in other groups
 OWN = {"nemotron_h_moe": "M*E", "nemotron_h_dense": "M*-"}  # llama.cpp has no model with both
+HEADS = {"qwen3_5_mtp": "qwen3_5", "qwen3_5_moe_mtp": "qwen3_5_moe"}  # with a head of multi-token prediction
 FAMILIES = (
     "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next", "granite", "granite_moe",
-    "falcon_h1", "jamba", "jamba_moe", "mamba", "mamba2", *OWN,
+    "falcon_h1", "jamba", "jamba_moe", "kimi_linear_equal_heads", "mamba", "mamba2", *HEADS, *OWN,
 )  # fmt: skip
 
 
@@ -80,6 +83,9 @@ def test_llama_cpp_chooses_the_same_tokens(name: str, checkpoint: Callable[[str]
     if name in OWN:
         folder = tmp_path / name
         write(folder, NEMOTRON_H.recipe(hybrid_override_pattern=OWN[name]))
+    elif name in HEADS:
+        folder = Path(shutil.copytree(checkpoint(HEADS[name]), tmp_path / name))
+        add_head(folder)
     else:
         folder = checkpoint(name)
     theirs, ours, margin, divergence = compared(convert(folder, tmp_path / f"{name}.gguf"))

@@ -5,31 +5,16 @@ What each family's converter writes: conversion/*.py of github.com/ggml-org/llam
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from headwater.config_keys import checked
 from headwater.errors import CheckpointError
 from headwater.layers.rotary_scaling import mscale
-from headwater.models.gguf.file import GgufHeader, TensorPlace, read_header
-from headwater.spec import Packed
+from headwater.models.gguf.file import GgufHeader, read_header
+from headwater.models.gguf.held import FLOAT32, packed
 
-FLOAT32 = 0  # a tensor's type
-# Name of a type, and bytes of an element as held in panels: codes above 4 bits take a byte, scales of whole blocks of
-# the K types 4 bytes.
-HELD = {
-    FLOAT32: ("F32", 4), 1: ("F16", 2), 30: ("BF16", 2),
-    2: ("Q4_0", 18 / 32), 3: ("Q4_1", 20 / 32), 6: ("Q5_0", 34 / 32), 7: ("Q5_1", 36 / 32), 8: ("Q8_0", 34 / 32),
-    10: ("Q2_K", 168 / 256), 11: ("Q3_K", 164 / 256), 12: ("Q4_K", 152 / 256), 13: ("Q5_K", 280 / 256),
-    14: ("Q6_K", 292 / 256), 16: ("IQ2_XXS", 140 / 256), 17: ("IQ2_XS", 148 / 256), 18: ("IQ3_XXS", 140 / 256),
-    20: ("IQ4_NL", 18 / 32), 21: ("IQ3_S", 140 / 256), 22: ("IQ2_S", 148 / 256), 23: ("IQ4_XS", 148 / 256),
-    39: ("MXFP4", 18 / 32),
-}  # fmt: skip
-PLAIN = (FLOAT32, 1, 30)
-TABLES = ("token_embd.weight", "output.weight")
 ENDS = ("eos", "eot", "eom")  # tokens that end an answer
 Config = dict[str, Any]
 
@@ -93,32 +78,9 @@ def _common(facts: Facts) -> Config:
         "rms_norm_eps": facts.epsilon(),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "dtype": "float32" if table.type == FLOAT32 else "bfloat16",
-        "packed": _packed(header),
+        "packed": packed(header),
         "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
     }
-
-
-def _packed(header: GgufHeader) -> Packed | None:
-    """Return how the file's quantised weights are held, named after the type of most of them; None if there are none.
-
-    Float32 tensors of layers, which are norms, convolutions and small gates, are left out.
-    """
-    tensors = header.tensors.items()
-    tables = [place for name, place in tensors if name in TABLES]
-    layers = [place for name, place in tensors if name not in TABLES and len(place.shape) > 1 and place.type != FLOAT32]
-    if any(place.type not in HELD for place in tables + layers) or all(place.type in PLAIN for place in layers):
-        return None
-    elements: Counter[int] = Counter()
-    for place in layers:
-        elements[place.type] += prod(place.shape)
-    name, _ = HELD[elements.most_common(1)[0][0]]
-    return Packed(name, _mean(layers), None if all(place.type in PLAIN for place in tables) else _mean(tables))
-
-
-def _mean(places: list[TensorPlace]) -> float:
-    """Return the mean bytes of an element of some tensors as they are held."""
-    held = sum(prod(place.shape) * HELD[place.type][1] for place in places)
-    return held / sum(prod(place.shape) for place in places)
 
 
 def _attention(facts: Facts) -> Config:
@@ -376,10 +338,39 @@ def _lfm2(facts: Facts) -> Config:
     return _attention(facts) | config
 
 
+def _kimi(facts: Facts) -> Config:
+    """Read Kimi-Linear; it has as many heads in both kinds of attention, and positions in none."""
+    heads, rope_dim = facts.most("attention.head_count"), facts.need("rope.dimension_count")
+    return {
+        "model_type": "kimi_linear",
+        "layer_types": [
+            "full_attention" if facts.has(i, "attn_kv_a_mqa") else "linear_attention" for i in range(facts.layers)
+        ],
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": facts.get("attention.q_lora_rank", 0),
+        "kv_lora_rank": facts.need("attention.kv_lora_rank"),
+        "qk_nope_head_dim": facts.need("attention.key_length_mla") - rope_dim,
+        "qk_rope_head_dim": rope_dim,
+        "v_head_dim": facts.need("attention.value_length_mla"),
+        "linear_num_heads": heads,
+        "linear_head_dim": facts.need("kda.head_dim"),
+        "linear_conv_kernel_dim": facts.need("ssm.conv_kernel"),
+        "intermediate_size": facts.most("feed_forward_length"),
+        "first_k_dense_replace": facts.get("leading_dense_block_count", 0),
+        "num_experts": facts.need("expert_count"),
+        "num_experts_per_tok": facts.need("expert_used_count"),
+        "moe_intermediate_size": facts.need("expert_feed_forward_length"),
+        "num_shared_experts": facts.get("expert_shared_count", 0),
+        "routed_scaling_factor": facts.get("expert_weights_scale", 1.0),
+    }
+
+
 CONFIGS: dict[str, Callable[[Facts], Config]] = {
     "falcon-h1": _falcon_h1,
     "granitehybrid": _granite,
     "jamba": _jamba,
+    "kimi-linear": _kimi,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2,
     "mamba": _pure_mamba,

@@ -137,6 +137,7 @@ class Naming:
     embedding: str = "embed_tokens.weight"
     final_norm: str = "norm.weight"
     output_norm: str = "output_norm.weight"  # the file's name of the last norm
+    has_mtp: bool = False  # converters write an MTP head, after the last layer
 
 
 def sources(architecture: str, config: Config) -> Sources:
@@ -150,7 +151,21 @@ def sources(architecture: str, config: Config) -> Sources:
     for ours, (theirs, change) in naming.layer(config).items():
         for i in range(config["num_hidden_layers"]):
             found[f"{naming.prefix}layers.{i}.{ours}"] = (f"blk.{i}.{theirs}", change)
-    return found
+    return found | (_mtp(naming, config) if naming.has_mtp else {})
+
+
+def _mtp(naming: Naming, config: Config) -> Sources:
+    """Return the sources of an MTP head: a layer like others, two norms and a product before it, a norm after it."""
+    at = f"blk.{config['num_hidden_layers']}"
+    norms = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head_norm"}
+    return {
+        **{
+            f"mtp.layers.0.{ours}": (f"{at}.{theirs}", change)
+            for ours, (theirs, change) in naming.layer(config).items()
+        },
+        **{f"mtp.{ours}.weight": (f"{at}.nextn.{theirs}.weight", naming.norm) for ours, theirs in norms.items()},
+        "mtp.fc.weight": (f"{at}.nextn.eh_proj.weight", plain),
+    }
 
 
 def _renamed(at: str, **names: str) -> Sources:
@@ -328,6 +343,33 @@ def _lfm2(config: Config) -> Sources:
     }
 
 
+def _kimi(config: Config) -> Sources:
+    """Delta attention and latent attention have tensors of one name, which are their own."""
+    latent = {
+        "q_a_proj": "attn_q_a",
+        "q_a_layernorm": "attn_q_a_norm",
+        "q_b_proj": "attn_q_b",
+        "kv_b_proj": "attn_kv_b",
+    }
+    latent |= {"kv_a_proj_with_mqa": "attn_kv_a_mqa", "kv_a_layernorm": "attn_kv_a_norm"}
+    delta = {f"{x}_conv1d": f"ssm_conv1d_{x}" for x in "qkv"} | {
+        f"{x}_proj": f"ssm_{x}" for x in ("f_a", "f_b", "g_a", "g_b")
+    }
+    moe = "block_sparse_moe."
+    return {
+        **_renamed("", input_layernorm="attn_norm", post_attention_layernorm="ffn_norm"),
+        **_attention(plain),
+        **_renamed("self_attn.", b_proj="ssm_beta", o_norm="ssm_norm", **latent, **delta),
+        "self_attn.A_log": ("ssm_a", then(logarithm, flat)),
+        "self_attn.dt_bias": ("ssm_dt.bias", plain),
+        **_renamed("mlp.", **{f"{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}),
+        **_renamed(f"{moe}shared_experts.", **{f"{x}_proj": f"ffn_{x}_shexp" for x in ("gate", "up", "down")}),
+        **_renamed(moe, gate="ffn_gate_inp"),
+        **{f"{moe}experts.{x}_proj": (f"ffn_{x}_exps.weight", plain) for x in ("gate", "up", "down")},
+        f"{moe}gate.e_score_correction_bias": ("exp_probs_b.bias", plain),
+    }
+
+
 LFM2 = Naming(_lfm2, final_norm="embedding_norm.weight", output_norm="token_embd_norm.weight")
 
 
@@ -338,6 +380,7 @@ def _backbone(layer: Callable[[Config], Sources]) -> Naming:
 NAMINGS: dict[str, Naming] = {
     "falcon-h1": Naming(_falcon_h1, final_norm="final_layernorm.weight"),
     "granitehybrid": Naming(_granite),
+    "kimi-linear": Naming(_kimi),
     "jamba": Naming(_jamba, final_norm="final_layernorm.weight"),
     "lfm2": LFM2,
     "lfm2moe": LFM2,
@@ -346,8 +389,8 @@ NAMINGS: dict[str, Naming] = {
     "nemotron_h": _backbone(_nemotron),
     "nemotron_h_moe": _backbone(_nemotron),
     "qwen3": Naming(_qwen3),
-    "qwen35": Naming(_qwen35, norm=less_one),
-    "qwen35moe": Naming(_qwen35, norm=less_one),
+    "qwen35": Naming(_qwen35, norm=less_one, has_mtp=True),
+    "qwen35moe": Naming(_qwen35, norm=less_one, has_mtp=True),
     "qwen3moe": Naming(_qwen3),
     "qwen3next": Naming(_qwen3next, norm=less_one),
 }

@@ -24,6 +24,8 @@ from headwater.models.gguf.file import TensorPlace, read_header
 from headwater.models.gguf.names import sources
 from headwater.models.tensors import ModelTensors, of_shape
 
+HALVES = {"attn_kv_b.weight": ("attn_k_b.weight", "attn_v_b.weight")}  # of a weight that converters split
+
 
 class GgufTensors(ModelTensors):
     """Tensors of one file, or of its parts. A plain tensor that no converter changed is a view of the mapped file."""
@@ -38,7 +40,8 @@ class GgufTensors(ModelTensors):
             self._check(name, place)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._sources and self._sources[name][0] in self._header.tensors
+        theirs = self._sources[name][0] if name in self._sources else name
+        return theirs in self._header.tensors or self._halves(theirs) != []
 
     def _content(self, path: Path) -> mmap.mmap:
         if path not in self._mapped:
@@ -59,6 +62,8 @@ class GgufTensors(ModelTensors):
 
     def stored(self, name: str, *shape: int) -> Stored:
         theirs, change = self._sources.get(name, (name, None))
+        if halves := self._halves(theirs):
+            return of_shape(joined(*map(self._values, halves)), shape, f"{self._header.path}: tensor {halves[0]!r}")
         if change is None or theirs not in self._header.tensors:
             raise CheckpointError(f"{self._header.path}: tensor {theirs!r} is missing from the file")
         self._read_names.add(theirs)
@@ -79,6 +84,20 @@ class GgufTensors(ModelTensors):
             return of_shape(weight, shape, what)
         _check_shape(what, tuple(weight.shape), shape)
         return weight
+
+    def _halves(self, name: str) -> list[str]:
+        """Return the names of two tensors that the file has in the place of one; none if it has not."""
+        layer, _, of_layer = name.rpartition("blk.")[2].partition(".")
+        halves = [f"blk.{layer}.{half}" for half in HALVES.get(of_layer, ())]
+        return halves if all(half in self._header.tensors for half in halves) else []
+
+    def _values(self, name: str) -> torch.Tensor:
+        """Return the numbers of a tensor of heads, [H, outputs, inputs]."""
+        self._read_names.add(name)
+        place = self._header.tensors[name]
+        if isinstance(TYPES[place.type], Plain):
+            return self._numbers(place)
+        return torch.stack([self._quantised(place, head).values() for head in range(place.shape[0])])
 
     def _check(self, name: str, place: TensorPlace) -> None:
         """Raise CheckpointError for a tensor that cannot be read, or that the file does not hold as a whole."""
@@ -119,3 +138,9 @@ class GgufTensors(ModelTensors):
 def _check_shape(what: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     if [n for n in found if n != 1] != [n for n in wanted if n != 1]:
         raise CheckpointError(f"{what} has shape {list(found)}, the metadata ask for {list(wanted)}")
+
+
+def joined(k_HLN: torch.Tensor, v_HVL: torch.Tensor) -> torch.Tensor:
+    """Return keys and values of all heads from a latent row, [H · (N + V), L]; converters transpose those of keys."""
+    of_head_HXL = torch.cat([k_HLN.transpose(1, 2), v_HVL], 1)
+    return of_head_HXL.flatten(0, 1)
