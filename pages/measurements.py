@@ -27,6 +27,15 @@ COMPARED = (
     "vllm-fine with `--prefix-match-unit 64`",
     "llamacpp: llama.cpp's server as of xllamacpp 2026.10.11549, 8 slots of 16,384 tokens, bf16 weights, f16 KV",
 )
+ABOUT_FORMS = (
+    "The embedded model computes in float32 (stored in bfloat16), on held-out prompts of 320 tokens: the first 64 are "
+    "prefilled, the others forced through decode rows, or prefilled in the prefill columns. KL is the mean divergence "
+    "of next tokens from the same path with weights as stored, with its 95% interval over prompts. GGUF files are "
+    "written by the tests' converter, without an importance matrix; the model is 192 channels wide, so only `ffn_down` "
+    "has K types, and other products Q8_0 (Q6_K), Q5_1 (Q5_K) or Q5_0 (Q4_K). Forms below the files are rounded to "
+    "the nearest by `benchmarks/weight_forms.py`, with embedding and head in 8 bits, as `int4` has them. The control "
+    "shows that decode columns measure decode rows: it decodes with 2 bits after a prefill as stored."
+)
 COMPARED_ON = "Intel(R) Xeon(R) Processor, 2 cores, avx512f, avx512_bf16, amx_bf16, Python 3.11.7"
 
 
@@ -43,7 +52,7 @@ def pages() -> dict[str, Callable[[], str]]:
             ("Memory kept of a draft", _drafts()),
         ],
         "tiers": _tiers,
-        "weights": lambda: [_rows("weights", "Formats and bits")],
+        "weights": lambda: [("Quality of forms", _forms())],
     }
     return {f"docs/measurements/{name}.md": partial(_page, name, make) for name, make in made.items()}
 
@@ -94,6 +103,24 @@ def _drafts() -> str:
 
 def _share(profile: Profile) -> str:
     return f"1/{profile.checkpoint_bytes / profile.draft_bytes:.0f}"
+
+
+def _forms() -> str:
+    """Return a table of the divergence of next tokens with each form of weights."""
+    document = load("weights")
+    header = ("weights", "decode: KL, nats", "perplexity", "same first token", "prefill: KL, nats", "perplexity")
+    rows = []
+    for form in document["forms"]:
+        decode, prefill = form["decode"], form["prefill"]
+        cells = (_nats(decode), f"{decode['perplexity']:.3f}", f"{decode['same_first']:.1%}")
+        rows.append((form["weights"], *cells, _nats(prefill), f"{prefill['perplexity']:.3f}"))
+    return f"{source('weights', document)}\n\n{ABOUT_FORMS}\n\n{table(header, rows, 'lrrrrr')}"
+
+
+def _nats(column: dict[str, Any]) -> str:
+    """Format a mean divergence with its interval."""
+    found = column["divergence"]
+    return f"{found['mean']:.2e} [{found['low']:.1e}, {found['high']:.1e}]" if found["mean"] else "0"
 
 
 def _tiers() -> list[Section]:
