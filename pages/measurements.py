@@ -114,7 +114,7 @@ def _forms() -> str:
         decode, prefill = form["decode"], form["prefill"]
         cells = (_nats(decode), f"{decode['perplexity']:.3f}", f"{decode['same_first']:.1%}")
         rows.append((form["weights"], *cells, _nats(prefill), f"{prefill['perplexity']:.3f}"))
-    return f"{source('weights', document)}\n\n{ABOUT_FORMS}\n\n{table(header, rows, 'lrrrrr')}"
+    return f"{source('weights', document, 'weights --items 0')}\n\n{ABOUT_FORMS}\n\n{table(header, rows, 'lrrrrr')}"
 
 
 def _nats(column: dict[str, Any]) -> str:
