@@ -20,6 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 from headwater.tiers.catalog import Catalog, Entry
 from headwater.tiers.names import STATE, is_name, tag_of
 from headwater.tiers.part import Buffer, Header, is_duration
+from headwater.tiers.replies import ReplyLimit, limited
 from headwater.tiers.store import StoreError, StoreFull, Usage, spread
 
 PIECE_BYTES = 1 << 20
@@ -29,6 +30,8 @@ CONNECT_SECONDS, READ_SECONDS = 1.0, 5.0
 EVICTION_LOCK_SECONDS = 30  # after which an evicting server is assumed to have ended
 FREED_SHARE = 0.05  # of the limit; an eviction frees at least as much
 NAMES_PER_CALL = 1000
+MAX_REPLY_BYTES = (PIECES_IN_FLIGHT + 1) * PIECE_BYTES  # to one call
+MAX_CATALOG_BYTES = 2**28  # to one call for all entries: of about 2 million parts
 MANIFEST = re.compile(rb"([0-9a-f]{24}) (\d{1,15}) (\d{1,15})")  # upload, number of pieces, size
 ENTRY = re.compile(rb"(\d{1,15}) (\S{1,32}) ([0-9a-f]*)")  # size, seconds, digest of the run that it continues
 
@@ -85,6 +88,7 @@ class RedisStore:
         """Nothing is asked of the server yet. Raises StoreError for a URL or a file that cannot be used."""
         try:
             import redis
+            from redis._parsers import _RESP2Parser  # hiredis allocates the lengths that a server declares
         except ImportError as error:
             raise StoreError("a redis tier needs another package: pip install 'headwater[redis]'") from error
         self._redis, self._clock, self.limit = redis, clock, limit
@@ -100,10 +104,14 @@ class RedisStore:
                 socket_timeout=READ_SECONDS,
                 retry=None,
                 retry_on_error=[],
+                parser_class=_RESP2Parser,
                 **more,
             )
         except (OSError, ValueError) as error:
             raise StoreError(f"{self.shown} cannot be used: {error}") from error
+        self._replies = ReplyLimit(MAX_REPLY_BYTES, READ_SECONDS)
+        pool = self.client.connection_pool
+        pool.connection_class = limited(pool.connection_class, self._replies)
         self._prefix = prefix
         self._shared = prefix + "entries", prefix + "used", prefix + "bytes", prefix + "states"
         self._publish = self.client.register_script(PUBLISH)
@@ -144,6 +152,8 @@ class RedisStore:
                 return []
             if found[2] != (found[2] if expected is None else expected):
                 return None
+            if expected is None and found[2] > MAX_REPLY_BYTES:
+                return []
             upload, count, _ = found
             pieces: list[bytes] = []
             for first in range(0, count, PIECES_IN_FLIGHT):
@@ -271,8 +281,9 @@ class RedisStore:
     def _catalog(self) -> Catalog:
         """Return the catalog; entries without a manifest, and parts without a valid entry, are dropped."""
         catalog = Catalog()
-        entries = self.client.hgetall(self._shared[0])
-        used = dict(self.client.zrange(self._shared[1], 0, -1, withscores=True))
+        with self._replies.of(MAX_CATALOG_BYTES):
+            entries = self.client.hgetall(self._shared[0])
+            used = dict(self.client.zrange(self._shared[1], 0, -1, withscores=True))
         known = [name for name in entries if is_name(name.decode("latin-1"))]
         there = dict(zip(known, self.has([name.decode() for name in known]), strict=True))
         for name, stored in entries.items():
@@ -334,7 +345,9 @@ class RedisStore:
                     self._mend()
                 self.client.connection_pool.disconnect(inuse_connections=False)
             raise StoreError(f"{self.shown} {what}: {error}") from error
-        except (ValueError, OSError) as error:
+        except StoreError:
+            raise
+        except Exception as error:  # whatever a server sends
             with suppress(Exception):
                 self._mend()
             raise StoreError(f"{self.shown} {what}: {error}") from error
