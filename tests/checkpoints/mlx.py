@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +18,11 @@ from tests.checkpoints.quantised import Parts
 GROUP = 32
 EXPERT = re.compile(r"(.*)\.experts\.\d+\.(\w+)\.weight")
 CENTRED = re.compile(r"(input_layernorm|post_attention_layernorm|model\.norm|[qk]_norm)\.weight$")
-RENAMED: dict[str, dict[str, str]] = {  # by `model_type`: patterns, and names of MLX
+RENAMED: dict[str, dict[str, str]] = {  # by `model_type` or class: patterns, and names of MLX
     "qwen3_5_text": {"^": "language_model."},
     "qwen3_5_moe_text": {"^": "language_model."},
     "nemotron_h": {r"switch_mlp\.up_proj": "switch_mlp.fc1", r"switch_mlp\.down_proj": "switch_mlp.fc2"},
+    "BailingMoeV2_5ForCausalLM": {r"mlp\.gate\.weight": "mlp.gate.gate_proj.weight"},
     "bailing_moe_linear": {r"mlp\.gate\.weight": "mlp.gate.gate_proj.weight"},
     "kimi_linear": {
         r"gate\.e_score": "e_score",
@@ -60,7 +62,7 @@ def save(tensors: Parts, folder: Path) -> None:
     )
 
 
-def in_mlx(tensors: Parts, config: dict[str, object]) -> Parts:
+def in_mlx(tensors: Parts, config: dict[str, Any]) -> Parts:
     """The tensors of a checkpoint by MLX's names, in its shapes."""
     model_type = str(config["model_type"])
     found: Parts = {}
@@ -78,7 +80,8 @@ def in_mlx(tensors: Parts, config: dict[str, object]) -> Parts:
             found[name.replace("shared_mlp.output_linear", "mlp.down_proj")] = tensor
         elif not name.startswith("mtp."):
             found[name] = tensor
-    for pattern, by in RENAMED.get(model_type, {}).items():
+    (of_class,) = config["architectures"]
+    for pattern, by in RENAMED.get(of_class, RENAMED.get(model_type, {})).items():
         found = {re.sub(pattern, by, name): tensor for name, tensor in found.items()}
     return found
 

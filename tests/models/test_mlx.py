@@ -22,7 +22,7 @@ from tests.models.test_gguf_models import greedy
 NAMES = (
     "qwen3_5", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next", "qwen3", "qwen3_moe", "granite", "granite_moe",
     "nemotron_h", "nemotron_h_latent", "jamba_moe", "mamba", "falcon_mamba", "mamba2", "kimi_linear",
-    "kimi_linear_groups", "ring", "ling",
+    "kimi_linear_groups", "ring", "ling", "ling_2_5",
 )  # fmt: skip
 ALL_BITS = (2, 3, 4, 5, 6, 8)
 
@@ -129,7 +129,7 @@ def test_words_that_are_not_of_whole_integers_are_refused(checkpoint: Callable[[
 @pytest.mark.peers
 @pytest.mark.skipif(not os.environ.get("VENV_MLX"), reason="VENV_MLX names no environment with mlx-lm")
 @pytest.mark.parametrize("form", [{}, {"quantize": True, "q_bits": 4, "q_group_size": 32}], ids=["plain", "4 bits"])
-@pytest.mark.parametrize("name", ["qwen3_5", "nemotron_h", "jamba_moe", "ring", "mamba"])
+@pytest.mark.parametrize("name", ["qwen3_5", "nemotron_h", "jamba_moe", "ring", "ling_2_5", "mamba"])
 def test_folder_that_mlx_lm_wrote_is_that_of_our_writer(
     name: str, form: dict[str, int], checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:

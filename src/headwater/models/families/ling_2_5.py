@@ -1,8 +1,9 @@
 """Ling 2.5 and 2.6, Ring 2.5: groups of Lightning attention, each closed by a layer of latent attention; experts.
 
 Keys and formulas are those of the configuration and model code that inclusionAI publishes with Ring-2.5-1T
-(github.com/inclusionAI/Ring-V2.5, modeling_bailing_moe_v2_5.py). Decays count layers from 1 there, as in Ring-linear;
-so do mlx-lm and sglang-jax, whereas vLLM counts from 0: slopes of layer i differ by the (n − 1)-th part of the first's.
+(github.com/inclusionAI/Ring-V2.5, modeling_bailing_moe_v2_5.py). Decays count layers from 1 there, as in Ring-linear,
+and so they do in sglang-jax. vLLM, SGLang and mlx-lm 0.32 count from 0: their slopes are smaller by an (n − 1)-th part
+of the first layer's.
 """
 
 from __future__ import annotations
