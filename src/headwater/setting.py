@@ -43,7 +43,7 @@ class Kind:
 
 def parse_bytes(text: str) -> int:
     """Bytes of "4GB" (4·10⁹), "4GiB" (4·2³⁰), "512MB", "65536"; raises ConfigError for anything else."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*", text)
     units = {name.lower(): size for name, size in UNITS.items()}
     if found is None or found[2].lower() not in units:
         raise SettingError("memory", repr(text), BYTES.must)

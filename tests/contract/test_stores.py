@@ -506,3 +506,23 @@ def test_a_tier_in_memory_has_a_size_and_no_place(text: str) -> None:
 def test_a_tier_without_its_place_or_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="tier"):
         TierPlace.parse(text)
+
+
+@pytest.mark.parametrize("size", ["-1", "0", "x", "", "1e99GB", "9" * 400])
+def test_tier_of_no_size_is_refused_as_a_tiers(size: str) -> None:
+    with pytest.raises(ConfigError, match=f"^size is '{size}', must be a number and a unit.* of 1 byte or more"):
+        TierPlace.parse(f"disk:/x,size={size}")
+
+
+def test_fifo_in_a_folder_of_parts_delays_no_reader(tmp_path: Path) -> None:
+    store = TierPlace.parse(f"disk:{tmp_path}").open()
+    store.put("sabc", [b"content"])
+    (file,) = [one for one in tmp_path.rglob("*sabc*") if one.is_file()]
+    file.unlink()
+    os.mkfifo(file)
+    assert store.get("sabc") is None
+    assert not store.read_into("sabc", [memoryview(bytearray(7))])
+    store.close()
+    again = TierPlace.parse(f"disk:{tmp_path}").open()
+    assert again.usage().bytes == 0
+    again.close()

@@ -11,11 +11,13 @@ import fcntl
 import logging
 import os
 import secrets
+import stat
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 from headwater.tiers.catalog import Catalog, Entry
@@ -68,14 +70,12 @@ class DiskStore:
     def read_into(self, name: str, pieces: Sequence[memoryview]) -> bool:
         with self._errors("cannot be read"):
             try:
-                handle = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)
+                file = open_file(self._file(name))
             except FileNotFoundError:
                 return False
-            try:
-                if os.fstat(handle).st_size != sum(map(len, pieces)) or not _read(handle, pieces):
+            with file:
+                if os.fstat(file.fileno()).st_size != sum(map(len, pieces)) or not _read(file.fileno(), pieces):
                     return False
-            finally:
-                os.close(handle)
             self.touch([name])
             return True
 
@@ -156,7 +156,7 @@ class DiskStore:
         return False
 
     def piece(self, name: str, at: int, size: int) -> bytes:
-        with suppress(OSError), open(self._file(name), "rb", buffering=0) as file:
+        with suppress(OSError), open_file(self._file(name)) as file:
             return os.pread(file.fileno(), min(size, os.fstat(file.fileno()).st_size), at)  # whatever a header says
         return b""
 
@@ -222,7 +222,7 @@ class DiskStore:
         """Read the headers that are not known yet; a file without a valid header is evicted first."""
         for name, entry in list(self._catalog.entries.items()):
             if entry.seconds < 0:
-                with suppress(OSError), open(self._file(name), "rb", buffering=0) as file:
+                with suppress(OSError), open_file(self._file(name)) as file:
                     known = _entry(name, entry.bytes, entry.used, file.read(HEADER.size))
                     self._catalog.add(name, known)
 
@@ -249,6 +249,15 @@ class DiskStore:
             yield
         except OSError as error:
             raise StoreError(f"{self.shown} {what}: {error}") from error
+
+
+def open_file(path: str) -> FileIO:
+    """Open a file for reading. Raises FileNotFoundError for all else: the open of a FIFO would wait for a writer."""
+    file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise FileNotFoundError(f"{path} is not a file")
+    return file
 
 
 def _open_lock(folder: Path) -> int:

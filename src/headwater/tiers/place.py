@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.errors import ConfigError
-from headwater.setting import parse_bytes
+from headwater.setting import BYTES, SettingError, parse_bytes
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.redis import RedisStore
@@ -39,7 +40,7 @@ class TierPlace:
         for option in options:
             name, _, value = option.partition("=")
             if name == "size":
-                size = parse_bytes(value)
+                size = _size(value)
             elif name == "password-file" and kind in REDIS:
                 password_file = Path(value).expanduser()
             else:
@@ -58,3 +59,11 @@ class TierPlace:
         if self.kind == MEMORY:
             return MemoryStore(self.size)
         return RedisStore(f"{self.kind}:{self.place}", self.size, self.password_file)
+
+
+def _size(text: str) -> int:
+    """Return a size of one byte or more. Raises ConfigError."""
+    with suppress(SettingError):
+        if size := parse_bytes(text):
+            return size
+    raise ConfigError(f"size is {text!r}, {BYTES.must} of 1 byte or more")
