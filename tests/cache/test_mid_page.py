@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from headwater.cache.eviction.base.policy import Room
 from headwater.plan import CacheLayout, Match
-from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, floor, key_of, words
+from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, evict, floor, key_of, words
 
 TAILS = replace(LAYOUT, tail_pages=(1, 1, 2, 2, 3))
 EVERY_PAGE = replace(TAILS, checkpoint_pages=0, slot_pages=0, resumable="every_page", tail_pages=(1,) * (PAGE + 1))
@@ -154,6 +155,32 @@ def test_end_after_which_several_requests_resume_is_kept_as_others() -> None:
     for choice in (2, 3, 4):
         serve(toy, words(1, 10) + words(choice, 3))
     assert next(iter(toy.cache.tails)).ids == key_of(words(7, 5)[4:])
+
+
+def test_tails_of_short_prompts_age_while_others_resume_at_the_root() -> None:
+    toy = Toy(replace(TAILS, n_pages=21))
+    serve(toy, words(1, 41))  # ten pages of KV, two of a checkpoint
+    for prompt in range(2, 6):
+        serve(toy, words(prompt, 3))  # a tail of three pages
+    assert toy.match(words(1, 41)).checkpoint_tokens == 40
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "evictions", "is_stored"), [((), 0, True), ((40,), 0, False), ((40,), 6, False), ((40,), 7, True)]
+)
+def test_tail_that_saves_less_than_a_recent_victim_is_not_stored(
+    checkpoints: tuple[int, ...], evictions: int, is_stored: bool
+) -> None:
+    toy = Toy(replace(TAILS, n_pages=16))
+    toy.serve(words(1, 40), checkpoints)
+    if checkpoints:
+        evict(toy.cache, Room.STATE)  # it would have saved 40 FLOPs in 12 pages
+    for prompt in range(evictions):
+        toy.serve(words(10 + prompt, 4))
+        evict(toy.cache, Room.STATE)  # 4 FLOPs in 3 pages; the price of a page falls by 2/16
+    toy.serve(words(2, 24), ())
+    serve(toy, words(3, 3))  # 3 tokens and a hidden row, 4 FLOPs, in 3 pages of KV that no checkpoint can use
+    assert toy.cache.stats().tails == is_stored
 
 
 def test_abandoned_leg_leaves_no_tail_and_no_pin() -> None:

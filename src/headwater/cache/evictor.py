@@ -48,6 +48,7 @@ class Evictor:
         self.checkpoints = 0  # evicted so far
         self.speculative = 0  # of them
         self.kv_pages = 0
+        self._price = 0.0  # see `_note_price`
         self.reuse: Counter[int] = Counter()  # evicted checkpoints by the number of requests that resumed there
         self.reserving = False  # whether room may be made: only `reserve` permits it, while it runs
 
@@ -158,8 +159,9 @@ class Evictor:
         if not self.reserving:
             raise RuntimeError("eviction for room outside of reserve")
         victim = self._policy.victim(room, now)
+        score = 0.0 if victim is None or not self._layout.tail_pages else self._score(victim, now)
         tail = self._tails.first()
-        if tail is not None and (victim is None or self._is_worth_less(tail, victim, now)):
+        if tail is not None and (victim is None or self._is_worth_less(tail, victim[0], score, now)):
             self._tails.evict(tail)
             return True
         if victim is None and self._segments.evict():
@@ -168,10 +170,13 @@ class Evictor:
             return False
         assert victim is not None, f"the policy finds nothing to evict for {room}, {pages} pages short"
         node, kind = victim
+        free = self._pool.free
         if kind is Kind.TAIL:
             self._trim(node, pages)
         else:
             self._give_up(node, kind)
+        if score:
+            self._note_price(score, self._pool.free - free)
         return True
 
     def make_room_for_tail(self, pages: int, worth: float, start: int, is_passed: bool, now: int) -> bool:
@@ -179,11 +184,11 @@ class Evictor:
 
         worth: FLOPs a page that the tail saves. start: position at which it begins. is_passed: its session continues.
         """
-        score = 0.0 if is_passed else worth * self._policy.new_rate(start)
+        score = 0.0 if is_passed else worth * self._policy.leaf_rate(start, uses=0, age=0)
         while self._pool.states.free < pages:
             victim, tail = self._policy.victim(Room.ANY, now), self._tails.first()
             of_tail = math.inf if tail is None else self._score_of_tail(tail, now)
-            of_victim = math.inf if victim is None else self._score(victim, now)
+            of_victim = math.inf if victim is None else max(self._price, self._score(victim, now))
             if min(of_tail, of_victim) > score:
                 return False
             if tail is not None and of_tail <= of_victim:
@@ -192,13 +197,24 @@ class Evictor:
                 self.evict(Room.ANY, pages - self._pool.states.free, now)
         return True
 
-    def _is_worth_less(self, tail: StoredTail, victim: Victim, now: int) -> bool:
-        """Return whether a tail is evicted before a victim. It is evicted before its own checkpoint."""
-        return victim[0] is tail.node or self._score_of_tail(tail, now) < self._score(victim, now)
+    def _is_worth_less(self, tail: StoredTail, node: Node, score: float, now: int) -> bool:
+        """Return whether a tail is evicted before a victim with this score. It is evicted before its own checkpoint."""
+        return node is tail.node or self._score_of_tail(tail, now) < max(score, self._price)
+
+    def _note_price(self, score: float, pages: int) -> None:
+        """Raise the price of a page to the score of a victim; it falls by the share of the memory that is evicted.
+
+        The next victim alone would be too low a price: a page that a tail takes from it is lacking soon after, for the
+        next prompt, and content of a higher score is evicted for that.
+        """
+        self._price = max(score, self._price * (1 - pages / self._layout.n_pages))
 
     def _score_of_tail(self, tail: StoredTail, now: int) -> float:
-        """Return the FLOPs a page and tick that a tail is expected to save: it is used again as its checkpoint is."""
-        return tail.worth * self._policy.reuse_rate(tail.node, now) if tail.used else 0.0
+        """Return the FLOPs a page and tick that a tail is expected to save: it is used again as the end of a prompt."""
+        if not tail.used:
+            return 0.0
+        start = tail.node.end * self._layout.unit_tokens
+        return tail.worth * self._policy.leaf_rate(start, tail.hits, now - tail.used)
 
     def _score(self, victim: Victim, now: int) -> float:
         """Return the same of a victim. KV that no checkpoint can use saves nothing."""

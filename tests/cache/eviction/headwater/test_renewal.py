@@ -17,7 +17,16 @@ from headwater.cache.eviction.base.policy import Room
 from headwater.cache.eviction.base.rows import view
 from headwater.cache.eviction.headwater import Headwater, ghosts, order
 from headwater.cache.eviction.headwater.order import Ranking
-from headwater.cache.eviction.headwater.rates import BUCKETS, EDGES, MIDDLES, WIDTHS, ReuseRates, bucket, buckets
+from headwater.cache.eviction.headwater.rates import (
+    BUCKETS,
+    EDGES,
+    MIDDLES,
+    WIDTHS,
+    ReuseRates,
+    bucket,
+    buckets,
+    class_of,
+)
 from headwater.cache.node import Node
 from tests.cache.eviction.test_headwater import SMALL
 from tests.cache.toy import Toy, evict, words
@@ -53,6 +62,15 @@ def test_parts_of_a_renewal_are_bounded_and_count_all_time(monkeypatch: pytest.M
     assert len(parts) > len(parted.candidates) // SLICE
     assert np.array_equal(parted.rates.time, whole.rates.time)
     assert np.array_equal(parted.rates.index, whole.rates.index)
+
+
+@pytest.mark.parametrize(("hits", "uses"), [(0, 0), (1, 2), (3, 4), (1000, 255)])
+def test_rate_of_a_tail_is_that_of_leaves(hits: int, uses: int) -> None:
+    _, policy = filled()
+    deque(policy._renewal())
+    leaf = Node(None, b"", array("i"), end=40, serial=0, live=1)
+    kind = class_of(leaf, uses, unit_tokens=4)
+    assert policy.leaf_rate(40 * 4, hits, age=9) == policy.rates.index[kind, bucket(9)]
 
 
 def test_ghost_entries_are_watched_in_turns(monkeypatch: pytest.MonkeyPatch, sliced: None) -> None:

@@ -52,12 +52,12 @@ class Eviction(Observer, ABC):
         return None
 
     def reuse_rate(self, node: Node, now: int) -> float:
-        """Return how often a tick the end of a node is expected to be used again, for tails. By default 1 / its age."""
+        """Return how often a tick the end of a node is expected to be used again. By default 1 / its age."""
         return 1 / (1 + now - max(node.checkpoint_time, node.kv_time))
 
-    def new_rate(self, position: int) -> float:
-        """Return the same of a checkpoint that is new, at a position in tokens."""
-        return 1.0
+    def leaf_rate(self, position: int, uses: int, age: int) -> float:
+        """Return the same of the end of a prompt at a position in tokens, `age` ticks after the last of its uses."""
+        return 1 / (1 + age)
 
     def retain(self, node: Node, seconds: float) -> None:
         """Note a client's hint: keep the node's checkpoint for so long from now on. By default it is ignored."""

@@ -28,6 +28,7 @@ from headwater.cache.eviction.headwater.rates import (
     BRANCHES_MARK,
     BUCKETS,
     CLASS_OF_DEPTH_BITS,
+    CLASS_OF_USES,
     CLASSES_A_BRANCH,
     DEPTH_CLASSES,
     LEAF,
@@ -36,6 +37,7 @@ from headwater.cache.eviction.headwater.rates import (
     PRIOR_USES,
     SPECULATIVE,
     ReuseRates,
+    bucket,
     class_of,
     class_of_ghost,
     mark_of,
@@ -97,9 +99,11 @@ class Headwater(Eviction):
             return super().reuse_rate(node, now)
         return 0.0 if node.speculative else self.candidates.rate(row, now)
 
-    def new_rate(self, position: int) -> float:
-        kind = CLASS_OF_DEPTH_BITS[(position >> 6).bit_length()]
-        return super().new_rate(position) if self._layout.every_page else self.rates.index_of[kind * BUCKETS]
+    def leaf_rate(self, position: int, uses: int, age: int) -> float:
+        if self._layout.every_page:
+            return super().leaf_rate(position, uses, age)
+        kind = CLASS_OF_USES[min(MAX_USES, uses and 1 + uses)] + CLASS_OF_DEPTH_BITS[(position >> 6).bit_length()]
+        return self.rates.index_of[kind * BUCKETS + bucket(age)]
 
     # ---- changes of nodes
 
