@@ -41,7 +41,7 @@ class Headwater:
         self.pool = Pool(layout)
         policy = make_eviction(self.eviction, layout)
         self.index = Index(4 * page, 1, policy)
-        stored = SegmentStore(layout, self.pool), Tails(layout, self.index, self.pool)
+        stored = SegmentStore(layout, self.pool), Tails(layout, self.index, self.pool, policy)
         self.evictor = Evictor(self.index, self.pool, policy, *stored, {})
         self.evictor.reserving = True  # no PrefixCache stands above the tree here, so nothing else may reserve
         self.root = self.index.root("")

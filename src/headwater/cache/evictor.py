@@ -184,7 +184,7 @@ class Evictor:
 
         worth: FLOPs a page that the tail saves. start: position at which it begins. is_passed: its session continues.
         """
-        score = 0.0 if is_passed else worth * self._policy.leaf_rate(start, uses=0, age=0)
+        score = 0.0 if is_passed else worth * self._policy.tail_rate(start, uses=0, age=0)
         while self._pool.states.free < pages:
             victim, tail = self._policy.victim(Room.ANY, now), self._tails.first()
             of_tail = math.inf if tail is None else self._score_of_tail(tail, now)
@@ -210,11 +210,11 @@ class Evictor:
         self._price = max(score, self._price * (1 - pages / self._layout.n_pages))
 
     def _score_of_tail(self, tail: StoredTail, now: int) -> float:
-        """Return the FLOPs a page and tick that a tail is expected to save: it is used again as the end of a prompt."""
+        """Return the FLOPs a page and tick that a tail is expected to save."""
         if not tail.used:
             return 0.0
         start = tail.node.end * self._layout.unit_tokens
-        return tail.worth * self._policy.leaf_rate(start, tail.hits, now - tail.used)
+        return tail.worth * self._policy.tail_rate(start, tail.hits, now - tail.used)
 
     def _score(self, victim: Victim, now: int) -> float:
         """Return the same of a victim. KV that no checkpoint can use saves nothing."""

@@ -55,7 +55,7 @@ class PrefixCache:
         self.pool = Pool(layout)
         self._history = History(layout.unit_bytes, 4 * layout.n_pages) if self.policy.keeps_history else None
         self.segments = SegmentStore(layout, self.pool, segment_share, segment_eviction, changes)
-        self.tails = Tails(layout, self.index, self.pool)
+        self.tails = Tails(layout, self.index, self.pool, self.policy)
         self._surveyor = Surveyor(layout, self.index, self._history, self.tails)
         self.leases: dict[int, Lease] = {}
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from headwater.cache.eviction.base.policy import Eviction
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.node import MidPage, Node, StoredTail
@@ -26,8 +27,9 @@ MakeRoom = Callable[[int, float, int, bool, int], bool]  # see `Evictor.make_roo
 class Tails:
     """The tails of all nodes. Their pages are taken from the region of states."""
 
-    def __init__(self, layout: CacheLayout, index: Index, pool: Pool) -> None:
-        self._layout, self._index, self._pool = layout, index, pool
+    def __init__(self, layout: CacheLayout, index: Index, pool: Pool, policy: Eviction) -> None:
+        self._layout, self._index, self._pool, self._policy = layout, index, pool, policy
+        self._now = 0  # tick of the latest leg
         self.every_page = layout.every_page
         self.token_bytes = layout.unit_bytes // layout.unit_tokens  # of an id in a key
         self.pages = 0
@@ -110,7 +112,7 @@ class Tails:
 
     def take(self, ends: tuple[int, ...], draft: Draft, now: int, make_room: MakeRoom) -> tuple[Tail, ...]:
         """Take the pages of the tails that a leg writes; those that are not worth the room are left out."""
-        tails: tuple[Tail, ...] = ()
+        self._now, tails = now, tuple[Tail, ...]()
         n_kv = self._layout.kv_pages_per_unit
         for end in ends:
             is_last = draft.saving.ends and end == draft.end
@@ -135,6 +137,9 @@ class Tails:
             self._index.pin(mid_page.node)
             return
         self.uses += 1
+        self._now = now
+        if opened.draft.sharing.counts:
+            self._watched(tail, mid_page.tokens / tail.tokens)
         tail.used = now
         tail.hits += opened.draft.sharing.counts
         self._order.move_to_end(tail)
@@ -229,6 +234,7 @@ class Tails:
     def remove(self, tail: StoredTail) -> None:
         """Remove a tail that no open plan reads."""
         assert not tail.pins, f"{tail} is read"
+        self._watched(tail, 0.0)
         tail.node.tails = tuple(other for other in tail.node.tails if other is not tail)
         del self._order[tail]
         self._index.version += 1
@@ -240,6 +246,12 @@ class Tails:
         self.evicted += 1
         self.remove(tail)
         self._index.tidy(tail.node)
+
+    def _watched(self, tail: StoredTail, used: float) -> None:
+        """Report the time since a tail's last use to the policy, and the share of its tokens that a request uses."""
+        if tail.used:
+            start = tail.node.end * self._layout.unit_tokens
+            self._policy.tail_watched(start, tail.hits, max(0, self._now - tail.used), used)
 
     def drop(self, node: Node) -> None:
         """Remove the tails of a node whose checkpoint, or end, is given up."""

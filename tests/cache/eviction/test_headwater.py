@@ -233,10 +233,12 @@ def test_worths_are_current_after_any_changes(seed: int) -> None:
 def test_before_anything_is_known_place_and_uses_decide() -> None:
     policy = make_eviction("headwater(superseded=4, branch=3)", SMALL)
     assert isinstance(policy, Headwater)
-    index = policy.rates.index[::DEPTH_CLASSES].reshape(BRANCH_CLASSES, len(PRIOR_USES), -1)
+    *checkpoints, of_tails, of_used_tails = policy.rates.index[::DEPTH_CLASSES]
+    index = np.reshape(checkpoints, (BRANCH_CLASSES, len(PRIOR_USES), -1))
     assert np.allclose(index[1], index[0] / 4)
     assert np.allclose(index[2], index[0] * 3)
     assert np.allclose(index[:, 1:], index[:, :1] * np.array([2, 2, 3, 3, 3, 4])[:, None])
+    assert np.allclose((of_tails, of_used_tails), (index[0, 0], 2 * index[0, 0]))
 
 
 def test_uses_of_a_snapshot_are_known() -> None:

@@ -26,6 +26,7 @@ from headwater.cache.eviction.headwater.rates import (
     bucket,
     buckets,
     class_of,
+    class_of_tail,
 )
 from headwater.cache.node import Node
 from tests.cache.eviction.test_headwater import SMALL
@@ -64,13 +65,28 @@ def test_parts_of_a_renewal_are_bounded_and_count_all_time(monkeypatch: pytest.M
     assert np.array_equal(parted.rates.index, whole.rates.index)
 
 
-@pytest.mark.parametrize(("hits", "uses"), [(0, 0), (1, 2), (3, 4), (1000, 255)])
-def test_rate_of_a_tail_is_that_of_leaves(hits: int, uses: int) -> None:
+def test_rates_of_tails_are_learned_from_the_tokens_used() -> None:
     _, policy = filled()
-    deque(policy._renewal())
-    leaf = Node(None, b"", array("i"), end=40, serial=0, live=1)
-    kind = class_of(leaf, uses, unit_tokens=4)
-    assert policy.leaf_rate(40 * 4, hits, age=9) == policy.rates.index[kind, bucket(9)]
+    rates, unused, used = policy.rates, class_of_tail(300, 0), class_of_tail(300, 1)
+    for _ in range(300):
+        policy.tail_watched(position=300, uses=0, age=20, used=0.75)
+        policy.tail_watched(position=300, uses=1, age=20, used=0.0)
+    rates._count_spans()
+    assert list(rates.reuses[[unused, used]].sum(axis=1)) == [225, 0]
+    assert rates.time[[unused, used]].sum(axis=1) == pytest.approx([6000, 6000])
+    rates.renew()
+    assert rates.at(unused, 20) > 10 * rates.at(used, 20)
+
+
+@pytest.mark.parametrize(("hits", "uses"), [(0, 0), (1, 2), (3, 4), (1000, 255)])
+def test_tail_is_not_used_more_often_than_leaves(hits: int, uses: int) -> None:
+    _, policy = filled()
+    rates, leaf = policy.rates, Node(None, b"", array("i"), end=40, serial=0, live=1)
+    kinds = class_of(leaf, uses, unit_tokens=4), class_of_tail(160, hits)
+    for kind in kinds:
+        rates.index[list(kinds)], rates.index[kind] = 3.0, 2.0
+        rates.index_of = rates.index.ravel().data
+        assert policy.tail_rate(160, hits, age=9) == 2.0
 
 
 def test_ghost_entries_are_watched_in_turns(monkeypatch: pytest.MonkeyPatch, sliced: None) -> None:

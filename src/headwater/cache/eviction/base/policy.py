@@ -55,9 +55,16 @@ class Eviction(Observer, ABC):
         """Return how often a tick the end of a node is expected to be used again. By default 1 / its age."""
         return 1 / (1 + now - max(node.checkpoint_time, node.kv_time))
 
-    def leaf_rate(self, position: int, uses: int, age: int) -> float:
-        """Return the same of the end of a prompt at a position in tokens, `age` ticks after the last of its uses."""
+    def tail_rate(self, position: int, uses: int, age: int) -> float:
+        """Return the same of a tail after a position in tokens, `age` ticks after the last of its uses."""
         return 1 / (1 + age)
+
+    def tail_watched(self, position: int, uses: int, age: int, used: float) -> None:
+        """Note that a tail was kept for `age` ticks, until a request used this share of its tokens; 0: none did.
+
+        By default it is ignored.
+        """
+        return None
 
     def retain(self, node: Node, seconds: float) -> None:
         """Note a client's hint: keep the node's checkpoint for so long from now on. By default it is ignored."""

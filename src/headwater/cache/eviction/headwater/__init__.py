@@ -3,7 +3,7 @@
 1. A leaf of KV without a checkpoint is evicted first, the least recently used one before others.
 2. Then the checkpoint with the lowest score: worth x index of reuse. A speculative one has the score 0.
 3. Worth: FLOPs saved over the nearest checkpoint above, divided by the pages that are freed (`base/worth.py`).
-4. Checkpoints are counted in classes: by branches below, uses and depth (`rates.py`).
+4. Checkpoints are counted in classes: by branches below, uses and depth (`rates.py`). Tails have their own.
 5. The rate of reuse of a class at an age is uses divided by time in memory; before any count it is a prior.
 6. The index of reuse is the highest rate until any later age at which the checkpoint could be evicted (`rates.py`).
 7. An evicted checkpoint leaves a ghost entry. A request that could have resumed there is a use of it (`ghosts.py`).
@@ -26,20 +26,19 @@ from headwater.cache.eviction.headwater.ghosts import Ghosts, prefix_ids
 from headwater.cache.eviction.headwater.order import Candidates
 from headwater.cache.eviction.headwater.rates import (
     BRANCHES_MARK,
-    BUCKETS,
-    CLASS_OF_DEPTH_BITS,
-    CLASS_OF_USES,
     CLASSES_A_BRANCH,
     DEPTH_CLASSES,
     LEAF,
     MAX_USES,
     MIDDLES,
     PRIOR_USES,
+    PRIOR_USES_OF_TAILS,
     SPECULATIVE,
     ReuseRates,
-    bucket,
     class_of,
     class_of_ghost,
+    class_of_leaf,
+    class_of_tail,
     mark_of,
     used,
 )
@@ -75,7 +74,8 @@ class Headwater(Eviction):
         self.keeps_history = not layout.every_page
         self._layout, self._bare = layout, bare_leaves()
         self._unit_bytes, self._unit_tokens = layout.unit_bytes, layout.unit_tokens
-        prior = np.outer([1.0, 1 / superseded, branch], PRIOR_USES).reshape(-1, 1) / (8 * MIDDLES)
+        prior_uses = np.append(np.outer([1.0, 1 / superseded, branch], PRIOR_USES), PRIOR_USES_OF_TAILS)
+        prior = prior_uses.reshape(-1, 1) / (8 * MIDDLES)
         self.rates = ReuseRates(prior, group=DEPTH_CLASSES)
         self.candidates, self.ghosts = Candidates(self.rates, Worth(layout)), Ghosts(self.rates)
         self._max_retained_pages = int(retained * layout.n_pages)
@@ -99,11 +99,16 @@ class Headwater(Eviction):
             return super().reuse_rate(node, now)
         return 0.0 if node.speculative else self.candidates.rate(row, now)
 
-    def leaf_rate(self, position: int, uses: int, age: int) -> float:
+    def tail_rate(self, position: int, uses: int, age: int) -> float:
         if self._layout.every_page:
-            return super().leaf_rate(position, uses, age)
-        kind = CLASS_OF_USES[min(MAX_USES, uses and 1 + uses)] + CLASS_OF_DEPTH_BITS[(position >> 6).bit_length()]
-        return self.rates.index_of[kind * BUCKETS + bucket(age)]
+            return super().tail_rate(position, uses, age)
+        leaf = class_of_leaf(position, min(MAX_USES, uses and 1 + uses))
+        return min(self.rates.at(class_of_tail(position, uses), age), self.rates.at(leaf, age))
+
+    def tail_watched(self, position: int, uses: int, age: int, used: float) -> None:
+        kind = class_of_tail(position, uses)
+        self.rates.watched(kind, 0, age)
+        self.rates.reused(kind, age, used)
 
     # ---- changes of nodes
 

@@ -200,8 +200,7 @@ class Candidates(Aging[Node]):
 
     def rate(self, row: int, now: int) -> float:
         """Return the index of reuse of a row."""
-        index: float = self._rates.index_of[self.kind[row] * BUCKETS + bucket(now - self.time[row])]
-        return index
+        return self._rates.at(self.kind[row], now - self.time[row])
 
     def _hinted(self, lowest: Node, now: int, leaves: bool, second: float) -> Node:
         """Return the node to evict instead of the lowest one: the lowest score x weight of its namespace.

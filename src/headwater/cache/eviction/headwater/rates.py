@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ MAX_USES = 255  # that are counted
 BRANCH_CLASSES, DEPTH_CLASSES = 3, 7  # no branch, 1, more; below 256 tokens, 1,024 and so on
 # 1 + uses that the prior assumes, by class: none, another's work, 1, 2-3, 4-7, more; none at a learned position
 PRIOR_USES = np.array([1, 2, 2, 3, 3, 3, 4])
+PRIOR_USES_OF_TAILS = [1, 2]  # not used, used
 LEARNED_CLASS = (len(PRIOR_USES) - 1) * DEPTH_CLASSES
 CLASSES_A_BRANCH = len(PRIOR_USES) * DEPTH_CLASSES
 CLASS_OF_USES = [
@@ -43,6 +45,16 @@ def class_of(node: Node, uses: int, unit_tokens: int) -> int:
     of_branches = CLASSES_A_BRANCH * ((live if live < BRANCH_CLASSES else BRANCH_CLASSES) - 1)
     of_uses = LEARNED_CLASS if node.learned and not uses else CLASS_OF_USES[uses]
     return of_branches + of_uses + CLASS_OF_DEPTH_BITS[(node.end * unit_tokens >> 6).bit_length()]
+
+
+def class_of_leaf(position: int, uses: int) -> int:
+    """Return the class of a checkpoint without branches at a position in tokens."""
+    return CLASS_OF_USES[uses] + CLASS_OF_DEPTH_BITS[(position >> 6).bit_length()]
+
+
+def class_of_tail(position: int, uses: int) -> int:
+    """Return the class of a tail after a position in tokens: whether it was used, and depth."""
+    return BRANCH_CLASSES * CLASSES_A_BRANCH + class_of_leaf(position, min(uses, 1))
 
 
 def class_of_ghost(kind: int, uses: int, is_deepest: bool) -> int:
@@ -107,13 +119,17 @@ class ReuseRates:
         """prior: reuses a tick, of each group (rows) in each bucket. group: number of classes in each."""
         self._prior, self._group, self._trust, self._decay = prior, group, trust, decay
         self.reuses, self.time = (np.zeros((len(prior) * group, BUCKETS)) for _ in range(2))
-        self._reuses_of = self.reuses.ravel().data  # of class * BUCKETS + bucket
+        self._reuses_of: Any = self.reuses.ravel().data  # of class * BUCKETS + bucket
         self._spans = array("q")  # class, start and end, one span after the other
         self.renew()
 
-    def reused(self, kind: int, age: int) -> None:
-        """Note that one of a class was used at an age."""
-        self._reuses_of[kind * BUCKETS + bucket(age)] += 1
+    def at(self, kind: int, age: int) -> float:
+        """Return the index of reuse of a class at an age."""
+        return self.index_of[kind * BUCKETS + bucket(age)]
+
+    def reused(self, kind: int, age: int, share: float = 1.0) -> None:
+        """Note that one of a class was used at an age, or a share of it."""
+        self._reuses_of[kind * BUCKETS + bucket(age)] += share
 
     def watched(self, kind: int, start: int, end: int) -> None:
         """Note that one was of a class between two ages."""
