@@ -183,6 +183,14 @@ def test_tail_that_saves_less_than_a_recent_victim_is_not_stored(
     assert toy.cache.stats().tails == is_stored
 
 
+@pytest.mark.parametrize(("n_pages", "is_stored"), [(6, False), (7, True)])
+def test_tail_before_an_answer_leaves_room_for_a_checkpoint(n_pages: int, is_stored: bool) -> None:
+    toy = Toy(replace(TAILS, n_pages=n_pages))
+    draft = toy.draft(words(1, 3), 0, tails=(3,), ends=True, is_passed=True)
+    toy.commit(toy.reserve(draft), draft)  # a page of KV, and three of the tail
+    assert toy.cache.stats().tails == is_stored
+
+
 def test_abandoned_leg_leaves_no_tail_and_no_pin() -> None:
     toy = Toy(TAILS)
     serve(toy, words(1, 10))

@@ -182,9 +182,12 @@ class Evictor:
     def make_room_for_tail(self, pages: int, worth: float, start: int, is_passed: bool, now: int) -> bool:
         """Evict what saves less than a new tail until its pages are free. False: it is not worth them.
 
-        worth: FLOPs a page that the tail saves. start: position at which it begins. is_passed: its session continues.
+        worth: FLOPs a page that the tail saves. start: position at which it begins. is_passed: its session continues,
+        with a leg that reads the tail and needs pages itself: nothing is evicted, and a checkpoint has room beside it.
         """
-        score = 0.0 if is_passed else worth * self._policy.tail_rate(start, uses=0, age=0)
+        if is_passed:
+            return self._pool.states.free >= pages + self._layout.checkpoint_pages + self._layout.unit_pages
+        score = worth * self._policy.tail_rate(start, uses=0, age=0)
         while self._pool.states.free < pages:
             victim, tail = self._policy.victim(Room.ANY, now), self._tails.first()
             of_tail = math.inf if tail is None else self._score_of_tail(tail, now)
