@@ -71,10 +71,9 @@ def test_rates_of_tails_are_learned_from_the_tokens_used() -> None:
     for _ in range(300):
         policy.tail_watched(position=300, uses=0, age=20, used=0.75)
         policy.tail_watched(position=300, uses=1, age=20, used=0.0)
-    rates._count_spans()
-    assert list(rates.reuses[[unused, used]].sum(axis=1)) == [225, 0]
-    assert rates.time[[unused, used]].sum(axis=1) == pytest.approx([6000, 6000])
     rates.renew()
+    assert rates.reuses[[unused, used]].sum(axis=1) == pytest.approx([0.97 * 225, 0])
+    assert rates.time[[unused, used]].sum(axis=1) == pytest.approx([0.97 * 6000] * 2)
     assert rates.at(unused, 20) > 10 * rates.at(used, 20)
 
 
