@@ -183,7 +183,7 @@ class Evictor:
         """Evict what saves less than a new tail until its pages are free. False: it is not worth them.
 
         worth: FLOPs a page that the tail saves. start: position at which it begins. is_passed: its session continues,
-        with a leg that reads the tail and needs pages itself: nothing is evicted, and a checkpoint has room beside it.
+        with a leg that reads the tail and needs pages itself: nothing is evicted, and there is room for a checkpoint, too.
         """
         if is_passed:
             return self._pool.states.free >= pages + self._layout.checkpoint_pages + self._layout.unit_pages
@@ -207,7 +207,7 @@ class Evictor:
     def _note_price(self, score: float, pages: int) -> None:
         """Raise the price of a page to the score of a victim; it falls by the share of the memory that is evicted.
 
-        The next victim alone would be too low a price: a page that a tail takes from it is lacking soon after, for the
+        The score of the next victim would be too low: a page that a tail takes from it is lacking soon after, for the
         next prompt, and content of a higher score is evicted for that.
         """
         self._price = max(score, self._price * (1 - pages / self._layout.n_pages))
