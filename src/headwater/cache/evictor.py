@@ -183,7 +183,7 @@ class Evictor:
         """Evict what saves less than a new tail until its pages are free. False: it is not worth them.
 
         worth: FLOPs a page that the tail saves. start: position at which it begins. is_passed: its session continues,
-        with a leg that reads the tail and needs pages itself: nothing is evicted, and there is room for a checkpoint, too.
+        with a leg that reads the tail and needs pages itself: nothing is evicted, and a checkpoint must fit, too.
         """
         if is_passed:
             return self._pool.states.free >= pages + self._layout.checkpoint_pages + self._layout.unit_pages
