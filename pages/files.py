@@ -32,11 +32,8 @@ without metadata. `tests/test_pages.py` compares six of them with the bytes that
 columns are the least `--memory` for a conversation of that many tokens with 8 checkpoints, and the states of a running
 request. Together they are what the model needs ([sizing.md](sizing.md) has the rest).
 
-```text
-hf download REPOSITORY FILE --local-dir .
-headwater inspect FILE                       # the bytes of this very file
-headwater serve FILE --memory 4GB
-```
+`hf download REPOSITORY FILE --local-dir .` fetches a file, `headwater inspect FILE` counts the bytes of this very file,
+and `headwater serve FILE --memory 4GB` serves it.
 """
 FOLDERS = """\
 Nemotron's width of 2,688 fits no K type, so llama.cpp takes Q5_0 and Q8_0 in their place: its folder with `--weights
@@ -44,12 +41,9 @@ int4` takes half the memory.
 
 ## Folders of 16 bits
 
-A publisher's own repository is served by its name. `--weights int4` (or `int8`) rounds the weights while they are
-loaded. Sizes are those of the text model, without a vision tower and an MTP head:
-
-```text
-headwater serve REPOSITORY --weights int4 --memory 4GB
-```
+A publisher's own repository is served by its name: `headwater serve REPOSITORY --weights int4 --memory 4GB`. `int4` or
+`int8` rounds the weights while they are loaded. Sizes are those of the text model, without a vision tower and an MTP
+head:
 """
 OTHERS = """\
 ## Other forms
