@@ -33,11 +33,15 @@ SMALLEST = {  # of each family, by its name
     "LFM2": "lfm2",
 }
 TRAINED = "headwater_tiny"  # comes with the package
-OWN = {"BailingMoeLinearV2ForCausalLM": ring.oracle, "BailingMoeV2_5ForCausalLM": ling_2_5.ling_oracle}  # by class
+OWN = {  # by class
+    "BailingMoeLinearV2ForCausalLM": ring.oracle,
+    "BailingMoeV2_5ForCausalLM": ling_2_5.ling_oracle,
+    "BailingHybridForCausalLM": linear_attention.ling_oracle,
+}
 
 
 def oracle(folder: Path) -> torch.nn.Module:
-    """The checkpoint as transformers loads it, or as our own model does where transformers has none."""
+    """The checkpoint as transformers loads it, or as our own code does for parts that transformers lacks."""
     (name,) = json.loads((folder / "config.json").read_text())["architectures"]
     return OWN.get(name, recipe.oracle)(folder)
 

@@ -1,6 +1,15 @@
-"""Hybrids with linear attention: MiniMax, Kimi-Linear and Ling 3.0. Ring-linear is in `ring.py`."""
+"""Hybrids with linear attention: MiniMax, Kimi-Linear and Ling 3.0. Ring-linear is in `ring.py`.
 
-from tests.checkpoints.recipe import END, Family, about_itself, correct
+N tokens, C model width, I intermediate width, J experts a token.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tests.checkpoints.recipe import END, Family, about_itself, correct, oracle
 
 # fmt: off
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -60,6 +69,9 @@ RECIPES = {
         qk_nope_head_dim=24, v_head_dim=40,
     ),
     "ling": LING.recipe(),
+    "ling_limits": LING.recipe(  # the first layer has no experts
+        expert_swiglu_limit_list=[0.3, 0.5], share_expert_swiglu_limit_list=[None, 0.25],
+    ),
     "ling_yarn": LING.recipe(
         rope_parameters={
             "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128, "rope_theta": 1e4,
@@ -72,3 +84,52 @@ RECIPES = {
         attention_bias=True,
     ),
 }
+# fmt: on
+
+
+def ling_oracle(folder: Path) -> nn.Module:
+    """The checkpoint as transformers loads it, with limits of its experts' activations, which transformers lacks."""
+    model = oracle(folder)
+    limits, shared_limits = (
+        getattr(model.config, key, [0] * len(model.model.layers))
+        for key in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
+    )
+    for layer, limit, shared_limit in zip(model.model.layers, limits, shared_limits, strict=True):
+        if hasattr(layer.mlp, "experts"):
+            if limit:
+                layer.mlp.experts = LimitedExperts(layer.mlp.experts, limit)
+            if shared_limit:
+                layer.mlp.shared_experts = LimitedMlp(layer.mlp.shared_experts, shared_limit)
+    return model
+
+
+def limited(gate_NI: torch.Tensor, up_NI: torch.Tensor, limit: float) -> torch.Tensor:
+    return torch.minimum(nn.functional.silu(gate_NI), torch.tensor(limit)) * up_NI.clip(-limit, limit)
+
+
+class LimitedMlp(nn.Module):
+    def __init__(self, plain: nn.Module, limit: float) -> None:
+        super().__init__()
+        self.plain, self.limit = plain, limit
+
+    def forward(self, x_NC: torch.Tensor) -> torch.Tensor:
+        return self.plain.down_proj(limited(self.plain.gate_proj(x_NC), self.plain.up_proj(x_NC), self.limit))
+
+
+class LimitedExperts(nn.Module):
+    """Routed experts, one token and expert after the other."""
+
+    def __init__(self, plain: nn.Module, limit: float) -> None:
+        super().__init__()
+        self.plain, self.limit = plain, limit
+
+    def forward(self, x_NC: torch.Tensor, expert_NJ: torch.Tensor, weight_NJ: torch.Tensor) -> torch.Tensor:
+        rows = zip(x_NC, expert_NJ.tolist(), weight_NJ.tolist(), strict=True)
+        return torch.stack([self.routed(x_C, experts, weights) for x_C, experts, weights in rows])
+
+    def routed(self, x_C: torch.Tensor, experts: Sequence[int], weights: Sequence[float]) -> torch.Tensor:
+        out_C = torch.zeros_like(x_C)
+        for expert, weight in zip(experts, weights, strict=True):
+            gate_I, up_I = (self.plain.gate_up_proj[expert] @ x_C).chunk(2)
+            out_C += weight * (self.plain.down_proj[expert] @ limited(gate_I, up_I, self.limit))
+        return out_C

@@ -14,6 +14,7 @@ FORMS = {
     "gated, biases": Mlp(WIDTH, 75, bias=True),
     "gate scaled": Mlp(WIDTH, 75, bias=True, gate_scale=0.3),
     "gated by relu2": Mlp(WIDTH, 75, activation="relu2"),
+    "gated, limit": Mlp(WIDTH, 75, bias=True, limit=0.4),
     "plain": Mlp(WIDTH, 75, gated=False),
     "plain relu2, biases": Mlp(WIDTH, 75, gated=False, activation="relu2", bias=True),
 }
@@ -33,7 +34,10 @@ def plain(shape: Mlp, x: torch.Tensor) -> torch.Tensor:
     activation = {"silu": F.silu, "relu2": lambda x: x.relu() ** 2}[shape.activation]
     if not shape.gated:
         return product("down_proj", activation(product("up_proj", x)))
-    return product("down_proj", activation(shape.gate_scale * product("gate_proj", x)) * product("up_proj", x))
+    gate, up = activation(shape.gate_scale * product("gate_proj", x)), product("up_proj", x)
+    if shape.limit:
+        gate, up = gate.minimum(torch.tensor(shape.limit)), up.clip(-shape.limit, shape.limit)
+    return product("down_proj", gate * up)
 
 
 @pytest.mark.parametrize("form", FORMS)

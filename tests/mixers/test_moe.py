@@ -27,6 +27,7 @@ FORMS = {
     "deepseek": DEEPSEEK,
     "one group": replace(DEEPSEEK, groups=1, groups_per_token=1),
     "groups of one": replace(DEEPSEEK, groups=12, groups_per_token=4),
+    "limits": replace(DEEPSEEK, limit=0.4, shared_limit=0.2),
     "nemotron": replace(DEEPSEEK, groups=1, gated=False, activation="relu2"),
     "latent": replace(DEEPSEEK, groups=1, gated=False, activation="relu2", latent=24, bias=True),
 }
@@ -75,7 +76,10 @@ class Plain:
             return self.weights[f"{name}.{which}.weight"][expert] @ x
 
         if self.shape.gated:
-            return product("down_proj", F.silu(product("gate_proj", x)) * product("up_proj", x))
+            gate, up = F.silu(product("gate_proj", x)), product("up_proj", x)
+            if limit := self.shape.shared_limit if expert is None else self.shape.limit:
+                gate, up = gate.minimum(torch.tensor(limit)), up.clip(-limit, limit)
+            return product("down_proj", gate * up)
         return product("down_proj", product("up_proj", x).relu() ** 2)
 
     def chosen(self, x: torch.Tensor) -> list[tuple[float, int]]:

@@ -31,10 +31,14 @@ GREEDY = 24 if FULL else 10
 LONGER_BY = 97 if FULL else 41  # tokens of a prompt than of the one before
 FAMILIES = [
     "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3", "qwen3_window", "granite_moe", "bamba", "mamba2", "minimax",
-    "ring", "jamba_moe", "kimi_linear", "ling", "ling_2_5", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe",
+    "ring", "jamba_moe", "kimi_linear", "ling", "ling_limits", "ling_2_5", "falcon_h1", "nemotron_h", "lfm2",
+    "lfm2_moe",
 ]  # fmt: skip
 # Their mixers are another family's: in bfloat16, their slices and company are behind the mark.
-ALIKE = ("qwen3_5_moe", "qwen3_next", "bamba", "minimax", "ling", "ling_2_5", "falcon_h1", "nemotron_h", "lfm2_moe")
+ALIKE = (
+    "qwen3_5_moe", "qwen3_next", "bamba", "minimax", "ling", "ling_limits", "ling_2_5", "falcon_h1", "nemotron_h",
+    "lfm2_moe",
+)  # fmt: skip
 SHAPES = [
     "qwen3_5_tied", "qwen3_5_odd_heads", "qwen3_next_odd_heads", "qwen3_5_sharded", "qwen3_5_moe_sharded",
     "qwen3_window_odd_heads", "qwen3_windows_only", "qwen3_moe", "qwen3_moe_window", "granite", "granite_rope",
@@ -92,6 +96,15 @@ def test_logits_and_greedy_text_are_those_of_transformers(
         assert (logits - expected[:length]).abs().max() < 1e-4, length
         assert text == expected[length - 1 :].argmax(dim=-1).tolist(), length
         assert len(text) == GREEDY
+
+
+def test_limits_of_experts_change_logits(loaded: Callable[..., LoadedModel], checkpoint: Callable[[str], Path]) -> None:
+    """The control of the oracle for limits: transformers, which lacks them, gives other logits."""
+    ours = loaded("ling_limits")
+    tokens, bench = prompt(ours, 65), Bench(ours.model)
+    with torch.no_grad():
+        unlimited = checkpoints.recipe.oracle(checkpoint("ling_limits"))(torch.tensor([tokens])).logits[0]
+    assert (bench.prefill(bench.sequence(65), tokens) - unlimited).abs().max() > 0.1
 
 
 def test_distant_tokens_change_logits(loaded: Callable[..., LoadedModel]) -> None:

@@ -19,6 +19,7 @@ class Mlp(Layer):
     activation: str = "silu"  # of the gate, or of the up projection without a gate
     bias: bool = False  # of all its products
     gate_scale: float = 1.0  # the gate is multiplied by this before the activation
+    limit: float = 0.0  # of the activated gate, and of the up projection's magnitude; 0: none
 
     def tensors(self) -> Shapes:
         outputs = {name: self.intermediate for name in ("gate_proj", "up_proj")[not self.gated :]}
@@ -54,6 +55,8 @@ class Experts(Layer):
     activation: str = "silu"
     latent: int = 0  # channels into and out of routed experts, between two products of their own; 0: `hidden`
     bias: bool = False  # of the shared expert and of the products around a latent
+    limit: float = 0.0  # as in Mlp, of routed experts
+    shared_limit: float = 0.0
 
     def tensors(self) -> Shapes:
         """Return names and shapes; tensors of experts have a leading dimension of experts."""
@@ -76,11 +79,11 @@ class Experts(Layer):
     @property
     def expert(self) -> Mlp:
         """One routed expert."""
-        return Mlp(self.latent or self.hidden, self.intermediate, self.gated, self.activation)
+        return Mlp(self.latent or self.hidden, self.intermediate, self.gated, self.activation, limit=self.limit)
 
     @property
     def shared_expert(self) -> Mlp:
-        return Mlp(self.hidden, self.shared, self.gated, self.activation, self.bias)
+        return Mlp(self.hidden, self.shared, self.gated, self.activation, self.bias, limit=self.shared_limit)
 
     @property
     def flops(self) -> PrefillFlops:

@@ -8,7 +8,7 @@ the activations are composed of those. They compute in fp32 and round once, to t
 underflow (`exp`: 10 ns). So `exp2_` uses it, on whole vectors only: memory from `empty_vectors` comes in multiples of
 them, and a call is split by threads only between vectors.
 
-R rows, D and C widths, N rows of a step.
+R rows, D and C widths, I intermediate width, N rows of a step.
 """
 
 from __future__ import annotations
@@ -68,6 +68,11 @@ def relu2(x: Tensor) -> Tensor:
 
 
 ACTIVATIONS = {"silu": silu, "relu2": relu2}  # by their names in config files
+
+
+def limited_(opened_RI: Tensor, up_RI: Tensor, limit: float) -> Tensor:
+    """min(opened, limit) · clamp(up, -limit, limit), in the memory of both (`SwigluStepAndMul` of vLLM)."""
+    return up_RI.clamp_(-limit, limit).mul_(opened_RI.clamp_(max=limit))
 
 
 def gated_rms_norm_into(

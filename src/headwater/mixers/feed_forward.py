@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headwater.layers.feed_forward import Experts, Mlp
-from headwater.mixers.activations import ACTIVATIONS, Activation, sigmoid
+from headwater.mixers.activations import ACTIVATIONS, Activation, limited_, sigmoid
 from headwater.mixers.linear import Linear
 from headwater.mixers.products import Weight
 from headwater.mixers.weights import Weights
@@ -25,26 +25,32 @@ SCORES: dict[str, Activation] = {"softmax": partial(torch.softmax, dim=-1), "sig
 
 @dataclass(frozen=True)
 class DenseMlp:
-    """down(activation(scale · gate(x)) · up(x)), or without a gate down(activation(up(x)))."""
+    """down(activation(scale · gate(x)) · up(x)), or without a gate down(activation(up(x))).
+
+    With a limit, activated gate and up projection are rounded, then limited, whatever the rows: no kernel fuses them.
+    """
 
     up_proj: Linear  # C -> I
     down_proj: Linear  # I -> C
     gate_proj: Linear | None = None  # C -> I
     activation: str = "silu"
     gate_scale: float = 1.0
+    limit: float = 0.0
 
     @classmethod
     def of(cls, shape: Mlp, products: Iterable[Linear]) -> DenseMlp:
         """Build the MLP of that shape from its products in the order of `names_of`."""
         named = dict(zip(names_of(shape), products, strict=True))
-        return cls(**named, activation=shape.activation, gate_scale=shape.gate_scale)
+        return cls(**named, activation=shape.activation, gate_scale=shape.gate_scale, limit=shape.limit)
 
     def forward(self, x_NC: Tensor, n_prefill: int) -> Tensor:
         if self.gate_proj is None:
             return self.down_proj(self._activated(self.up_proj, x_NC, n_prefill), n_prefill)
-        if self.activation == "silu" and self.gate_scale == 1.0:
+        if self.activation == "silu" and self.gate_scale == 1.0 and not self.limit:
             return self.down_proj(self.up_proj.opened(self.gate_proj, x_NC, n_prefill), n_prefill)
         opened_NI = self._activated(self.gate_proj, x_NC, n_prefill)
+        if self.limit:
+            return self.down_proj(limited_(opened_NI, self.up_proj(x_NC, n_prefill), self.limit), n_prefill)
         return self.down_proj(self.up_proj.times(x_NC, opened_NI, n_prefill), n_prefill)
 
     def _activated(self, product: Linear, x_NC: Tensor, n_prefill: int) -> Tensor:

@@ -72,6 +72,9 @@ SIZES_REFUSED = [
     (LING, {"num_experts": 100, "n_group": 8}, r"\d+ experts a token of \d+ groups of \d+, in which"),
     (LING, {"n_group": 4, "topk_group": 5}, r"\d+ experts a token of \d+ groups of \d+, in which"),
     (LING, {"num_experts_per_tok": 600}, r"\d+ experts a token of \d+ groups of \d+, in which"),
+    (LING, {"expert_swiglu_limit_list": [4] * 41}, "'expert_swiglu_limit_list' has 41 entries for 42 layers"),
+    (LING, {"expert_swiglu_limit_list": [0, -4] * 21}, "'expert_swiglu_limit_list' is -4 for layer 1, must be 0 or"),
+    (LING, {"share_expert_swiglu_limit_list": [True] * 42}, "'share_expert_swiglu_limit_list' is True for layer 0"),
     (KIMI, {"linear_attn_config": 5}, "key 'linear_attn_config' is 5, must be an object"),
     (MINIMAX_M1, {"attn_type_list": [0, 1]}, r"'attn_type_list' is \[0, 1\], must be 0 or 1 for each layer"),
     (MINIMAX_M1, {"shared_intermediate_size": 512}, "'shared_intermediate_size' is 512, only 0 is supported"),
@@ -134,6 +137,14 @@ def test_ling_rotates_neighbours_and_bounds_decays() -> None:
     assert read(LING, kda_safe_gate=False).layers[0].lowest is None
     (experts,) = {layer for layer in spec.layers if isinstance(layer, Experts)}
     assert (experts.groups, experts.groups_per_token, experts.scale) == (8, 4, 2.5)
+
+
+def test_limits_of_ling_are_read_for_each_layer_and_kind_of_expert() -> None:
+    assert read(LING, expert_swiglu_limit_list=None).layers == read(LING).layers
+    limits = {"expert_swiglu_limit_list": [4] * 42, "share_expert_swiglu_limit_list": [0] * 40 + [None, 7]}
+    mlps = read(LING, **limits).layers[1::2]
+    assert {mlp.limit for mlp in mlps[:2]} == {0.0}  # without experts
+    assert [(mlp.limit, mlp.shared_limit) for mlp in mlps[2:]] == [(4.0, 0.0)] * 39 + [(4.0, 7.0)]
 
 
 @pytest.mark.parametrize(

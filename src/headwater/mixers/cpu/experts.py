@@ -167,4 +167,6 @@ class ExpertsOnCpu(MixtureOfExperts):
             opened_RI = self.gate(x_RX, routes, "swish")
         else:
             opened_RI = activate(self.gate(x_RX, routes))
+        if limit := self.router.shape.limit:
+            return activations.limited_(opened_RI, self.up(x_RX, routes), limit)
         return self.up(x_RX, routes, factor_RN=opened_RI)

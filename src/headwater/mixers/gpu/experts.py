@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headwater.layers.feed_forward import Experts
-from headwater.mixers.activations import ACTIVATIONS
+from headwater.mixers.activations import ACTIVATIONS, limited_
 from headwater.mixers.feed_forward import MixtureOfExperts, names_of, parts_of
 from headwater.mixers.gpu import dense
 from headwater.mixers.weights import Weights
@@ -80,8 +80,10 @@ class ExpertsOnGpu(MixtureOfExperts):
         *gate, up_ENK, down_ENK = self.stacked
         expert_R, activate = expert_BJ.flatten(), ACTIVATIONS[self.activation]
         hidden_RI = routed_product(x_BX, up_ENK, expert_R)
-        if gate:
-            hidden_RI.mul_(activate(routed_product(x_BX, gate[0], expert_R)))
-        else:
+        if not gate:
             hidden_RI = activate(hidden_RI)
+        elif limit := self.router.shape.limit:
+            limited_(activate(routed_product(x_BX, gate[0], expert_R)), hidden_RI, limit)
+        else:
+            hidden_RI.mul_(activate(routed_product(x_BX, gate[0], expert_R)))
         return routed_product(hidden_RI, down_ENK, expert_R).view(*expert_BJ.shape, -1)

@@ -10,7 +10,7 @@ from typing import Any
 from headwater.config_keys import ConfigKeys, checked, text_config
 from headwater.errors import CheckpointError
 from headwater.hub_name import HubName
-from headwater.models.families.family import Family, Refusal
+from headwater.models.families.family import Family, Refusal, only
 from headwater.models.families.quantised import check_quantisation, packed
 from headwater.models.families.rotation import with_rope_scaling
 from headwater.models.files import model_config
@@ -46,6 +46,7 @@ ALL_REFUSE = (
     ),
     Refusal("another family", {"model_type": "gpt2"}, "model_type 'gpt2' is not one of "),
     Refusal("other classes of a family's model type", {"architectures": ["OtherModel"]}, "key 'architectures' is "),
+    only("limited activations", "swiglu_limit", 7.0, None),
 )
 MODEL_TYPES = tuple(dict.fromkeys(model_type for family in FAMILIES for model_type in family.model_types))
 
@@ -71,7 +72,7 @@ def _read(config: dict[str, Any], dtype: str, page_size: int, weights: str, rope
         raise CheckpointError(f"config.json: model_type {model_type!r} is not one of {known}")
     check_quantisation(config)
     family = family_of(config, model_type)
-    for key, value in filter(None, (refusal.required for refusal in family.refuses)):
+    for key, value in filter(None, (refusal.required for refusal in (*family.refuses, *ALL_REFUSE))):
         keys.require(key, value, default=value)
     spec = ModelSpec.of(family.read(keys), dtype, page_size, weights, stored_dtype(config))
     if rope_scaling and not any(getattr(layer, "rotary", None) for layer in spec.layers):

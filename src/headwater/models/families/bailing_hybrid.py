@@ -1,6 +1,7 @@
 """Ling 3.0: groups of Kimi Delta Attention, each closed by a layer of latent attention with positions; experts.
 
 Keys and names are those of the checkpoints that inclusionAI publishes, and of transformers where it writes others.
+Limits of activations are as in vLLM and SGLang (`SwigluStepAndMul`); transformers and the published code have none.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from headwater.layers.mla import LatentAttention
 from headwater.models.families import reading
 from headwater.models.families.family import DYNAMIC_ROTATION, FULL, LINEAR, OTHER_ACTIVATIONS, Family, only
 from headwater.models.families.kimi_linear import FEWER_KV_HEADS, SPARSE, read_experts, read_feed_forwards, read_latent
-from headwater.models.families.ring import EXPERT_NAMES, OTHER_SHARED_EXPERTS, read_mtp
+from headwater.models.families.ring import EXPERT_NAMES, LIMIT_KEYS, OTHER_SHARED_EXPERTS, read_mtp
 from headwater.models.families.rotation import latent_scale, rotary_of
 from headwater.spec import Architecture, Block, Part
 
@@ -29,12 +30,14 @@ def read_ling(keys: ConfigKeys) -> Architecture:
     mixers = {LINEAR: _read_delta(keys), FULL: _read_latent(keys)}
     experts, mlp = read_experts(keys), Mlp(keys.positive("hidden_size"), keys.positive("intermediate_size"))
     keys.require("moe_shared_expert_intermediate_size", experts.intermediate, default=experts.intermediate)
+    limits, shared_limits = (reading.limits(keys, key, n_layers) for key in LIMIT_KEYS)
     blocks = []
     for i, (kind, ffn) in enumerate(zip(types, read_feed_forwards(keys, n_layers), strict=True)):
         names = DELTA_NAMES if kind == LINEAR else tuple(MIXER_NAMES.items())
         mixer = Part(mixers[kind], f"layers.{i}.attention", names)
         blocks.append(Block(f"layers.{i}.input_layernorm.weight", (mixer,)))
-        of_ffn = (experts, EXPERT_NAMES) if ffn == SPARSE else (mlp, {})
+        limited = replace(experts, limit=limits[i], shared_limit=shared_limits[i])
+        of_ffn = (limited, EXPERT_NAMES) if ffn == SPARSE else (mlp, {})
         blocks.append(reading.block(i, "post_attention_layernorm", of_ffn[0], "mlp", **of_ffn[1]))
     mtp = read_mtp(n_layers, mixers[FULL], experts, MIXER_NAMES)
     length_key = reading.said(keys, "max_position_embeddings", "model_max_length")
@@ -80,4 +83,5 @@ FAMILY = Family(
         FEWER_KV_HEADS,
         OTHER_SHARED_EXPERTS,
     ),
+    oracle="transformers; limits of experts in plain torch",
 )

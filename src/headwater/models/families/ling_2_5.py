@@ -2,8 +2,8 @@
 
 Keys and formulas are those of the configuration and model code that inclusionAI publishes with Ring-2.5-1T
 (github.com/inclusionAI/Ring-V2.5, modeling_bailing_moe_v2_5.py). Decays count layers from 1 there, as in Ring-linear,
-and so they do in sglang-jax. vLLM, SGLang and mlx-lm 0.32 count from 0: their slopes are smaller by an (n − 1)-th part
-of the first layer's.
+and so they do in sglang-jax. vLLM, SGLang (lightning_backend.py) and mlx-lm 0.32 count from 0: their slopes are smaller
+by an (n − 1)-th part of the first layer's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from headwater.models.families.family import DYNAMIC_ROTATION, OTHER_ACTIVATIONS
 from headwater.models.families.kimi_linear import read_latent
 from headwater.models.families.ring import (
     EXPERT_NAMES,
+    LIMITED_EXPERTS,
     MIXER_NAMES,
     OTHER_SHARED_EXPERTS,
     is_full,
@@ -77,6 +78,7 @@ FAMILY = Family(
         only("other routers", "moe_router_enable_expert_bias", False, True),
         only("weights of experts that do not sum to one", "norm_topk_prob", False, True),
         OTHER_SHARED_EXPERTS,
+        *LIMITED_EXPERTS,
     ),
     oracle="the same formulas token by token in plain torch, from the published configuration and model code",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from headwater.config_keys import ConfigKeys
+from headwater.config_keys import MAX_NUMBER, ConfigKeys
 from headwater.errors import CheckpointError
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
@@ -66,11 +66,26 @@ def count(keys: ConfigKeys) -> int:
 
 def types(keys: ConfigKeys, known: tuple[str, ...], default: list[str], key: str = "layer_types") -> tuple[str, ...]:
     """Read one of the `known` names for each layer; `default` has one for each, used if the key is missing."""
-    names = keys.listed(key, default)
-    if len(names) != len(default):
-        raise CheckpointError(f"config.json: key {key!r} has {len(names)} entries for {len(default)} layers")
+    names = _of_layers(keys, key, default)
     check_types(names, known)
     return tuple(names)
+
+
+def _of_layers(keys: ConfigKeys, key: str, default: list[Any]) -> list[Any]:
+    """Read a list with an entry for each layer."""
+    found = keys.listed(key, default)
+    if len(found) != len(default):
+        raise CheckpointError(f"config.json: key {key!r} has {len(found)} entries for {len(default)} layers")
+    return found
+
+
+def limits(keys: ConfigKeys, key: str, n_layers: int) -> tuple[float, ...]:
+    """Read a limit for each layer; 0 and null are none."""
+    found = _of_layers(keys, key, [None] * n_layers)
+    for i, limit in enumerate(found):
+        if limit is not None and (type(limit) not in (int, float) or not 0 <= limit < MAX_NUMBER):
+            raise CheckpointError(f"config.json: key {key!r} is {limit!r} for layer {i}, must be 0 or more, or null")
+    return tuple(limit or 0.0 for limit in found)
 
 
 def check_types(names: list[Any], known: Collection[str]) -> None:

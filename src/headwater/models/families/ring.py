@@ -113,6 +113,8 @@ OTHER_SHARED_EXPERTS = Refusal(
     {"moe_shared_expert_intermediate_size": 7},
     "key 'moe_shared_expert_intermediate_size' is 7, only ",
 )
+LIMIT_KEYS = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")  # of routed and of shared experts
+LIMITED_EXPERTS = tuple(only("limited activations of experts", key, [4.0], None) for key in LIMIT_KEYS)
 FAMILY = Family(
     "Ring-linear",
     ("bailing_moe_linear",),
@@ -127,6 +129,7 @@ FAMILY = Family(
         only("other routers", "moe_router_enable_expert_bias", False, True),
         only("weights of experts that do not sum to one", "norm_topk_prob", False, True),
         OTHER_SHARED_EXPERTS,
+        *LIMITED_EXPERTS,
     ),
     oracle="its recurrence token by token in plain torch, from the published configuration and model code",
 )
