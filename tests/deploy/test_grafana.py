@@ -50,6 +50,7 @@ def test_every_metric_is_on_the_dashboard_or_listed_as_redundant(expressions, ex
         "headwater_proven_exact",  # an alert
         "headwater_resumed_tokens_total",
         "headwater_steps_total",
+        "headwater_thread_restarts_total",
         "headwater_waited_for_leader_total",
     }
 

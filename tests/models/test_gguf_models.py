@@ -1,5 +1,6 @@
 """Models in GGUF files: the logits and greedy tokens of the Hugging Face checkpoint, family by family."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def test_a_file_in_float32_has_the_logits_of_its_checkpoint(
 def test_mtp_head_of_a_file_is_that_of_its_checkpoint(
     name: str, checkpoint: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = checkpoint(name)
+    folder = Path(shutil.copytree(checkpoint(name), tmp_path / name))
     add_head(folder)
     file = convert(folder, tmp_path / "model.gguf")
     stored, found = load_file(folder / "model.safetensors"), open_weights(file, "float32")
