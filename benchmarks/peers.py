@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import random
+import re
 import shlex
 import signal
 import socket
@@ -295,9 +296,15 @@ def all_started(given: argparse.Namespace) -> Iterator[tuple[list[Running], Toke
 def report(given: argparse.Namespace, rows: list[Row], servers: Sequence[Running], **settings: object) -> None:
     """Write and print the rows, and a table with a column for each server."""
     commands = {server.name: server.command for server in servers}
-    measure.report(given, rows, commands=commands, **settings)
+    named = {name: without_folders(command) for name, command in commands.items()}
+    measure.report(given, rows, commands=named, **settings)
     print(*(f"{name}: {command}" for name, command in commands.items()), sep="\n")
     print(f"{measure.machine()['cpu']}, {given.threads} threads\n{markdown(rows, list(commands))}")
+
+
+def without_folders(command: str) -> str:
+    """Return a command with the last name of each absolute path only: the others are those of a machine."""
+    return re.sub(r"(?<![\w.])/[^\s\"']*/(?=[^\s\"'/])", "", command)
 
 
 def options() -> argparse.Namespace:

@@ -230,6 +230,14 @@ def test_first_turn_of_sessions_does_not_count(tmp_path: Path, monkeypatch: pyte
     assert [len(prompt) for prompt in begin] == [6, 6]
 
 
+def test_recorded_command_has_no_folder_of_the_machine() -> None:
+    command = (
+        """PYTHONPATH=/a/tree/src /a/venv/bin/python -m headwater serve --port 0 /m/q500 '{"model": "/m/q.gguf"}'"""
+    )
+    named = """PYTHONPATH=src python -m headwater serve --port 0 q500 '{"model": "q.gguf"}'"""
+    assert peers.without_folders(command) == named
+
+
 def test_first_error_is_the_processes_own_without_its_prefix() -> None:
     assert first_error(LOG) == 'ValueError: no store here: "ask, for another"'
     assert first_error("loading\nKilled\n") == "Killed"
