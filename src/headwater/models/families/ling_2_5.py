@@ -11,24 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headwater.config_keys import ConfigKeys
-from headwater.layers.feed_forward import Mlp
-from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
 from headwater.models.families import reading
 from headwater.models.families.bailing_hybrid import MIXER_NAMES as LATENT_NAMES
 from headwater.models.families.family import DYNAMIC_ROTATION, OTHER_ACTIVATIONS, Family, only
 from headwater.models.families.kimi_linear import read_latent
-from headwater.models.families.ring import (
-    EXPERT_NAMES,
-    LIMITED_EXPERTS,
-    MIXER_NAMES,
-    OTHER_SHARED_EXPERTS,
-    is_full,
-    read_experts,
-    read_lightning,
-    read_mtp,
-    slopes,
-)
+from headwater.models.families.ring import LIMITED_EXPERTS, OTHER_SHARED_EXPERTS, in_groups, read_lightning
 from headwater.models.families.rotation import latent_scale, read_rotary, rotary_of
 from headwater.spec import Architecture
 
@@ -36,21 +24,8 @@ THETA = 600_000.0
 
 
 def read_ling_2_5(keys: ConfigKeys) -> Architecture:
-    n_layers, latent = reading.count(keys), _read_latent(keys)
     lightning = read_lightning(keys, read_rotary(keys, reading.head_dim(keys), share=0.5, theta=THETA))
-    experts, mlp = read_experts(keys), Mlp(latent.hidden, keys.positive("intermediate_size"))
-    dense = keys.integer("first_k_dense_replace", 1)
-    blocks = []
-    for i in range(n_layers):
-        mixer: Layer = latent
-        if not is_full(i, n_layers, keys.positive("layer_group_size")):
-            mixer = replace(lightning, slopes=slopes(i, n_layers, lightning.heads))
-        names = LATENT_NAMES if mixer is latent else MIXER_NAMES
-        blocks.append(reading.block(i, "input_layernorm", mixer, "attention", **names))
-        ffn, of_ffn = (mlp, {}) if i < dense else (experts, EXPERT_NAMES)
-        blocks.append(reading.block(i, "post_attention_layernorm", ffn, "mlp", **of_ffn))
-    eps, mtp = keys.number("rms_norm_eps", 1e-6), read_mtp(n_layers, latent, experts, LATENT_NAMES)
-    return reading.architecture(keys, blocks, 32768, eps, embedding="word_embeddings.weight", mtp=mtp)
+    return in_groups(keys, _read_latent(keys), LATENT_NAMES, lightning, keys.integer("first_k_dense_replace", 1))
 
 
 def _read_latent(keys: ConfigKeys) -> LatentAttention:

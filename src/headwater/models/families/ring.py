@@ -14,6 +14,7 @@ from headwater.layers.attention import GroupedAttention, Rotary
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning, alibi_slopes
+from headwater.layers.mla import LatentAttention
 from headwater.models.families import reading
 from headwater.models.families.family import DYNAMIC_ROTATION, OTHER_ACTIVATIONS, Family, Refusal, only
 from headwater.models.families.rotation import read_rotary
@@ -24,19 +25,30 @@ EXPERT_NAMES = {"correction": "gate.expert_bias", "shared_expert": "shared_exper
 
 
 def read_ring(keys: ConfigKeys) -> Architecture:
-    n_layers, rotary = reading.count(keys), read_rotary(keys, reading.head_dim(keys), theta=600_000.0)
+    rotary = read_rotary(keys, reading.head_dim(keys), theta=600_000.0)
     attention, lightning = _read_attention(keys, rotary), read_lightning(keys, rotary)
-    experts, mlp = read_experts(keys), Mlp(attention.hidden, keys.positive("intermediate_size"))
-    dense = keys.integer("first_k_dense_replace", 0)
-    blocks = []
+    return in_groups(keys, attention, MIXER_NAMES, lightning, keys.integer("first_k_dense_replace", 0))
+
+
+def in_groups(
+    keys: ConfigKeys,
+    attention: GroupedAttention | LatentAttention,
+    names: dict[str, str],
+    lightning: Lightning,
+    dense: int,
+) -> Architecture:
+    """Build groups of Lightning attention, each closed by a layer of `attention`; the first `dense` have no experts."""
+    n_layers, experts = reading.count(keys), _read_experts(keys)
+    mlp, blocks = Mlp(attention.hidden, keys.positive("intermediate_size")), []
     for i in range(n_layers):
         mixer: Layer = attention
-        if not is_full(i, n_layers, keys.positive("layer_group_size")):
-            mixer = replace(lightning, slopes=slopes(i, n_layers, lightning.heads))
-        blocks.append(reading.block(i, "input_layernorm", mixer, "attention", **MIXER_NAMES))
-        ffn, names = (mlp, {}) if i < dense else (experts, EXPERT_NAMES)
-        blocks.append(reading.block(i, "post_attention_layernorm", ffn, "mlp", **names))
-    eps, mtp = keys.number("rms_norm_eps", 1e-6), read_mtp(n_layers, attention, experts, MIXER_NAMES)
+        of_mixer = names
+        if not _is_full(i, n_layers, keys.positive("layer_group_size")):
+            mixer, of_mixer = replace(lightning, slopes=_slopes(i, n_layers, lightning.heads)), MIXER_NAMES
+        blocks.append(reading.block(i, "input_layernorm", mixer, "attention", **of_mixer))
+        ffn, of_ffn = (mlp, {}) if i < dense else (experts, EXPERT_NAMES)
+        blocks.append(reading.block(i, "post_attention_layernorm", ffn, "mlp", **of_ffn))
+    eps, mtp = keys.number("rms_norm_eps", 1e-6), read_mtp(n_layers, attention, experts, names)
     return reading.architecture(keys, blocks, 32768, eps, embedding="word_embeddings.weight", mtp=mtp)
 
 
@@ -50,12 +62,12 @@ def read_mtp(n_layers: int, attention: Layer, experts: Experts, mixer_names: dic
     return reading.mtp_head(at, blocks, at)
 
 
-def is_full(i: int, n_layers: int, group: int) -> bool:
+def _is_full(i: int, n_layers: int, group: int) -> bool:
     """Return True for the last layer of each group, and for all layers after the last whole group."""
     return (i + 1) % group == 0 or i >= n_layers // group * group
 
 
-def slopes(i: int, n_layers: int, heads: int) -> tuple[float, ...]:
+def _slopes(i: int, n_layers: int, heads: int) -> tuple[float, ...]:
     """Decays are slower in deeper layers. The first one's factor is above 1: the published code counts from layer 1."""
     depth = 1 - (i - 1) / max(1, n_layers - 1) + 1e-5
     return tuple(depth * slope for slope in alibi_slopes(heads))
@@ -93,7 +105,7 @@ def read_lightning(keys: ConfigKeys, rotary: Rotary) -> Lightning:
     )
 
 
-def read_experts(keys: ConfigKeys) -> Experts:
+def _read_experts(keys: ConfigKeys) -> Experts:
     """Groups of experts, a factor, and a shared expert."""
     keys.require("score_function", "sigmoid", default=None)
     experts = reading.grouped_experts(
