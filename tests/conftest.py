@@ -22,7 +22,7 @@ import atexit
 import gc
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -62,6 +62,14 @@ httpx_default.create_ssl_context = cache(httpx_default.create_ssl_context)
 def checkpoint() -> Callable[[str], Path]:
     """Folder of a named recipe's checkpoint, the same in all processes of a run."""
     return checkpoints.of_run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unchanged_checkpoints() -> Iterator[None]:
+    """Fails after a file of tests that changed a checkpoint of the run: it would change the tests that follow."""
+    yield
+    changed = checkpoints.changed_in_run()
+    assert not changed, f"a test changed checkpoints that all tests share: {', '.join(changed)}"
 
 
 @pytest.fixture

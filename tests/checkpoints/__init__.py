@@ -61,17 +61,43 @@ def checkpoint(root: Path, name: str) -> Path:
 
 def of_run(name: str) -> Path:
     """The folder of TRAINED, or of a recipe's checkpoint in HEADWATER_TEST_CHECKPOINTS, written once."""
-    if name == TRAINED:
-        return embedded()
     root = Path(os.environ["HEADWATER_TEST_CHECKPOINTS"])
     root.mkdir(parents=True, exist_ok=True)
-    written = root / f"{name}.written"
+    folder, written = _folder(root, name), root / f"{name}.written"
     with written.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if not file.tell():
-            write(root / name, RECIPES[name])
-            file.write("whole")
-    return root / name
+            if name != TRAINED:
+                write(folder, RECIPES[name])
+            file.write(json.dumps(_files(folder)))
+    return folder
 
 
-__all__ = ["RECIPES", "SMALLEST", "TRAINED", "Recipe", "checkpoint", "of_run", "oracle", "write"]
+def changed_in_run() -> list[str]:
+    """Return the files that are not as `of_run` left them, each once: all tests and processes of a run share them."""
+    root, changed = Path(os.environ["HEADWATER_TEST_CHECKPOINTS"]), set()
+    for written in root.glob("*.written"):
+        if not written.stat().st_size:  # another process writes the checkpoint
+            continue
+        with written.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            before, now = json.load(file), _files(_folder(root, written.stem))
+            if before != now:
+                changed |= {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
+                file.seek(0)
+                file.truncate()
+                file.write(json.dumps(now))
+    return sorted(changed)
+
+
+def _folder(root: Path, name: str) -> Path:
+    return embedded() if name == TRAINED else root / name
+
+
+def _files(folder: Path) -> dict[str, list[int]]:
+    """Return the size of each file in bytes, and when it was last changed, in ns."""
+    stats = {str(path): path.stat() for path in folder.rglob("*") if path.is_file()}
+    return {path: [stat.st_size, stat.st_mtime_ns] for path, stat in stats.items()}
+
+
+__all__ = ["RECIPES", "SMALLEST", "TRAINED", "Recipe", "changed_in_run", "checkpoint", "of_run", "oracle", "write"]

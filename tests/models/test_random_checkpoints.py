@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headwater.models.load import LoadedModel, load_model
+from tests import checkpoints
 from tests.checkpoints.tokenizer import sayable, train
 from tests.support import Bench
 
@@ -39,3 +40,14 @@ def test_every_early_token_matters_late(loaded: LoadedModel) -> None:
     last = bench.step([(bench.sequence(2000), tokens)])
     other = bench.step([(bench.sequence(2000), [*tokens[:5], tokens[5] - 1, *tokens[6:]])])
     assert (last - other).abs().max() > 1e-3
+
+
+def test_change_to_a_shared_checkpoint_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWATER_TEST_CHECKPOINTS", str(tmp_path))
+    folder = checkpoints.of_run("qwen3_5")
+    assert checkpoints.changed_in_run() == []
+    (folder / "config.json").write_text("{}")
+    (folder / "chat_template.jinja").touch()
+    files = [str(folder / name) for name in ("chat_template.jinja", "config.json")]
+    assert checkpoints.changed_in_run() == files
+    assert checkpoints.changed_in_run() == []
