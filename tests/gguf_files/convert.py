@@ -373,7 +373,7 @@ def lfm2_sizes(c: Config) -> Config:
         multiple = c["block_multiple_of"]
         own["feed_forward_length"] = -(-int(2 * c["intermediate_size"] / 3) // multiple) * multiple
     else:
-        own["leading_dense_block_count"] = c["num_dense_layers"]
+        own |= {"leading_dense_block_count": c["num_dense_layers"], "expert_gating_func": 2}
     return common(c | {"rms_norm_eps": c["norm_eps"]}) | own
 
 

@@ -28,6 +28,7 @@ from tests.gguf_files.blocks import ALL_FORMATS
 from tests.gguf_files.convert import convert
 from tests.gguf_files.values import contents
 from tests.gguf_files.writer import pack
+from tests.models.test_gguf_models import EXACT
 from tests.support import Bench
 
 pytestmark = pytest.mark.peers
@@ -38,10 +39,7 @@ MIN_MARGIN = 1e-3  # between the logits of two tokens: below it roundings choose
 MAX_DIVERGENCE = 0.01  # nats, mean over tokens: rows are rounded in other groups
 OWN = {"nemotron_h_moe": "M*E", "nemotron_h_dense": "M*-"}  # llama.cpp has no model with both
 HEADS = {"qwen3_5_mtp": "qwen3_5", "qwen3_5_moe_mtp": "qwen3_5_moe"}  # with a head of multi-token prediction
-FAMILIES = (
-    "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next", "granite", "granite_moe",
-    "falcon_h1", "jamba", "jamba_moe", "kimi_linear_equal_heads", "mamba", "mamba2", *HEADS, *OWN,
-)  # fmt: skip
+FAMILIES = (*(name for name in EXACT if name != "nemotron_h"), *HEADS, *OWN)
 
 
 def by_llama(*arguments: str) -> Any:
