@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
@@ -121,6 +122,7 @@ class Make:
     check: SelfCheck
     settings: dict = field(default_factory=dict)
     device: str = "cpu"
+    memories: ClassVar[int] = 1  # the workers of a cluster have several
 
     @property
     def checkpoint_pages(self) -> int:
