@@ -18,6 +18,7 @@ from benchmarks.weights import CONTROL, Column, Measured, Models
 from headwater.evaluate.summary import Estimate
 from headwater.models.files import embedded
 from headwater.models.load import load_model, read_spec
+from pages import measurements
 from tests import checkpoints
 from tests.gguf_files.convert import convert
 
@@ -209,16 +210,13 @@ def test_both_paths_compute_the_same_function() -> None:
     torch.testing.assert_close(forced, whole, rtol=1e-3, atol=1e-3)
 
 
-def test_section_is_written_between_the_others(tmp_path: Path) -> None:
+def test_page_of_weights_has_a_row_of_each_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Column(4_096, Estimate(1e-3, 5e-4, 2e-3), 3.5, 0.97)
-    rows = {"as stored, 16 bits": Measured(one, one), "int8": Measured(one, one)}
-    exact = dict.fromkeys(("auto", "int8", "int4"), Estimate(0.5, 0.25, 0.75))
-    new = bench.section(rows, exact, 40)
-    cells = "1.00e-03 [5.00e-04, 2.00e-03] | 3.5000"
-    assert f"| int8 | {cells} | {cells} | 97.0% | 50.0 [25.0, 75.0] |" in new
-    added = bench.with_section("# Page\n\ntext\n", new)
-    assert added == f"# Page\n\ntext\n\n{new}"
-    between = "# Page\n\n## First\n\ntext\n\n## Quality\n\nold\n\n## Last\n\nmore\n"
-    replaced = bench.with_section(between, new)
-    assert replaced == f"# Page\n\n## First\n\ntext\n\n{new}\n## Last\n\nmore\n"
-    assert bench.with_section(replaced, new) == replaced
+    forms = bench.records({"as stored, 16 bits": Measured(one, one), "int8": Measured(one, one)}, {})
+    run = {"repeats": 1, "commit": "abc"}
+    monkeypatch.setattr(measurements, "RESULTS", tmp_path)
+    (tmp_path / "weights.json").write_text(json.dumps({"run": run, "forms": forms}))
+    page = measurements.pages()["docs/measurements/weights.md"]()
+    divergence = "1.00e-03 [5.0e-04, 2.0e-03]"
+    for name in ("as stored, 16 bits", "int8"):
+        assert f"| {name} | {divergence} | 3.500 | 97.0% | {divergence} | 3.500 |" in page
