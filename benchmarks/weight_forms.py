@@ -1,22 +1,29 @@
 """Forms of quantised weights, and rounding to them without calibration data, to compare what each costs.
 
-Checkpoints of these forms are made by other tools, which may choose scales better. N outputs, X groups of g inputs.
+Checkpoints of these forms are made by other tools, which may choose scales better. GGUF types with blocks of 256 are
+rounded by llama.cpp's own quantiser, if VENV_LLAMA names an environment that has it. N outputs, X groups of g inputs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from headwater.kernels import FP4, NF4
 from headwater.mixers.quantised import Quantised
 from headwater.models import quantiser
-from headwater.models.gguf.blocks import IQ4_NL, IQ4_NL_ZERO
+from headwater.models.gguf.blocks import IQ4_NL, IQ4_NL_ZERO, TYPES, Blocks
 from headwater.models.packing import E2M1, float4, float8, numbers, zeros
 from headwater.models.quantiser import in_float8
 
@@ -100,6 +107,36 @@ def affine(weight_NK: Tensor, bits: int, group: int) -> Quantised:
     return Quantised(code_NXg.flatten(1).to(torch.uint8), bits, scale_NX, zero_NX.to(torch.uint8))
 
 
+class LlamaCpp:
+    """Rounding by llama.cpp's quantiser, of rows that are filled up with zeros to whole blocks."""
+
+    def __init__(self, environment: Path) -> None:
+        """Raises StopIteration for an environment without `xllamacpp`."""
+        self._library = ctypes.CDLL(str(next(environment.glob("lib/*/site-packages/xllamacpp/xllamacpp.*.so"))))
+
+    def forms(self) -> dict[str, Callable[[Tensor], Quantised | None]]:
+        """Return the types with blocks of 256 inputs, of the most bits first."""
+        names = ("Q6_K", "Q5_K", "Q4_K", "IQ4_XS", "Q3_K", "IQ3_S", "IQ3_XXS", "Q2_K", "IQ2_S", "IQ2_XS", "IQ2_XXS")
+        numbers = {kind.name: number for number, kind in TYPES.items()}
+        return {f"{name}, by llama.cpp": partial(self.rounded, numbers[name]) for name in names}
+
+    def rounded(self, number: int, weight_NK: Tensor) -> Quantised:
+        """Return a weight in the type with this number; IQ2 types get an importance of 1 for each input."""
+        kind, (n_out, n_in) = TYPES[number], weight_NK.shape
+        assert isinstance(kind, Blocks)
+        x_NK = pad(weight_NK.float(), (0, -n_in % kind.inputs)).contiguous()
+        block_NBY = torch.empty(n_out, x_NK.shape[1] // kind.inputs, kind.bytes, dtype=torch.uint8)
+        importance = torch.ones(x_NK.shape[1]) if kind.name.startswith("IQ2") else None
+        source, target = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x_NK, block_NBY))
+        sizes = map(ctypes.c_int64, (0, n_out, x_NK.shape[1]))
+        weights = None if importance is None else ctypes.c_void_p(importance.data_ptr())
+        self._library.ggml_quantize_chunk(ctypes.c_int(number), source, target, *sizes, weights)
+        held = kind.read(block_NBY)
+        (scale_NX, minimum_NX), groups = held.scales(), n_in // held.group
+        cut = {"scale_NX": scale_NX[:, :groups], "minimum_NX": None if minimum_NX is None else minimum_NX[:, :groups]}
+        return replace(held, code_NK=held.code_NK[:, :n_in], **cut, outer_scale_NS=None, outer_minimum_NS=None)
+
+
 FORMS: dict[str, Callable[[Tensor], Quantised | None]] = {
     "float8 (e4m3), groups of 64": in_float8,
     "MXFP8": mxfp8,
@@ -112,6 +149,12 @@ FORMS: dict[str, Callable[[Tensor], Quantised | None]] = {
     "affine, 3 bits, groups of 64": lambda weight_NK: affine(weight_NK, 3, 64),
     "affine, 2 bits, groups of 16": lambda weight_NK: affine(weight_NK, 2, 16),
 }
+
+
+def all_forms() -> dict[str, Callable[[Tensor], Quantised | None]]:
+    """Return the forms, and those of llama.cpp's quantiser if there is one."""
+    environment = os.environ.get("VENV_LLAMA")
+    return FORMS | (LlamaCpp(Path(environment)).forms() if environment else {})
 
 
 @contextmanager

@@ -6,8 +6,8 @@ Windows of held-out prompts go through the embedded model twice: token by token 
 that is prefilled, and in one prefill. Each path is compared with the same path of the model with weights as stored. The
 control decodes with weights of 2 bits after a prefill with those as stored: it has to show on the decode path alone.
 GGUF files of the model are written by the tests' converter, weights of other forms are rounded by
-`benchmarks.weight_forms`. `headwater eval` asks a server with each format of `--weights`. A repetition would give the
-same figures: there is one.
+`benchmarks.weight_forms`, also by llama.cpp's quantiser if VENV_LLAMA names an environment that has it. `headwater
+eval` asks a server with each format of `--weights`. A repetition would give the same figures: there is one.
 
 W windows, T tokens of each, P positions that are scored, V vocabulary.
 """
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import measure
-from benchmarks.weight_forms import FORMS, rounded_to
+from benchmarks.weight_forms import all_forms, rounded_to
 from headwater.cli import run
 from headwater.evaluate.summary import Estimate, estimate
 from headwater.lab.fidelity.prompts import Prompts
@@ -150,7 +150,7 @@ def all_models(folder: Path, stored: HybridModel) -> Iterator[tuple[str, Models]
             file = convert(folder, Path(scratch) / f"{name}.gguf", others, {BLOCKS_OF_256: of_256})
             model = load_model(file, "float32").model
             yield name, Models(model, model)
-    for name, form in FORMS.items():
+    for name, form in all_forms().items():
         with rounded_to(form):
             model = load_model(folder, "float32", weights="int4").model
         yield name, Models(model, model)
