@@ -33,8 +33,16 @@ ABOUT_FORMS = (
     "of next tokens from the same path with weights as stored, with its 95% interval over prompts. GGUF files are "
     "written by the tests' converter, without an importance matrix; the model is 192 channels wide, so only `ffn_down` "
     "has K types, and other products Q8_0 (Q6_K), Q5_1 (Q5_K) or Q5_0 (Q4_K). Forms below the files are rounded to "
-    "the nearest by `benchmarks/weight_forms.py`, with embedding and head in 8 bits, as `int4` has them. The control "
+    "the nearest by `benchmarks/weight_forms.py`, with embedding and head in 8 bits, as `int4` has them. Those *by "
+    "llama.cpp* are rounded by its own quantiser, without an importance matrix (IQ2: 1 for each input). Rows of 192 "
+    "are filled up with 64 zeros to the blocks of 256 that these types have: the error of Gaussian weights is within "
+    "3% of that in full blocks. All products have the type; llama.cpp's mixtures give some more bits. The control "
     "shows that decode columns measure decode rows: it decodes with 2 bits after a prefill as stored."
+)
+ABOUT_FILES = (
+    "The tests' converter writes the files: all products, embedding and head have the type. Kernels of Headwater are "
+    "restricted to the processor named above; the build of llama.cpp (xllamacpp 2026.10.11549 of PyPI) has no "
+    "instructions beyond AVX2. The last column is how many times as fast Headwater is, turn by turn."
 )
 COMPARED_ON = "Intel(R) Xeon(R) Processor, 2 cores, avx512f, avx512_bf16, amx_bf16, Python 3.11.7"
 
@@ -148,20 +156,38 @@ def _tiers() -> list[Section]:
 def _resumed() -> list[Section]:
     """Return hits by the token, and a table of `benchmarks.resume_peers` for each model, if their results exist."""
     hits = [_rows(file.stem, "Hits by the token") for file in RESULTS.glob("token_hits.json")]
-    return [*hits, *(by_server(file.stem) for file in sorted(RESULTS.glob("resume_peers*.json")))]
+    return [*hits, *(by_server(file.stem) for file in sorted(RESULTS.glob("resume_peers*.json"))), *same_files()]
 
 
 def by_server(name: str) -> Section:
     """Return the figures of a results file with a column for each server."""
     document = load(name)
-    servers, cells = list(document["run"]["commands"]), defaultdict[str, dict[str, str]](dict)
-    for row in document["rows"]:
-        what, _, server = row["name"].rpartition(": ")
-        if server in servers:
-            cells[f"{what}, {row['unit']}"][server] = spread(row["values"])
-    lines = [(what, *(of.get(server, "") for server in servers)) for what, of in cells.items()]
-    text = f"{source(name, document, 'resume_peers')}\n\n{table(('', *servers), lines)}"
+    text = f"{source(name, document, 'resume_peers')}\n\n{_columns(document, list(document['run']['commands']))}"
     return f"Resumed at the token: {document['run']['about']}", text
+
+
+def same_files() -> list[Section]:
+    """Return figures of the same files in two servers, for each processor that kernels were restricted to."""
+    found = []
+    for file in sorted(RESULTS.glob("file_peers*.json")):
+        document = load(file.stem)
+        run = document["run"]
+        columns = [*run["commands"], " / ".join(run["commands"])]
+        text = f"{source(file.stem, document, 'file_peers')}\n\n{ABOUT_FILES}\n\n{_columns(document, columns)}"
+        found.append((f"The same GGUF file in both servers: 0.5 B parameters, {run['processor']}", text))
+    return found
+
+
+def _columns(document: dict[str, Any], columns: list[str]) -> str:
+    """Return a table of rows by the ends of their names, a column for each; ratios stand with what they compare."""
+    cells = defaultdict[str, dict[str, str]](dict)
+    for row in document["rows"]:
+        what, _, column = row["name"].removesuffix(", speed").rpartition(": ")
+        if column in columns:
+            compared = (line for line in cells if row["unit"] == "x" and line.startswith(f"{what}, "))
+            cells[next(compared, f"{what}, {row['unit']}")][column] = spread(row["values"])
+    lines = [(what, *(of.get(column, "") for column in columns)) for what, of in cells.items()]
+    return table(("", *columns), lines)
 
 
 def _policy() -> list[Section]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models
 
-from benchmarks import resume_peers, token_hits
+from benchmarks import file_peers, resume_peers, token_hits
 from benchmarks.chat_load import Record
 from benchmarks.peers import Running
 from benchmarks.resume_peers import Resumed, again_rows, turn_rows
@@ -112,4 +113,25 @@ def test_page_has_a_column_for_each_server(tmp_path: Path, monkeypatch: pytest.M
         "| --- | --- | --- |",
         "| again: first token, ms | 2.50 [2.00, 3.00] | 2.50 [2.00, 3.00] |",
         "| again: HTTP, ms | 1.00 |  |",
+    ]
+
+
+def test_page_of_same_files_has_speeds_next_to_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurements, "RESULTS", tmp_path)
+    monkeypatch.setattr(Running, "streams", lambda server, prompts, n_outputs: 30.0 if server.is_ours else 20.0)
+    monkeypatch.setattr(Running, "cold", lambda server, n_tokens: 50.0 if server.is_ours else 40.0)
+    monkeypatch.setattr(Running, "resident_mb", lambda server, field: 7.0)
+    given = argparse.Namespace(cold=512, prompt=9, outputs=4, seed=0, repeats=2)
+    rows = list(file_peers.rows_of("Q3_K", [Server("ours", True, 0), Server("peer", False, 0)], given))
+    assert [(row.goal, row.met) for row in rows if row.unit == "x"] == [(">= 1.0", False), (">= 1.0", True)]
+    run = {"commands": {"ours": "", "peer": ""}, "processor": "AVX2", "commit": "abc"}
+    (tmp_path / "file_peers.json").write_text(json.dumps({"run": run, "rows": [asdict(row) for row in rows]}))
+    ((title, text),) = measurements.same_files()
+    assert title.endswith("AVX2")
+    assert text.splitlines()[4:] == [
+        "|  | ours | peer | ours / peer |",
+        "| --- | --- | --- | --- |",
+        "| Q3_K: cold TTFT, 512 tokens, ms | 50.0 | 40.0 | 0.8 |",
+        "| Q3_K: 1 stream of 4 tokens after 9 cached ones, tokens/s | 30.0 | 20.0 | 1.50 |",
+        "| Q3_K: resident at its peak, MB | 7.00 | 7.00 |  |",
     ]
