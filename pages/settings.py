@@ -33,6 +33,23 @@ api_key_file = "api-key"            # /etc/headwater/api-key
 cors = ["https://chat.example"]
 log_format = "json"
 ```
+
+An `api_key_file` has one key, or, if its name ends in `.toml`, several. It is read again at SIGHUP; an invalid file is
+logged, and the earlier keys stay.
+
+```toml
+# /etc/headwater/keys.toml
+[ann]                               # name in logs and metrics; the rest but `key` is optional
+key = "a text that cannot be guessed"
+namespace = "team"                  # of the cache, which keys may share; without it, the name
+share = 2                           # of the computation, against 1 of other keys
+requests_per_minute = 60            # beyond a limit the answer is 429, with Retry-After
+tokens_per_minute = 100_000         # of prompts and answers, cached ones included
+running = 4                         # requests at the same time
+until = 2027-01-31                  # last day, in UTC; or a time
+```
+
+Limits are of each router's process. Requests of several `cache_salt`s divide the namespace of a key, not its share.
 """
 GUIDES = {  # page that explains a group
     "Model": "[weights.md](weights.md), [models.md](models.md)",

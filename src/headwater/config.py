@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from headwater.api_keys import ApiKey, read_keys
 from headwater.hub_name import HubName
 from headwater.request import Healing, SegmentEviction
 from headwater.setting import (
@@ -235,7 +236,7 @@ class ServeConfig:
         None, TEXT, ACCESS, "Key that every request but /health must send.", unset="no key is needed", secret=True
     )
     api_key_file: Path | None = setting(
-        None, FILE, ACCESS, "File that holds the key, to keep it out of process lists.", unset="no file"
+        None, FILE, ACCESS, "File that holds the key, or .toml file of several; read again at SIGHUP.", unset="no file"
     )
     cors: tuple[str, ...] = setting((), NAMES, ACCESS, "Origins that browsers may call from; * is any origin.")
     allowed_hosts: tuple[str, ...] = setting(
@@ -304,24 +305,21 @@ class ServeConfig:
         self._check_tiers()
         self._check_tls()
         self._check_events()
-        self.required_key()
+        self.accepted_keys()
 
-    def required_key(self) -> str | None:
-        """Return the key that requests must send, from its file if one is set; None if no key is needed."""
+    def accepted_keys(self) -> tuple[ApiKey, ...]:
+        """Return the keys one of which requests must send, from their file if one is set; none: no key is needed."""
         if self.api_key_file is None:
             if self.api_key is not None and not self.api_key.strip():
                 raise SettingError("api_key", "empty", "must be a text that cannot be guessed")
-            return self.api_key
+            return () if self.api_key is None else (ApiKey(self.api_key.encode()),)
         if self.api_key is not None:
             raise SettingError("api_key_file", repr(str(self.api_key_file)), "but api_key is given too: one is enough")
-        shown = repr(str(self.api_key_file))
         try:
-            key = self.api_key_file.read_text(encoding="utf-8").strip()
+            return read_keys(self.api_key_file)
         except (OSError, ValueError) as error:
+            shown = repr(str(self.api_key_file))
             raise SettingError("api_key_file", shown, f"which cannot be read: {error}") from error
-        if not key:
-            raise SettingError("api_key_file", shown, "which is empty: a key is needed")
-        return key
 
     def _check_drafts(self) -> None:
         if self.speculation == "draft" and self.draft_model is None:

@@ -137,6 +137,8 @@ class Generation:
     ended: bool = False  # hint of a client: its conversation ends with this request
     priority: int = 0  # hint of a client, of PRIORITIES: of what this request uses, among what its namespace has
     request_id: str = field(default="", compare=False)  # of the client's request, for logs
+    key: str = ""  # name of the client's API key, to which the computation is charged; empty: to the namespace
+    share: float = 1.0  # of the computation, in proportion to the shares of other keys and namespaces
     messages: tuple[tuple[int, int], ...] = ()  # of a conversation: position and the client's number of each, ascending
 
     def message_at(self, position: int) -> int | None:

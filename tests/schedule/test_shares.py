@@ -3,12 +3,12 @@
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Phase
-from headwater.schedule.workload import MAX_IDLE_NAMESPACES, Queue, Shares
+from headwater.schedule.workload import MAX_IDLE_TENANTS, Queue, Shares
 from tests.schedule.ledger import Lab, words
 
 
-def seq(number: int, namespace: str, length: int = 10) -> Request:
-    return Request(number, Generation(tuple(range(length)), SamplingParams(), namespace))
+def seq(number: int, namespace: str, length: int = 10, **key) -> Request:
+    return Request(number, Generation(tuple(range(length)), SamplingParams(), namespace, **key))
 
 
 def ids(ordered) -> list[int]:
@@ -62,13 +62,32 @@ def test_a_debt_outlives_a_pause():
     assert ids(shares.order([seq(1, "a"), seq(2, "b")])) == [2, 1]
 
 
+def test_key_with_twice_the_share_is_served_twice_the_tokens():
+    lab = Lab(n_pages=2000, max_running=2, tokens_per_step=16)
+    share = {"a": 2.0, "b": 1.0}
+    for i in range(40):
+        for key in share:
+            lab.submit(words(60, key, i), 4, namespace=f"{key}/{i}", key=key, share=share[key])
+    done = {key: 0 for key in share}
+    while not done["a"]:
+        lab.step()
+        done["a"] = not any(s.tenant == "a" for s in lab.scheduler.waiting)
+    left = sum(s.tenant == "b" for s in lab.scheduler.waiting)
+    assert 15 <= left <= 25  # of 40, when all 40 of the other key have begun
+
+
+def test_salts_of_one_key_are_one_tenant():
+    flood = [seq(i, f"a/{i}", key="a") for i in range(1, 5)]
+    assert ids(Shares().order([*flood, seq(9, "b", 30, key="b")])) == [1, 9, 2, 3, 4]
+
+
 def test_counters_of_idle_namespaces_are_bounded():
     shares = Shares()
-    for i in range(3 * MAX_IDLE_NAMESPACES):
+    for i in range(3 * MAX_IDLE_TENANTS):
         shares.join(str(i))
         shares.charge(str(i), 1)
         shares.leave(str(i))
-    assert len(shares) == MAX_IDLE_NAMESPACES
+    assert len(shares) == MAX_IDLE_TENANTS
 
 
 def test_full_queue_displaces_the_last_request_of_the_longest_namespace():

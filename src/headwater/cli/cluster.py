@@ -317,6 +317,7 @@ class SeveralRouters:
         from headwater.cluster.router_processes import RouterProcesses
 
         self._seconds = config.drain
+        self._renews = config.api_key_file is not None or config.tls_cert is not None
         self.members = RouterProcesses(run_router, routers, sock, config, keys, rule)
         self.start = self.members.start
 
@@ -329,6 +330,8 @@ class SeveralRouters:
         came = list[int]()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: came.append(number))
+        if self._renews:
+            signal.signal(signal.SIGHUP, lambda number, frame: self.members.renew())
         while not came:
             time.sleep(POLL_SECONDS / 5)
         came.clear()

@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import FastAPI
 from prometheus_client.core import CounterMetricFamily, Metric
 
+from headwater.cli.serve import make_server
 from headwater.cluster.encryption import CurveClient, RouterKeys
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.router_processes import Given
@@ -23,7 +24,7 @@ from headwater.lab.cluster.rivals import CHOICES
 from headwater.models.hub import folder_of
 from headwater.models.load import read_spec, read_texts
 from headwater.server.app import create_app
-from headwater.server.http.process import DrainingServer, ListeningSocket, protocol_settings
+from headwater.server.http.process import ListeningSocket
 from headwater.server.observe.logs import configure_logging
 
 STATE_SECONDS = 0.1  # seconds between states
@@ -103,7 +104,7 @@ def run_router(given: Given, pipe: Connection) -> None:
     try:
         router.wait_for(1, FIRST_WORKER_SECONDS)
         app = app_of(router, config)
-        server = DrainingServer(protocol_settings(app, config), app.state.in_flight, router, config.drain)
+        server = make_server(app, router, config)
         server.run(sockets=[ListeningSocket(given.family, socket.SOCK_STREAM, fileno=given.listening)])
     finally:
         ended.set()

@@ -312,4 +312,7 @@ def make_server(
     """Return a server of an app, which drains as the settings say."""
     from headwater.server.http.process import DrainingServer, protocol_settings
 
-    return DrainingServer(protocol_settings(app, config), app.state.in_flight, engine, config.drain, manager)
+    state = app.state
+    return DrainingServer(
+        protocol_settings(app, config), state.in_flight, engine, config.drain, manager, state.renewals
+    )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
+import signal
 import socket
 import threading
 import time
@@ -89,6 +91,12 @@ class RouterProcesses:
             if child.process.is_alive():
                 child.process.kill()
             child.pipe.close()
+
+    def renew(self) -> None:
+        """Let every router read its keys and its certificate again."""
+        with self._lock:
+            for child in self._children:
+                os.kill(child.process.pid, signal.SIGHUP)
 
     # -- workers
 

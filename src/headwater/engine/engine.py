@@ -191,7 +191,7 @@ class Engine:
         with self.changed:
             self._check_running()
             if not handover.begun:
-                self._check_queue(generation.namespace)
+                self._check_queue(generation.key or generation.namespace)
             seq = self.scheduler.submit(generation, sampling.machine)
             seq.tokens += handover.output  # computed by decode rows, as after a preemption
             seq.handover = handover
@@ -251,14 +251,14 @@ class Engine:
             why = "is stopping" if broken is None else f"failed: {broken}"
             raise EngineStopped(f"the engine {why} and takes no more requests")
 
-    def _check_queue(self, namespace: str) -> None:
+    def _check_queue(self, tenant: str) -> None:
         waiting, limits = self.scheduler.waiting, self.scheduler.limits
         if len(waiting) < limits.max_waiting:
             return
         self.meter.refused += 1
         retry_after = self.meter.retry_after(len(waiting), limits.max_running)
         error = QueueFull(len(waiting), limits.max_waiting, retry_after)
-        displaced = waiting.displaced_by(namespace)
+        displaced = waiting.displaced_by(tenant)
         if displaced is None:
             raise error
         self.scheduler.give_up(displaced, error)

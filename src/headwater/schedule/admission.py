@@ -1,4 +1,4 @@
-"""Admission: waiting requests that begin in the next step, in order of their namespaces' shares."""
+"""Admission: waiting requests that begin in the next step, in order of their tenants' shares."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Admission:
         self._composer, self._background = composer, background
 
     def admit(self) -> None:
-        """Plan the first legs of waiting requests. One slot is reserved for a namespace that has no running request."""
+        """Plan the first legs of waiting requests. One slot is reserved for a tenant that has no running request."""
         workload = self._workload
         if workload.gate.is_full:
             return
@@ -38,7 +38,7 @@ class Admission:
             homes = workload.homes()
             if self._is_used_up(homes):
                 return
-            if len(homes) >= workload.limits.max_running and seq.namespace in homes:
+            if len(homes) >= workload.limits.max_running and seq.tenant in homes:
                 continue
             if not workload.guarded(self._start_or_follow, seq):
                 return

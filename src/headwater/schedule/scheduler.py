@@ -94,7 +94,7 @@ class Scheduler:
         """Queue a request that has an id of this scheduler. Raises RequestTooLarge, as `submit` does."""
         self.check_fits(seq.n_prompt + seq.generation.params.max_tokens)
         self.waiting.push(seq)
-        self.workload.shares.join(seq.namespace)
+        self.workload.shares.join(seq.tenant)
         self.workload.gate.may_have_changed()
 
     def new_id(self) -> int:

@@ -92,6 +92,11 @@ class Sequence:
         return self.generation.namespace
 
     @property
+    def tenant(self) -> str:
+        """Name under which requests share slots and steps: that of the API key, or the namespace."""
+        return self.generation.key or self.generation.namespace
+
+    @property
     def n_prompt(self) -> int:
         """Tokens to prefill."""
         return len(self.generation.prompt)
@@ -199,8 +204,8 @@ class Sequence:
 
     @property
     def charged_to(self) -> str | None:
-        """The namespace whose share pays for its tokens; None: they are free."""
-        return self.namespace
+        """The tenant whose share pays for its tokens; None: they are free."""
+        return self.tenant
 
     # -- logits
 

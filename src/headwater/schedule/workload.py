@@ -1,10 +1,10 @@
 """Workload of a scheduler: the queue of requests, fair shares, sequences that run, and the step planned for them.
 
-Requests of a namespace begin in order of arrival. Between namespaces, a virtual counter is raised by the tokens that
-are computed for each; the namespace with the lowest is next, so that a flood of requests in one does not starve
-another. A namespace that was idle starts no lower than the lowest active one, or, if none is active, than the one that
-left last: idle time earns no credit (virtual token counter: Sheng et al., "Fairness in Serving Large Language Models",
-OSDI 2024, algorithm 2).
+A tenant is an API key of several, or a namespace. Its requests begin in order of arrival. Between tenants, a virtual
+counter is raised by the tokens that are computed for each, divided by its share; the tenant with the lowest is next, so
+that a flood of requests of one does not starve another. A tenant that was idle starts no lower than the lowest active
+one, or, if none is active, than the one that left last: idle time earns no credit (virtual token counter: Sheng et al.,
+"Fairness in Serving Large Language Models", OSDI 2024, algorithm 2).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headwater.schedule.step import Decode, Leg, SlotIds, Step
 from headwater.schedule.tiers import Tiers
 
 AnySequence = TypeVar("AnySequence", bound=Sequence)
-MAX_IDLE_NAMESPACES = 1024  # whose counters are remembered
+MAX_IDLE_TENANTS = 1024  # whose counters are remembered
 
 
 class Queue(list[Request]):
@@ -35,88 +35,88 @@ class Queue(list[Request]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines: dict[str, list[Request]] = {}  # the same, by namespace
+        self._lines: dict[str, list[Request]] = {}  # the same, by tenant
 
     def push(self, seq: Request) -> None:
         """Queue a request."""
-        for line in (self, self._lines.setdefault(seq.namespace, [])):
+        for line in (self, self._lines.setdefault(seq.tenant, [])):
             insort(line, seq, key=lambda s: s.id)
 
     def remove(self, seq: Request) -> None:
         """Take a request out. KeyError or ValueError if it does not wait."""
-        line = self._lines[seq.namespace]
+        line = self._lines[seq.tenant]
         super().remove(seq)
         line.remove(seq)
         if not line:
-            del self._lines[seq.namespace]
+            del self._lines[seq.tenant]
 
     def fronts(self, count: int, without: Container[str] = ()) -> list[Request]:
-        """Return the first `count` requests of each namespace that is not in `without`."""
+        """Return the first `count` requests of each tenant that is not in `without`."""
         return [seq for name, line in self._lines.items() if name not in without for seq in line[:count]]
 
-    def displaced_by(self, namespace: str) -> Request | None:
-        """Return the request that leaves a full queue for a new one of `namespace`.
+    def displaced_by(self, tenant: str) -> Request | None:
+        """Return the request that leaves a full queue for a new one of `tenant`.
 
-        It is the last one of the namespace with most waiting requests. None if that is `namespace`, or would be with
-        the new request, or if the answers of all its requests have begun.
+        It is the last one of the tenant with most waiting requests. None if that is `tenant`, or would be with the new
+        request, or if the answers of all its requests have begun.
         """
         counts = Counter({name: len(line) for name, line in self._lines.items()})
-        longest = max(counts, key=lambda name: counts[name], default=namespace)
-        if counts[longest] <= counts[namespace] + 1:
+        longest = max(counts, key=lambda name: counts[name], default=tenant)
+        if counts[longest] <= counts[tenant] + 1:
             return None
-        waiting = (seq for seq in reversed(self) if seq.namespace == longest)
+        waiting = (seq for seq in reversed(self) if seq.tenant == longest)
         return next((seq for seq in waiting if not (seq.preemptions or seq.handover.begun)), None)
 
 
 class Shares:
-    """Tokens computed, by namespace."""
+    """Tokens computed by tenant, divided by its share."""
 
     def __init__(self) -> None:
-        self._served: OrderedDict[str, int] = OrderedDict()  # the most recently active last
+        self._served: OrderedDict[str, float] = OrderedDict()  # the most recently active last
         self._open: dict[str, int] = {}  # requests that wait or run
-        self._level = 0  # counter of the namespace that left last, when no other was active
+        self._level = 0.0  # counter of the tenant that left last, when no other was active
 
     def __len__(self) -> int:
         return len(self._served)
 
-    def join(self, namespace: str) -> None:
-        """Note that a request of `namespace` arrived."""
-        if namespace not in self._open:
+    def join(self, tenant: str) -> None:
+        """Note that a request of `tenant` arrived."""
+        if tenant not in self._open:
             least = min((self._served[name] for name in self._open), default=self._level)
-            self._served[namespace] = max(self._served.get(namespace, 0), least)
-        self._open[namespace] = self._open.get(namespace, 0) + 1
-        self._served.move_to_end(namespace)
+            self._served[tenant] = max(self._served.get(tenant, 0), least)
+        self._open[tenant] = self._open.get(tenant, 0) + 1
+        self._served.move_to_end(tenant)
 
-    def leave(self, namespace: str) -> None:
-        """Note that a request of `namespace` ended."""
-        self._open[namespace] -= 1
-        if not self._open[namespace]:
-            del self._open[namespace]
+    def leave(self, tenant: str) -> None:
+        """Note that a request of `tenant` ended."""
+        self._open[tenant] -= 1
+        if not self._open[tenant]:
+            del self._open[tenant]
         if not self._open:
-            self._level = self._served[namespace]
-        if len(self._served) > MAX_IDLE_NAMESPACES + len(self._open):
+            self._level = self._served[tenant]
+        if len(self._served) > MAX_IDLE_TENANTS + len(self._open):
             del self._served[next(name for name in self._served if name not in self._open)]
 
-    def charge(self, namespace: str | None, tokens: int) -> None:
-        """Raise a namespace's counter by `tokens`. None, or a namespace that was forgotten, is charged nothing."""
-        if namespace is not None and namespace in self._served:
-            self._served[namespace] += tokens
+    def charge(self, tenant: str | None, tokens: float) -> None:
+        """Raise a tenant's counter by `tokens` divided by its share. None, or one forgotten, has no counter."""
+        if tenant is not None and tenant in self._served:
+            self._served[tenant] += tokens
 
     def order(self, seqs: Iterable[AnySequence]) -> Iterator[AnySequence]:
-        """Yield the next sequence of the namespace with the lowest counter; within one, in order of arrival.
+        """Yield the next sequence of the tenant with the lowest counter; within one, in order of arrival.
 
         Each sequence that was yielded counts with the tokens that it may still compute.
         """
         lines: dict[str, list[AnySequence]] = {}
         for seq in sorted(seqs, key=lambda s: s.id, reverse=True):
-            lines.setdefault(seq.namespace, []).append(seq)
+            lines.setdefault(seq.tenant, []).append(seq)
         heap = [(self._served.get(name, 0), line[-1].id, line) for name, line in lines.items()]
         heapify(heap)
         while heap:
             served, _, line = heappop(heap)
             seq = line.pop()
             if line:
-                heappush(heap, (served + len(seq.tokens) - seq.computed, line[-1].id, line))
+                heappush(heap, (served + (len(seq.tokens) - seq.computed) / seq.generation.share, line[-1].id, line))
             yield seq
 
 
@@ -168,17 +168,17 @@ class Workload:
         return sum(not isinstance(seq, Recomputation) for seq in self.running.values())
 
     def homes(self) -> list[str]:
-        """Return the namespace of each running request."""
-        return [seq.namespace for seq in self.running.values() if isinstance(seq, Request)]
+        """Return the tenant of each running request."""
+        return [seq.tenant for seq in self.running.values() if isinstance(seq, Request)]
 
     def in_phase(self, phase: Phase) -> list[Sequence]:
         """Return the running sequences in a phase."""
         return [seq for seq in self.running.values() if seq.phase is phase]
 
     def count(self, seq: Sequence, purpose: Purpose, tokens: int) -> None:
-        """Count computed tokens, and charge them to the sequence's namespace."""
+        """Count computed tokens, and charge them to the sequence's tenant."""
         self.computed[purpose] += tokens
-        self.shares.charge(seq.charged_to, tokens)
+        self.shares.charge(seq.charged_to, tokens / seq.generation.share)
 
     # -- the next step
 
@@ -252,7 +252,7 @@ class Workload:
             self.tiers.forget(seq.id)
             self.gate.may_have_changed()
         if isinstance(seq, Request):
-            self.shares.leave(seq.namespace)
+            self.shares.leave(seq.tenant)
         seq.phase = Phase.DONE
         seq.ended()
 
@@ -260,7 +260,7 @@ class Workload:
         """End a running request, and let `rest`, which has its id, continue with all that it holds."""
         self.running[seq.id] = rest
         seq.slot = None
-        self.shares.leave(seq.namespace)
+        self.shares.leave(seq.tenant)
         seq.phase = Phase.DONE
         seq.ended()
 

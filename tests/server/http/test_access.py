@@ -11,7 +11,7 @@ import pytest
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.server.app import create_app
-from headwater.server.http import middleware
+from headwater.server.http import keys
 from tests.server.client import error
 from tests.server.routes.test_serving import PATIENCE, Server
 
@@ -141,7 +141,7 @@ def test_stream_passes_as_it_is_made(engine):
 
 def test_keys_are_compared_in_constant_time(monkeypatch, call):
     compared = []
-    monkeypatch.setattr(middleware.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or False)
+    monkeypatch.setattr(keys.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or False)
     assert call("GET", "/v1/models", headers={**bearer(KEY), "x-api-key": "other"}).status_code == 401
     assert compared == [(b"other", KEY.encode()), (KEY.encode(), KEY.encode())]
 

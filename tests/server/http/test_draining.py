@@ -26,7 +26,9 @@ class Draining(DrainingServer):
     def __init__(self, engine, drain, manager=None, **settings):
         config = ServeConfig(cors=("*",), **settings)
         app = create_app(engine, config)
-        super().__init__(protocol_settings(app, config), app.state.in_flight, engine, drain, manager)
+        super().__init__(
+            protocol_settings(app, config), app.state.in_flight, engine, drain, manager, app.state.renewals
+        )
         self.listening = threading.Event()
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"

@@ -251,12 +251,13 @@ DESCRIPTIONS = {
     404: "Not found",
     413: "The body is too large",
     415: "The content type is not JSON",
+    429: "A limit of the API key is reached; Retry-After has the seconds to wait",
     500: "The server failed; the message names the request's id",
     501: "The server's engine does not support this",
     503: "The queue is full, or the server stops; Retry-After has the seconds to wait",
     504: "The request's deadline passed",
 }
-BODY_STATUSES = (400, 401, 413, 415, 500, 503, 504)
+BODY_STATUSES = (400, 401, 413, 415, 429, 500, 503, 504)
 BODY_REFUSALS = refusals(*BODY_STATUSES)
 ANTHROPIC_BODY_REFUSALS = refusals(*BODY_STATUSES, form=AnthropicRefusal)
 OLLAMA_BODY_REFUSALS = refusals(*BODY_STATUSES, form=OllamaRefusal)

@@ -1,9 +1,8 @@
-"""Middleware around every HTTP request: id, context, count of running ones; hosts, origins and the API key."""
+"""Middleware around every HTTP request: id, context, count of running ones; hosts, origins and API keys."""
 
 from __future__ import annotations
 
 import base64
-import hmac
 import logging
 import re
 import time
@@ -23,13 +22,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headwater.config import ServeConfig
 from headwater.server.http.error_forms import error_answer
+from headwater.server.http.keys import Tenant, Tenants
 
 HEADER, ANTHROPIC_HEADER = "x-request-id", "request-id"
 USABLE = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # the ids that a client may choose
 OPEN_PATHS = ("/health", "/health/live", "/health/ready")  # need no key
 EXPOSED = ("retry-after", HEADER, ANTHROPIC_HEADER)  # headers that a browser's script may read
 HOST = re.compile(r"(?:\[([^\]@]*)\]|([^:@]*))(?::[0-9]*)?")  # IPv6 in brackets, or a name; and a port
-MAX_SHOWN = 100  # characters of a host that an error repeats
+MAX_SHOWN = 100  # characters of a host or a path that are repeated
 
 log = logging.getLogger("headwater.request")
 
@@ -48,11 +48,27 @@ class RequestContext:
     started: float = field(default_factory=time.perf_counter)
     status: int | None = None  # HTTP status; None: no head of an answer was sent
     outcome: str | None = None  # an outcome that the status does not show: "cancelled", "failed"
+    tenant: Tenant | None = None  # None: no key is needed, or none was sent
 
     @property
     def seconds(self) -> float:
         """Seconds since the request arrived."""
         return time.perf_counter() - self.started
+
+    @property
+    def key_name(self) -> str:
+        """Name of the API key, for logs and metrics; empty without one, and for the only key of a server."""
+        return "" if self.tenant is None else self.tenant.key.name
+
+    @property
+    def key_field(self) -> dict[str, str]:
+        """Field of JSON with the name of the API key, if it has one."""
+        return {"key": self.key_name} if self.key_name else {}
+
+    def charge(self, tokens: int) -> None:
+        """Count tokens of a prompt or an answer against the limit of the key."""
+        if self.tenant is not None:
+            self.tenant.charge(tokens)
 
 
 def current_context() -> RequestContext:
@@ -64,6 +80,12 @@ def current_request_id() -> str | None:
     """Return the id of the request that is being answered, None outside of any request."""
     context = _current.get()
     return None if context is None else context.id
+
+
+def current_namespace(salt: str | None) -> str:
+    """Return the cache's namespace for the request that is being answered: of its key, within it of its salt."""
+    tenant = current_context().tenant
+    return salt or "" if tenant is None else tenant.key.namespace_of(salt or "")
 
 
 class Identified:
@@ -161,19 +183,20 @@ class InFlight:
 def install_access(app: FastAPI, config: ServeConfig) -> None:
     """Guard every path, outside of error handling: a page of another origin may read the answer to an error, too.
 
-    The app's `state.in_flight` counts the requests that were admitted.
+    The app's `state.in_flight` counts the requests that were admitted; `state.renewals` are to be called at SIGHUP.
     """
-    in_flight, key = InFlight(), config.required_key()
+    in_flight, tenants = InFlight(), Tenants(config)
 
     def guarded(stack: ASGIApp) -> ASGIApp:
         stack = in_flight.counting(stack)
-        if key is not None:
-            stack = KeyCheck(stack, key)
+        if tenants:
+            stack = KeyCheck(stack, tenants)
         if config.cors:
             stack = CORSMiddleware(stack, config.cors, allow_methods="*", allow_headers="*", expose_headers=EXPOSED)
         return stack if "*" in config.allowed_hosts else HostCheck(stack, config.allowed_hosts)
 
     app.state.in_flight = in_flight
+    app.state.renewals = [] if config.api_key_file is None else [tenants.renew]
     around(app, guarded)
 
 
@@ -196,20 +219,17 @@ class HostCheck:
         if self._admits(host_name(host)):
             await self._app(scope, receive, send)
         else:
-            await self._refuse(host, scope, receive, send)
+            await self._refusal(host, scope)(scope, receive, send)
 
     def _admits(self, name: str) -> bool:
         """Return whether requests for this name are served. An empty name, only in HTTP/1.0, is never a page's."""
         return not name or name == "localhost" or is_loopback(name) or name in self._allowed
 
-    async def _refuse(self, host: str, scope: Scope, receive: Receive, send: Send) -> None:
+    def _refusal(self, host: str, scope: Scope) -> JSONResponse:
         served = ", ".join(("localhost", "127.0.0.1", "[::1]", *sorted(self._allowed)))
         shown = ascii(host[:MAX_SHOWN])
         message = f"Host is {shown}, on a loopback address {served} are served; --allowed-hosts takes further names"
-        log.info("refused %s status=403: Host is %s", scope["path"][:MAX_SHOWN], shown)
-        error = {"message": message, "type": "permission_error", "param": None, "code": "host_not_allowed"}
-        body = error_answer(scope["path"], 403, error, current_request_id())
-        await JSONResponse(body, 403)(scope, receive, send)
+        return _refusal(scope, 403, message, "permission_error", "host_not_allowed", {})
 
 
 def host_name(host: str) -> str:
@@ -233,39 +253,65 @@ def is_loopback(address: str) -> bool:
 
 
 class KeyCheck:
-    """Middleware that answers 401 to every request without the key.
+    """Middleware that answers 401 to every request without a key, and 429 to POST requests beyond the key's limits.
 
-    A client sends it as `Authorization: Bearer KEY`, as `x-api-key: KEY`, or as the password of HTTP Basic with any
+    A client sends a key as `Authorization: Bearer KEY`, as `x-api-key: KEY`, or as the password of HTTP Basic with any
     user name, so that a browser can ask for it.
     """
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app = app
-        self._key = key.encode()
+    def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
+        self._app, self._tenants = app, tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._has_key(Headers(scope=scope)):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
-        else:
-            await self._refuse(scope, receive, send)
-
-    def _has_key(self, headers: Headers) -> bool:
-        """Compare in a time that does not depend on the key."""
+            return
+        headers = Headers(scope=scope)
         keys = [header.encode("latin-1") for header in headers.getlist("x-api-key")]
         keys += [_of_authorization(header) for header in headers.getlist("authorization")]
-        return any([hmac.compare_digest(key, self._key) for key in keys])
+        tenant = current_context().tenant = self._tenants.find(keys)
+        answer: ASGIApp = self._app
+        if tenant is None or tenant.has_ended:
+            answer = _unauthorized(scope, headers, tenant)
+        elif scope["method"] == "POST":
+            answer = self._limited(tenant, scope)
+        await answer(scope, receive, send)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        by_browser = scope["method"] == "GET" and "text/html" in headers.get("accept", "")
-        scheme = 'Basic realm="headwater", charset="UTF-8"' if by_browser else 'Bearer realm="headwater"'
-        sent = "authorization" in headers or "x-api-key" in headers
-        message = "the API key is wrong" if sent else "an API key is needed: send it as 'Authorization: Bearer KEY'"
-        log.info("refused %s status=401: %s", scope["path"], message)
-        error = {"message": message, "type": "authentication_error", "param": None, "code": "invalid_api_key"}
-        body = error_answer(scope["path"], 401, error, current_request_id())
-        response = JSONResponse(body, 401, {"www-authenticate": scheme})
-        await response(scope, receive, send)
+    def _limited(self, tenant: Tenant, scope: Scope) -> ASGIApp:
+        refusal = tenant.refusal()
+        if refusal is not None:
+            return _too_many(scope, *refusal)
+        tenant.begin()
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                tenant.end()
+
+        return counted
+
+
+def _unauthorized(scope: Scope, headers: Headers, tenant: Tenant | None) -> JSONResponse:
+    by_browser = scope["method"] == "GET" and "text/html" in headers.get("accept", "")
+    scheme = 'Basic realm="headwater", charset="UTF-8"' if by_browser else 'Bearer realm="headwater"'
+    sent = "authorization" in headers or "x-api-key" in headers
+    message = "the API key is wrong" if sent else "an API key is needed: send it as 'Authorization: Bearer KEY'"
+    if tenant is not None:
+        message = f"the API key has ended at {tenant.key.until:%F %R %Z}"
+    return _refusal(scope, 401, message, "authentication_error", "invalid_api_key", {"www-authenticate": scheme})
+
+
+def _too_many(scope: Scope, message: str, seconds: int) -> JSONResponse:
+    message = f"{message}; retry after {seconds:,} s"
+    return _refusal(scope, 429, message, "rate_limit_error", "rate_limit_exceeded", {"retry-after": str(seconds)})
+
+
+def _refusal(scope: Scope, status: int, message: str, kind: str, code: str, headers: dict[str, str]) -> JSONResponse:
+    name = current_context().key_name
+    log.info("refused %s status=%d: %s%s", scope["path"][:MAX_SHOWN], status, message, f" key={name}" if name else "")
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return JSONResponse(error_answer(scope["path"], status, error, current_request_id()), status, headers)
 
 
 def _of_authorization(header: str) -> bytes:

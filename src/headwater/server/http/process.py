@@ -14,7 +14,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,9 @@ from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.server.http.connection import MAX_REFUSED, Connection, Gate
 from headwater.server.http.middleware import InFlight
+from headwater.server.http.renewal import Renewal
 from headwater.server.http.service_manager import ServiceManager
-from headwater.server.http.tls import Renewal
+from headwater.server.http.tls import renew
 from headwater.setting import SettingError
 
 SOCKET_MASK = 0o117  # a Unix socket is for its owner and group: mode 660
@@ -201,15 +202,22 @@ class DrainingServer(uvicorn.Server):
         engine: DrainedEngine,
         drain: float,
         manager: ServiceManager | None = None,
+        renewals: Iterable[Callable[[], None]] = (),
     ) -> None:
+        """`renewals` are called at SIGHUP, and the certificate is read again."""
         super().__init__(config)
         self._in_flight, self._engine, self._drain = in_flight, engine, drain
         self._manager = manager or ServiceManager({})
         self._signal: int | None = None  # the first one
         self._began = 0.0  # monotonic time of that signal
         self._drains: bool | None = None  # whether requests ran when the signal was seen; None: it was not seen yet
-        self.renewal: Renewal | None = None  # of the certificate, while the server runs with one
         self.interrupted = False
+        if not config.loaded:
+            config.load()  # makes the context, which the renewal changes
+        context, cert, key = config.ssl, config.ssl_certfile, config.ssl_keyfile
+        if context is not None and cert is not None and key is not None:
+            renewals = (*renewals, partial(renew, context, cert, key))
+        self.renewal = Renewal(renewals)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Record a signal, and no more: the interrupted thread may hold the engine's lock."""
@@ -221,22 +229,14 @@ class DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals while the server runs; with TLS also SIGHUP."""
-        with super().capture_signals():
-            if not self.config.loaded:
-                self.config.load()  # makes the context, which the renewal changes
-            if self.config.ssl is None or self.config.ssl_certfile is None or self.config.ssl_keyfile is None:
-                yield
-                return
-            self.renewal = Renewal(self.config.ssl, self.config.ssl_certfile, self.config.ssl_keyfile)
-            with self.renewal.at_hang_up():
-                yield
+        """Handle signals while the server runs; SIGHUP only if there is something to renew."""
+        with super().capture_signals(), self.renewal.at_hang_up():
+            yield
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether the server ends; uvicorn calls this ten times a second."""
         ends = await super().on_tick(counter)
-        if self.renewal is not None:
-            self.renewal.renew()
+        self.renewal.renew()
         if self._signal is None:
             self._manager.ping()
             return ends

@@ -145,20 +145,23 @@ class RequestLog(Watcher):
         if figures["resumed_at"] == figures["cached_tokens"]:
             figures["resumed_at"] = 0
         account = " ".join(f"{_short(name)}={_shown(value)}" for name, value in figures.items() if value)
-        text = f"{account} finish={end.event.finish_reason} ttft={end.first_token:.3f}s total={end.total:.3f}s"
+        key = _key(end.request)
+        text = f"{account} finish={end.event.finish_reason} ttft={end.first_token:.3f}s total={end.total:.3f}s{key}"
         extra = {"fields": end.as_dict()}
         log.info("%s[%d] %s id=%s", end.endpoint, end.number, text, end.request.id, extra=extra)
 
     def lost(self, request: RequestContext, endpoint: str, error: Exception | None) -> None:
         fields = {"request_id": request.id, "endpoint": endpoint, "total_seconds": round(request.seconds, 6)}
+        fields |= request.key_field
+        text = f"id={request.id}{_key(request)}"
         if error is None and not is_logged(request.id, self._share):
             return
         if error is None:
             extra = {"fields": {**fields, "outcome": "cancelled"}}
-            log.info("%s cancelled total=%.3fs id=%s", endpoint, request.seconds, request.id, extra=extra)
+            log.info("%s cancelled total=%.3fs %s", endpoint, request.seconds, text, extra=extra)
             return
         extra = {"fields": {**fields, "outcome": "failed", "error": type(error).__name__}}
-        log.warning("%s failed=%s: %s id=%s", endpoint, type(error).__name__, for_log(error), request.id, extra=extra)
+        log.warning("%s failed=%s: %s %s", endpoint, type(error).__name__, for_log(error), text, extra=extra)
 
 
 def log_worker_end(share: float, generation: Generation, event: FinishedEvent | FailedEvent) -> None:
@@ -173,6 +176,10 @@ def log_worker_end(share: float, generation: Generation, event: FinishedEvent | 
         extra = {"fields": {**fields, **account.as_dict(), "output_tokens": event.output_tokens}}
         text = f"prompt={account.prompt_tokens:,} cached={account.cached_tokens:,} output={event.output_tokens:,}"
         log.info("worker[%d] %s id=%s", generation.params.choice, text, generation.request_id, extra=extra)
+
+
+def _key(request: RequestContext) -> str:
+    return f" key={request.key_name}" if request.key_name else ""
 
 
 def _short(name: str) -> str:

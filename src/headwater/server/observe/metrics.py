@@ -59,6 +59,8 @@ class Metrics(Watcher):
         count = partial(Counter, namespace="headwater", registry=registry)
         spread = partial(Histogram, namespace="headwater", registry=registry, buckets=SECONDS)
         self._requests = count("requests", "Requests that ended, by outcome", ("endpoint", "outcome"))
+        self._key_requests = count("key_requests", "Requests of API keys that have names", ("key", "outcome"))
+        self._key_tokens = count("key_tokens", "Tokens of their prompts, cached ones, and answers", ("key", "kind"))
         self._prompt = count("prompt_tokens", "Tokens of prompts that were answered")
         self._cached = count("cached_tokens", "Tokens of prompts that were not computed")
         self._stranded = count("stranded_tokens", "Tokens whose KV was cached beyond the deepest checkpoint")
@@ -97,6 +99,13 @@ class Metrics(Watcher):
         self._cached.inc(account.cached_tokens)
         self._stranded.inc(account.stranded_tokens)
         self._output.inc(end.event.output_tokens)
+        if key := end.request.key_name:
+            for kind, tokens in (
+                ("prompt", account.prompt_tokens),
+                ("cached", account.cached_tokens),
+                ("output", end.event.output_tokens),
+            ):
+                self._key_tokens.labels(key, kind).inc(tokens)
         self._waited.inc(account.waited_for_leader)
         if account.cached_tokens:
             self._hits.inc()
@@ -114,6 +123,8 @@ class Metrics(Watcher):
     def request_ended(self, request: RequestContext) -> None:
         """Count a request, answered or refused."""
         self._requests.labels(ENDPOINTS.get(request.path, "other"), outcome_of(request)).inc()
+        if request.key_name:
+            self._key_requests.labels(request.key_name, outcome_of(request)).inc()
 
 
 def outcome_of(request: RequestContext) -> str:

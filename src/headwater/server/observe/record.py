@@ -37,6 +37,7 @@ class GenerationEnd:
             "request_id": self.request.id,
             "endpoint": self.endpoint,
             "number": self.number,
+            **self.request.key_field,
             **self.account.as_dict(),
             "output_tokens": self.event.output_tokens,
             "finish_reason": self.event.finish_reason,
@@ -108,6 +109,7 @@ class RequestRecord:
 
     def _token(self, number: int) -> None:
         now = time.perf_counter()
+        self.context.charge(1)
         if number in self._last:
             for watcher in self.watchers:
                 watcher.token(now - self._last[number])

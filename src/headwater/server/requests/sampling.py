@@ -24,6 +24,7 @@ from headwater.errors import RequestTooLarge
 from headwater.request import PRIORITIES, Fidelity, SamplingParams
 from headwater.server.http.errors import BadRequest, of_field, shown
 from headwater.server.http.exchange import ServedEngine
+from headwater.server.http.middleware import current_namespace
 from headwater.server.requests.structured import StructuredRequest
 
 # Fields that would change an answer and are not supported, with their neutral values: an answer that ignored any other
@@ -194,7 +195,8 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
 
     @property
     def salt(self) -> str:
-        return self.cache_salt or ""
+        """Namespace of the cache."""
+        return current_namespace(self.cache_salt)
 
     @property
     def include_usage(self) -> bool:

@@ -151,6 +151,7 @@ class Answering:
         return await anext(self._events)
 
     async def _submit(self, generations: list[Generation]) -> None:
+        self._record.context.charge(sum(len(generation.prompt) for generation in generations))
         if any(generation.params.constraint for generation in generations):
             await run_in_threadpool(self._exchange.submit_all, generations)  # compiling one may take a second
         else:

@@ -18,7 +18,7 @@ from headwater.server.answer.forms import Parser, RecordingParser, TokenNames
 from headwater.server.answer.reply import Echo, echo_of, without_echo
 from headwater.server.http.errors import BadRequest, shown
 from headwater.server.http.exchange import Exchange, ServedEngine
-from headwater.server.http.middleware import current_request_id
+from headwater.server.http.middleware import current_context
 from headwater.server.observe.record import RequestRecord, Watcher
 from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.prompt.encoding import Encoded, encode, longest_token
@@ -173,7 +173,9 @@ class Service:
         hinted = replace(prompt, ended=body.ended, priority=body.cache_priority, keep_output=kept)
         limited = replace(hinted, deadline=deadline, deadline_of=by)
         drafting = self._drafting(body, max_tokens)
-        named = replace(limited, request_id=current_request_id() or "")
+        context = current_context()
+        share = 1.0 if context.tenant is None else context.tenant.key.share
+        named = replace(limited, request_id=context.id, key=context.key_name, share=share)
         return replace(named, params=params, segments=segments, fidelity=fidelity, drafting=drafting)
 
     def _drafts_with(self, head: str) -> bool:

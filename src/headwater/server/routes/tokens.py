@@ -17,6 +17,7 @@ from headwater.engine.preparations import Outcome
 from headwater.errors import ConfigError
 from headwater.request import Span
 from headwater.server.http.errors import ANTHROPIC_BODY_REFUSALS, BODY_REFUSALS, BadRequest, of_field, refusals
+from headwater.server.http.middleware import current_context, current_namespace
 from headwater.server.requests.anthropic import CountTokensRequest
 from headwater.server.requests.chat import Documents, Messages, ToolDefinitions, conversation_of
 from headwater.server.requests.sampling import MAX_SALT_CHARACTERS, MAX_SEGMENTS, TokenId
@@ -129,7 +130,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
 
 def prompt_of(service: Service, body: TokenizeRequest) -> tuple[tuple[int, ...], tuple[Span, ...]]:
     """Return the tokens of a text or conversation, and its segments. Raises BadRequest and TemplateError."""
-    salt = body.cache_salt or ""
+    salt = current_namespace(body.cache_salt)
     if body.prompt is not None:
         encoded = service.encoder.encode_prompt(body.prompt, body.add_special_tokens, salt)
         return encoded.ids, encoded.segments
@@ -183,8 +184,9 @@ async def warm(body: WarmRequest, request: Request) -> AllWarmed:
     engine = service.engine
     if not isinstance(engine, WarmsSegments):
         raise HTTPException(501, "this server's engine stores no segments")
-    salt = body.cache_salt or ""
+    salt = current_namespace(body.cache_salt)
     segments = await run_in_threadpool(segments_of, service, body.texts, salt)
+    current_context().charge(sum(map(len, segments)))
     try:
         outcomes = await run_in_threadpool(engine.warm_segments, segments, salt)
     except ConfigError as error:
