@@ -32,6 +32,7 @@ class Packed(NamedTuple):
     name: str
     element_bytes: float  # mean of the weights of products
     table_bytes: float | None = None  # of embedding and head, if they are quantised
+    experts_only: bool = False  # no other layer's weights are quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Part:
     layer: Layer
     at: str  # prefix of the tensors' names within the text model: "layers.0.self_attn"
     names: tuple[tuple[str, str], ...] = ()  # (ours, the checkpoint's) for the parts of names that differ
+    interleaved: bool = False  # experts' gate and up alternate in one tensor, [inputs, outputs] if not quantised
     in_scale: float = 1.0  # factor of the layer's input
     out_scale: float = 1.0  # factor of the layer's output
 
@@ -166,7 +168,11 @@ class ModelCosts(ABC):
 
     def layer_bytes(self, layer: Layer) -> int:
         """Bytes of a layer's weights as they are held; if loading quantises them, in the smallest groups."""
-        if self.weights == "auto" and self.packed is None:
+        return self._bytes(layer, isinstance(layer, Experts))
+
+    def _bytes(self, layer: Layer, of_experts: bool) -> int:
+        """Return the bytes of weights that are experts', or another layer's."""
+        if self.weights == "auto" and (self.packed is None or (self.packed.experts_only and not of_experts)):
             return layer.weights * self.weight_element_bytes
         element_bytes = QUANTISED_BYTES.get(self.weights) or (self.packed.element_bytes if self.packed else 0)
         quantised = layer.quantised_weights
@@ -188,7 +194,7 @@ class ModelCosts(ABC):
         """Bytes of a layer's weights that such a step is expected to leave out: of experts that no token chooses."""
         if not isinstance(layer, Experts):
             return 0.0
-        return (layer.experts - layer.hit(tokens)) * self.layer_bytes(layer.expert)
+        return (layer.experts - layer.hit(tokens)) * self._bytes(layer.expert, of_experts=True)
 
     @cached_property
     def kv_bytes_per_token(self) -> int:

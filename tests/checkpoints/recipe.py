@@ -37,6 +37,7 @@ class Recipe:
     shard_bytes: int | None = None
     seed: int = 0
     fill: dict[str, Fill] = field(default_factory=dict)  # end of a parameter's name -> how it is filled, beside FILL
+    rewrite: Callable[[Path], object] = lambda folder: None  # changes what transformers saved
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def write(folder: Path, recipe: Recipe) -> None:
     model.generation_config.update(do_sample=False, eos_token_id=end, pad_token_id=end)
     model = model.to(getattr(torch, recipe.dtype))
     model.save_pretrained(folder, max_shard_size=recipe.shard_bytes or "10GB")
+    recipe.rewrite(folder)
 
 
 @cache

@@ -29,6 +29,7 @@ from tests.support import FULL
 FAMILIES = (
     "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3", "qwen3_window", "granite", "bamba", "mamba2", "minimax", "ring",
     "jamba", "kimi_linear", "ling", "ling_limits", "ling_2_5", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe",
+    "gpt_oss",
 )  # fmt: skip
 # their mixers are another family's: all but one scenario is behind the mark
 ALIKE = (
@@ -42,6 +43,7 @@ FURTHER = (
     ("qwen3_5_wide", "auto", "bfloat16", 2, "chat_turn"),
     (TRAINED, "auto", "float32", 2, "chat_turn"),
     ("qwen3_5_blocks", "int4", "float32", 3, "chat_turn"),
+    ("gpt_oss_mxfp4", "auto", "bfloat16", 2, "chat_turn"),
 )
 DTYPES = ("float32", "bfloat16")
 BLOCKS = "qwen3_5_blocks"  # whose inputs are blocks of every format
@@ -49,7 +51,13 @@ ROOT = Path(__file__).parents[2]
 
 
 CELLS = [
-    *product((*FAMILIES, "qwen3_5_wide", TRAINED, "mamba", "qwen3_5_bench"), ("auto",), DTYPES, (2, 1, 3), SCENARIOS),
+    *product(
+        (*FAMILIES, "qwen3_5_wide", TRAINED, "mamba", "qwen3_5_bench", "gpt_oss_mxfp4"),
+        ("auto",),
+        DTYPES,
+        (2, 1, 3),
+        SCENARIOS,
+    ),
     *product((BLOCKS,), FORMATS, DTYPES, (1, 2, 3), SCENARIOS),
     *product(FAMILIES, ("int8", "int4"), DTYPES, (1, 2, 3), BRIEF),
 ]

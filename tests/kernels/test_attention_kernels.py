@@ -44,6 +44,7 @@ SHAPES = {
     "scaled": GroupedAttention(HIDDEN, 4, 2, 16, rotary=Rotary(16, scaling=Llama3(8.0, 1.0, 4.0, 64), amplitude=1.3)),
     "neighbours": GroupedAttention(HIDDEN, 5, 1, 32, rotary=Rotary(16, neighbours=True)),
     "some channels": GroupedAttention(HIDDEN, 4, 4, 48, rotary=Rotary(10)),
+    "sinks": GroupedAttention(HIDDEN, 6, 2, 16, sinks=True, rotary=Rotary(16)),
     "all": GroupedAttention(HIDDEN, 6, 1, 32, gated=True, normed=True, norm_offset=1.0, rotary=Rotary(8)),
 }
 NONE = torch.empty(0, dtype=torch.int64)

@@ -43,9 +43,10 @@ ALL = list(range(len(LENGTHS)))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-5), (torch.bfloat16, 0.1)])
-@pytest.mark.parametrize("window", [1, 40, 128, 300])
-def test_decode_is_as_torchs(window, dtype, tolerance):
-    by_torch, by_kernels = Rig(shape_of(window), dtype), KernelRig(shape_of(window), dtype)
+@pytest.mark.parametrize(("window", "sinks"), [(1, False), (40, False), (128, True), (300, False)])
+def test_decode_is_as_torchs(window, sinks, dtype, tolerance):
+    shape = shape_of(window, sinks=sinks)
+    by_torch, by_kernels = Rig(shape, dtype), KernelRig(shape, dtype)
     wanted, got = decoded(by_torch, [ALL]), decoded(by_kernels, [ALL])
     torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
     for ring, expected in zip(by_kernels.rings, by_torch.rings, strict=True):

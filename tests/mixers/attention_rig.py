@@ -86,7 +86,11 @@ class GroupedRig(AttentionRig):
         k, v = (x.repeat_interleave(a.heads // a.kv_heads, dim=1) for x in (k, v))
         score = torch.einsum("qhd,khd->hqk", q, k) * (a.head_dim**-0.5 if a.scale is None else a.scale)
         score += torch.full((n, n), -torch.inf).triu(1)
-        read = torch.einsum("hqk,khd->qhd", score.softmax(-1), v)
+        weight = score.exp()
+        total = weight.sum(-1, keepdim=True)
+        if a.sinks:
+            total = total + self.tensors["sinks"].double()[:, None, None].exp()
+        read = torch.einsum("hqk,khd->qhd", weight / total, v)
         return self._product("o_proj", (read if gate is None else read * gate.sigmoid()).flatten(1))
 
     def _product(self, name: str, x: torch.Tensor) -> torch.Tensor:

@@ -22,12 +22,21 @@ SHAPES = {
     "gate": GroupedAttention(HIDDEN, 4, 2, 16, gated=True, bias=True, rotary=Rotary(8)),
     "one head": GroupedAttention(HIDDEN, 1, 1, 16, rotary=Rotary(16)),
     "odd heads on one": GroupedAttention(HIDDEN, 5, 1, 16, rotary=Rotary(16)),
+    "sinks": GroupedAttention(HIDDEN, 6, 2, 16, sinks=True, bias=True, out_bias=True, rotary=Rotary(16)),
     DEFAULT: GroupedAttention(WIDTH, 6, 2, 32, gated=True, normed=True, norm_offset=1.0, rotary=Rotary(8)),
     "odd heads, gate and norms": GroupedAttention(WIDTH, 5, 1, 24, gated=True, normed=True, rotary=Rotary(6)),
     "as many heads of keys": GroupedAttention(WIDTH, 6, 6, 32, gated=True, normed=True, rotary=Rotary(8)),
 }
 DTYPES = [torch.float32, torch.bfloat16]
-AMONG_OTHERS = (DEFAULT, "as many heads of keys", "one head", "odd heads on one", "neighbours", "some channels")
+AMONG_OTHERS = (
+    DEFAULT,
+    "as many heads of keys",
+    "one head",
+    "odd heads on one",
+    "neighbours",
+    "some channels",
+    "sinks",
+)
 
 
 def rig_of(name: str, dtype: torch.dtype = torch.float32, page_size: int = 64, length: int = LENGTH) -> GroupedRig:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from headwater.layers.feed_forward import Experts, Mlp
+from headwater.layers.feed_forward import CLAMPED_SWIGLU, Experts, Mlp
 from headwater.mixers import numerics
 from headwater.mixers.feed_forward import DenseMlp, MixtureOfExperts
 from headwater.mixers.linear import Linear
@@ -28,6 +28,7 @@ FORMS = {
     "one group": replace(DEEPSEEK, groups=1, groups_per_token=1),
     "groups of one": replace(DEEPSEEK, groups=12, groups_per_token=4),
     "limits": replace(DEEPSEEK, limit=0.4, shared_limit=0.2),
+    "clamped": replace(QWEN, shared=0, shared_gate=False, activation=CLAMPED_SWIGLU, limit=0.8, routed_bias=True),
     "nemotron": replace(DEEPSEEK, groups=1, gated=False, activation="relu2"),
     "latent": replace(DEEPSEEK, groups=1, gated=False, activation="relu2", latent=24, bias=True),
 }
@@ -73,8 +74,13 @@ class Plain:
         def product(which: str, x: torch.Tensor) -> torch.Tensor:
             if expert is None:
                 return self.product(f"{name}.{which}", x)
-            return self.weights[f"{name}.{which}.weight"][expert] @ x
+            bias = self.weights[f"{name}.{which}.bias"][expert] if self.shape.routed_bias else 0.0
+            return self.weights[f"{name}.{which}.weight"][expert] @ x + bias
 
+        if self.shape.activation == CLAMPED_SWIGLU:
+            gate, up, limit = product("gate_proj", x), product("up_proj", x), self.shape.limit
+            gate, up = gate.clip(max=limit), up.clip(-limit, limit)
+            return product("down_proj", (up + 1) * gate * torch.sigmoid(1.702 * gate))
         if self.shape.gated:
             gate, up = F.silu(product("gate_proj", x)), product("up_proj", x)
             if limit := self.shape.shared_limit if expert is None else self.shape.limit:
@@ -149,7 +155,7 @@ def test_flops_are_those_of_the_experts_that_run(form: str) -> None:
     one = Mlp(shape.latent or WIDTH, shape.intermediate, gated=shape.gated).weights
     shared = Mlp(WIDTH, shape.shared, gated=shape.gated).weights
     around = 2 * WIDTH * shape.latent + WIDTH * shape.experts + WIDTH * shape.shared_gate
-    assert shape.expert_weights == one
+    assert shape.expert_weights == one + shape.routed_bias * (2 * shape.intermediate + WIDTH)
     assert shape.flops.linear == 2 * (shape.per_token * one + shared + around)
 
 

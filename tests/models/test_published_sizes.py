@@ -20,6 +20,7 @@ MODELS = {  # family -> configuration and model in transformers
     "Jamba": ("JambaConfig", "JambaForCausalLM"),
     "Mamba": ("MambaConfig", "MambaForCausalLM"),
     "LFM2": ("Lfm2Config", "Lfm2ForCausalLM"),
+    "gpt-oss": ("GptOssConfig", "GptOssForCausalLM"),
 }
 ELSEWHERE = {"Ling 2.5", "Ring-linear"}  # not in transformers
 

@@ -130,7 +130,12 @@ def test_bytes_are_counted_as_weights_are_held(case: str) -> None:
 
 def test_float8_needs_a_byte_and_scales_in_any_compute_dtype() -> None:
     for dtype in ("float32", "bfloat16"):
-        assert read_config(NEXT_80B | {"quantization_config": FP8}, dtype).packed == ("float8", 1 + 4 / 128, None)
+        assert read_config(NEXT_80B | {"quantization_config": FP8}, dtype).packed == (
+            "float8",
+            1 + 4 / 128,
+            None,
+            False,
+        )
 
 
 def opened(folder: Path, tensors: Parts, config: dict[str, Any]) -> CheckpointTensors:
@@ -225,11 +230,17 @@ def test_stacked_experts_are_quantised(case: str, tmp_path: Path) -> None:
             suffix = "" if part == "weight" else "_" + part.removeprefix("weight_")
             stored[f"here.experts.{name}{suffix}"] = torch.stack([parts[part] for parts, _ in experts])
     tensors = opened(tmp_path, stored, config)
-    found = PartTensors(tensors, "here.", Experts(K, experts=3, per_token=2, intermediate=N).tensors())
+    interleaved = write is gpt_oss
+    found = PartTensors(
+        tensors, "here.", Experts(K, experts=3, per_token=2, intermediate=N).tensors(), interleaved=interleaved
+    )
     up, down = found["experts.up_proj.weight"], found["experts.down_proj.weight"]
     assert isinstance(up, list)
     for e in range(3):
-        assert torch.equal(up[e].values(), torch.from_numpy(written["gate_up_proj"][e][1][N:]))
+        assert torch.equal(
+            up[e].values(),
+            torch.from_numpy(written["gate_up_proj"][e][1][slice(1, None, 2) if interleaved else slice(N, None)]),
+        )
     assert torch.equal(values_of(down)[1], torch.from_numpy(written["down_proj"][1][1]))
     shapes = Experts(K, experts=4, per_token=2, intermediate=N).tensors()
     with pytest.raises(CheckpointError, match=r"down_proj.* has shape \[3, .* must be of 4 experts"):
@@ -321,7 +332,7 @@ def test_formats_of_modules_are_mixed_as_their_tensors_say(tmp_path: Path) -> No
     tensors = opened(tmp_path, module("a", first) | module("c", second), config["quantization_config"])
     assert torch.equal(tensors.raw("a.weight", N, K), torch.from_numpy(weight))
     assert torch.equal(tensors.raw("c.weight", N, K), torch.from_numpy(other))
-    assert described.packed(config, "bfloat16") == ("nvfp4", 0.625, None)
+    assert described.packed(config, "bfloat16") == ("nvfp4", 0.625, None, False)
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:

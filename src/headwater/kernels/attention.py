@@ -143,12 +143,18 @@ def _attend_to_split(q, at_q, sharing, keys, values, k_at, v_at, n, k_width, v_w
 
 
 @part
-def _combine(highest_sum, reads, first, n, step, width):
-    """Combine what one query read in n splits, `step` apart, into the first of them; return 1 / the sum."""
+def _combine(highest_sum, reads, first, n, step, width, sinks, head):
+    """Combine what one query read in n splits, `step` apart, into the first of them; return 1 / the sum.
+
+    The head's sink, if there are sinks, is a split with a sum of 1 and nothing read.
+    """
     highest = highest_sum[2 * first]
     for i in range(1, n):
         highest = max(highest, highest_sum[2 * (first + i * step)])
     total = fill(np.float32(0))
+    if len(sinks):
+        highest = max(highest, sinks[head])
+        total = exp(fill(sinks[head] - highest))
     for i in range(n):
         at = first + i * step
         weight = exp(fill(highest_sum[2 * at] - highest))
@@ -233,13 +239,13 @@ def place(
 
 @kernel
 def attend(
-    q, keys, values, tables, positions, gates, out, highest_sum, reads,
+    q, keys, values, tables, positions, gates, sinks, out, highest_sum, reads,
     heads, kv_heads, k_width, v_width, page_size, page_row, table_row, first_key, gate_row, gate_head, out_row,
 ):  # fmt: skip
     """Attend from each row's queries [H, D] (scaled, float32) to the keys up to its position; write the reads, [H, V].
 
     `tables` are [B, T] pages of the last keys; keys before `first_key`, which is in the first split, are not seen.
-    `gates`, of which sigmoids multiply the reads, may be empty.
+    `gates`, of which sigmoids multiply the reads, and `sinks`, a logit of each head, may be empty.
     `highest_sum` and `reads` are scratch: 2 and V floats for each split of each KV head and each of its queries.
     """
     n, sharing, most = len(positions), heads // kv_heads, table_row * page_size
@@ -269,7 +275,7 @@ def attend(
         group = head // sharing
         splits = (first_item[row + 1] - first_item[row]) // kv_heads
         first = (first_item[row] + group * splits) * slots + head % sharing
-        inverse = _combine(highest_sum, reads, first, splits, slots, v_width)
+        inverse = _combine(highest_sum, reads, first, splits, slots, v_width, sinks, head)
         for d in range(0, v_width, LANES):
             read = load(reads, first * v_width + d) * inverse
             if len(gates):

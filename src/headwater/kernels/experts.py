@@ -100,10 +100,10 @@ def _add_by_format(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, bloc
 def multiply_into(
     y, y_row, x, x_row, weights, n_inputs, n_outputs, then, factor, factor_row, begins, chosen, bias, scratch
 ):
-    """Write then(x Wᵀ) · factor for rows in the order of experts.
+    """Write then(x Wᵀ + b) · factor for rows in the order of experts.
 
     Expert e has the rows from begins[e] to begins[e + 1]; chosen[0] experts, those that follow in `chosen`, have any.
-    `bias` has no elements. `scratch` has room for 128 rows and a block of weights for each thread.
+    `bias` is [E, N], or has no elements. `scratch` has room for 128 rows and a block of weights for each thread.
     """
     panels = (n_outputs + PANEL - 1) // PANEL
     for t in prange(chosen[0] * panels):
@@ -113,7 +113,8 @@ def multiply_into(
             rows = min(MAX_ROWS_PER_THREAD, begins[e + 1] - first)
             _add(x, first * x_row, x_row, weights, e * panels + p, n_inputs, rows, scratch, block_at)
             total_at, out, by = block_at + BLOCK * PANEL, y[first * y_row :], factor[first * factor_row :]
-            finish(scratch, total_at, rows, p * PANEL, n_outputs, bias, then, by, factor_row, out, y_row)
+            of_expert = bias[e * n_outputs :]
+            finish(scratch, total_at, rows, p * PANEL, n_outputs, of_expert, then, by, factor_row, out, y_row)
 
 
 @kernel
@@ -132,8 +133,8 @@ def multiply_integers_into(
         at = get_thread_id() * (MAX_ROWS_PER_THREAD + BLOCK) * PANEL
         for first in range(begins[e], begins[e + 1], MAX_ROWS_PER_THREAD):
             rows = min(MAX_ROWS_PER_THREAD, begins[e + 1] - first)
-            out, by = y[first * y_row :], factor[first * factor_row :]
+            out, by, of_expert = y[first * y_row :], factor[first * factor_row :], bias[e * n_outputs :]
             sums_at = add_panel(
                 rounded, scales, totals, first, rows, weights, e * panels + p, n_inputs, span, scratch, at
             )
-            finish(scratch, sums_at, rows, p * PANEL, n_outputs, bias, then, by, factor_row, out, y_row)
+            finish(scratch, sums_at, rows, p * PANEL, n_outputs, of_expert, then, by, factor_row, out, y_row)

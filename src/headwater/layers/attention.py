@@ -43,6 +43,7 @@ class GroupedAttention(Layer):
     scale: float | None = None  # of a query times a key; None: 1/√head_dim
     norm_eps: float = 1e-6
     norm_offset: float = 0.0  # of the norms' weights, as of the model's
+    sinks: bool = False  # a logit of each head joins its softmax as that of a key whose value is zero (gpt-oss)
 
     def tensors(self) -> Shapes:
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -55,6 +56,8 @@ class GroupedAttention(Layer):
             shapes["o_proj.bias"] = (self.hidden,)
         if self.normed:
             shapes |= {"q_norm.weight": (self.head_dim,), "k_norm.weight": (self.head_dim,)}
+        if self.sinks:
+            shapes["sinks"] = (self.heads,)
         return shapes
 
     @property

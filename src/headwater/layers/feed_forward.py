@@ -8,6 +8,8 @@ from typing import ClassVar
 from headwater.layers.layer import Layer, Shapes
 from headwater.plan import PrefillFlops
 
+CLAMPED_SWIGLU = "clamped_swiglu"  # of gate and up together, both within the limit (gpt-oss)
+
 
 @dataclass(frozen=True, slots=True)
 class Mlp(Layer):
@@ -19,7 +21,7 @@ class Mlp(Layer):
     activation: str = "silu"  # of the gate, or of the up projection without a gate
     bias: bool = False  # of all its products
     gate_scale: float = 1.0  # the gate is multiplied by this before the activation
-    limit: float = 0.0  # of the activated gate, and of the up projection's magnitude; 0: none
+    limit: float = 0.0  # of the activated gate (of a clamped SwiGLU: the gate), and of the up projection's magnitude
 
     def tensors(self) -> Shapes:
         outputs = {name: self.intermediate for name in ("gate_proj", "up_proj")[not self.gated :]}
@@ -57,11 +59,14 @@ class Experts(Layer):
     bias: bool = False  # of the shared expert and of the products around a latent
     limit: float = 0.0  # as in Mlp, of routed experts
     shared_limit: float = 0.0
+    routed_bias: bool = False  # of the router and of routed experts
 
     def tensors(self) -> Shapes:
         """Return names and shapes; tensors of experts have a leading dimension of experts."""
         hidden = self.hidden
         shapes: Shapes = {"gate.weight": (self.experts, hidden)}
+        if self.routed_bias:
+            shapes["gate.bias"] = (self.experts,)
         if self.corrected:
             shapes["correction"] = (self.experts,)
         for name, shape in self.expert.tensors().items():
@@ -79,7 +84,8 @@ class Experts(Layer):
     @property
     def expert(self) -> Mlp:
         """One routed expert."""
-        return Mlp(self.latent or self.hidden, self.intermediate, self.gated, self.activation, limit=self.limit)
+        width = self.latent or self.hidden
+        return Mlp(width, self.intermediate, self.gated, self.activation, self.routed_bias, limit=self.limit)
 
     @property
     def shared_expert(self) -> Mlp:
@@ -104,4 +110,4 @@ class Experts(Layer):
 
     def _of(self, experts: int) -> int:
         """Return the elements of products with `experts` routed experts."""
-        return self.product_weights - (self.experts - experts) * self.expert_weights
+        return self.product_weights - (self.experts - experts) * self.expert.product_weights

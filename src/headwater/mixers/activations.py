@@ -26,6 +26,7 @@ Activation = Callable[[Tensor], Tensor]
 VECTORS = 128  # elements: a stretch of this many is whole vectors, and so is its half
 PIECE = 1 << 16  # elements of a call: torch cuts it in two at most, since it gives a thread at least half of that
 LOG2_E = math.log2(math.e)
+SIGMOID_SLOPE = 1.702  # of a clamped SwiGLU
 
 
 def _one_plus_exp_neg(x: Tensor) -> Tensor:
@@ -73,6 +74,13 @@ ACTIVATIONS = {"silu": silu, "relu2": relu2}  # by their names in config files
 def limited_(opened_RI: Tensor, up_RI: Tensor, limit: float) -> Tensor:
     """min(opened, limit) · clamp(up, -limit, limit), in the memory of both (`SwigluStepAndMul` of vLLM)."""
     return up_RI.clamp_(-limit, limit).mul_(opened_RI.clamp_(max=limit))
+
+
+def clamped_swiglu(gate_RI: Tensor, up_RI: Tensor, limit: float) -> Tensor:
+    """(clamp(up, -limit, limit) + 1) · g · sigmoid(1.702 g) with g = min(gate, limit) (gpt-oss)."""
+    limited_RI = gate_RI.float().clamp(max=limit)
+    opened_RI = sigmoid(limited_RI * SIGMOID_SLOPE).mul_(limited_RI)
+    return opened_RI.mul_(up_RI.float().clamp(-limit, limit).add_(1.0)).to(up_RI.dtype)
 
 
 def gated_rms_norm_into(

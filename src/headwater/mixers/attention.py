@@ -1,7 +1,7 @@
 """Full attention with grouped queries over paged keys and values.
 
 Queries and keys may have norms and rotated channels, projections may have biases, and the output may have a sigmoid
-gate (Qwen3-Next, Qwen3.5).
+gate (Qwen3-Next, Qwen3.5). A softmax may have a sink: a logit of each head, without a value (gpt-oss).
 
 N rows of a step (prefill first, then decode), W rows whose KV is written, C model width, B decoding sequences of a
 batch, G KV heads, Q queries that share one, H = G Q heads, D head width, K keys, T tokens of a segment.
@@ -135,6 +135,7 @@ class Heads:
         self.out = weights.linear("o_proj")
         self.rotation = rotary_table(shape.rotary, str(weights.device)) if shape.rotary else None
         names = ("q_norm.weight", "k_norm.weight")
+        self.sink_GQ = weights.vector("sinks").view(shape.kv_heads, -1) if shape.sinks else None
         self.q_norm, self.k_norm = (
             RMSNorm(weights.vector(name), shape.norm_eps, shape.norm_offset) if shape.normed else None for name in names
         )
@@ -162,6 +163,11 @@ class Heads:
         kv_NX = self._keys_values(x_NC, batch.n_prefill)[:, -2 * keys :]
         k_NGD, v_NGD = (x_NX.unflatten(1, (self.shape.kv_heads, -1)) for x_NX in kv_NX.split(keys, dim=1))
         return self._placed(k_NGD, self.k_norm, batch), v_NGD
+
+    @property
+    def sink_H(self) -> Tensor | None:
+        """Logits that join the softmax of each head without a value."""
+        return None if self.sink_GQ is None else self.sink_GQ.view(-1)
 
     @cached_property
     def _keys_values(self) -> Linear:
@@ -243,13 +249,15 @@ class Attention:
         for slices in step.batch.sequences:
             keys_values = self._heads_of(step.arena.gather(self.layer, slices[-1].table_P, slices[-1].end))
             for s in slices:
-                rows = slice(s.first, s.first + s.length)
-                softmax.prefill_into(out_NGQD[rows], q_NGQD[rows], keys_values, s.start, step.mask, self.shape.scale)
+                rows, scale = slice(s.first, s.first + s.length), self.shape.scale
+                softmax.prefill_into(
+                    out_NGQD[rows], q_NGQD[rows], keys_values, s.start, step.mask, scale, self.heads.sink_GQ
+                )
 
     def _decode(self, q_BGQD: Tensor, batch: PagedBatch, step: AttentionStep) -> Tensor:
         gathered = step.arena.gather_batch(self.layer, batch.table_BP, batch.unused_T)
         k_BKGD, v_BKGD = self._heads_of(tuple(x[:, : batch.n_keys] for x in gathered))
-        return softmax.decode(q_BGQD, (k_BKGD, v_BKGD), batch.mask_B11K, self.shape.scale)
+        return softmax.decode(q_BGQD, (k_BKGD, v_BKGD), batch.mask_B11K, self.shape.scale, self.heads.sink_GQ)
 
     def _heads_of(self, keys_values: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Split keys and values into heads, [..., G, D] each."""

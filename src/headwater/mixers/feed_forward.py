@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwater.layers.feed_forward import Experts, Mlp
-from headwater.mixers.activations import ACTIVATIONS, Activation, limited_, sigmoid
+from headwater.layers.feed_forward import CLAMPED_SWIGLU, Experts, Mlp
+from headwater.mixers.activations import ACTIVATIONS, Activation, clamped_swiglu, limited_, sigmoid
 from headwater.mixers.linear import Linear
 from headwater.mixers.products import Weight
 from headwater.mixers.weights import Weights
@@ -48,6 +48,9 @@ class DenseMlp:
             return self.down_proj(self._activated(self.up_proj, x_NC, n_prefill), n_prefill)
         if self.activation == "silu" and self.gate_scale == 1.0 and not self.limit:
             return self.down_proj(self.up_proj.opened(self.gate_proj, x_NC, n_prefill), n_prefill)
+        if self.activation == CLAMPED_SWIGLU:
+            gate_NI, up_NI = self.gate_proj(x_NC, n_prefill), self.up_proj(x_NC, n_prefill)
+            return self.down_proj(clamped_swiglu(gate_NI, up_NI, self.limit), n_prefill)
         opened_NI = self._activated(self.gate_proj, x_NC, n_prefill)
         if self.limit:
             return self.down_proj(limited_(opened_NI, self.up_proj(x_NC, n_prefill), self.limit), n_prefill)
@@ -165,9 +168,20 @@ def expert_weights(shape: Experts, weights: Weights) -> list[list[Weight]]:
     return [weights.experts(f"experts.{name}.weight") for name in names_of(shape.expert)]
 
 
+def expert_biases(shape: Experts, weights: Weights) -> list[Tensor | None]:
+    """Return the biases of all experts, [E, N] in float32, for each product."""
+    return [weights.optional(f"experts.{name}.bias") for name in names_of(shape.expert)]
+
+
 def packed_experts(shape: Experts, weights: Weights, stacked: list[list[Weight]]) -> tuple[DenseMlp, ...]:
     """Pack each expert on its own."""
-    return tuple(DenseMlp.of(shape.expert, map(weights.packed, parts)) for parts in zip(*stacked, strict=True))
+    biases = expert_biases(shape, weights)
+
+    def packed(e: int, parts: tuple[Weight, ...]) -> DenseMlp:
+        of_expert = (None if bias_EN is None else bias_EN[e] for bias_EN in biases)
+        return DenseMlp.of(shape.expert, map(weights.packed, parts, of_expert))
+
+    return tuple(packed(e, parts) for e, parts in enumerate(zip(*stacked, strict=True)))
 
 
 def parts_of(shape: Experts, weights: Weights, stacked: list[list[Weight]]) -> dict[str, Any]:

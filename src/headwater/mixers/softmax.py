@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headwater.mixers.activations import sigmoid
 from headwater.spec import KEY_BLOCK
 
 ROWS = 8
@@ -52,6 +53,7 @@ def prefill_into(
     start: int,
     mask: CausalMask,
     scale: float | None = None,
+    sink_GQ: Tensor | None = None,
 ) -> None:
     """Compute attention of the queries at positions [start, start + T) over the gathered keys [0, start + T)."""
     first, end = start, start + q_TGQD.shape[0]
@@ -60,12 +62,16 @@ def prefill_into(
         last = min(n_keys, end)
         rows = slice(first - start, last - start)
         keys, values = (x[:n_keys] for x in keys_values)
-        out_TGQD[rows] = backwards(q_TGQD[rows], (keys, values), mask.from_last(last), scale)
+        out_TGQD[rows] = backwards(q_TGQD[rows], (keys, values), mask.from_last(last), scale, sink_GQ)
         first = last
 
 
 def backwards(
-    q_TGQD: Tensor, keys_values: tuple[Tensor, Tensor], mask_from_last: Tensor, scale: float | None
+    q_TGQD: Tensor,
+    keys_values: tuple[Tensor, Tensor],
+    mask_from_last: Tensor,
+    scale: float | None,
+    sink_GQ: Tensor | None = None,
 ) -> Tensor:
     """Compute attention of successive queries over keys [K, G, D].
 
@@ -79,11 +85,18 @@ def backwards(
     q_RGQD[:n_queries] = q_TGQD.flip(0)
     k_GQKD, v_GQKD = (x.transpose(0, 1)[:, None].expand(-1, n_shared, -1, -1) for x in keys_values)
     mask_RK = mask_from_last.as_strided((n_rows, len(keys_values[0])), (1, 1))
-    out_GQRD = attend(q_RGQD.permute(1, 2, 0, 3), k_GQKD, v_GQKD, mask_RK, scale)
+    sink_GQ1 = None if sink_GQ is None else sink_GQ[:, :, None]
+    out_GQRD = attend(q_RGQD.permute(1, 2, 0, 3), k_GQKD, v_GQKD, mask_RK, scale, sink_GQ1)
     return out_GQRD[:, :, :n_queries].permute(2, 0, 1, 3).flip(0)
 
 
-def decode(q_BGQD: Tensor, keys_values: tuple[Tensor, Tensor], mask_B11K: Tensor, scale: float | None = None) -> Tensor:
+def decode(
+    q_BGQD: Tensor,
+    keys_values: tuple[Tensor, Tensor],
+    mask_B11K: Tensor,
+    scale: float | None = None,
+    sink_GQ: Tensor | None = None,
+) -> Tensor:
     """Compute attention of one query of each sequence over its keys [B, K, G, D].
 
     Queries that share a KV head are rows of one product. With one KV head they are split in two products, one a thread.
@@ -93,14 +106,24 @@ def decode(q_BGQD: Tensor, keys_values: tuple[Tensor, Tensor], mask_B11K: Tensor
     n_heads, n_rows = q_BHRD.shape[1:3]
     k_BHKD, v_BHKD = (x.transpose(1, 2).expand(-1, n_heads, -1, -1) for x in keys_values)
     mask_B1RK = mask_B11K.expand(-1, -1, n_rows, -1)
-    return attend(q_BHRD, k_BHKD, v_BHKD, mask_B1RK, scale).reshape(q_BGQD.shape)
+    sink_1HR = None if sink_GQ is None else sink_GQ.view(1, n_heads, n_rows)
+    return attend(q_BHRD, k_BHKD, v_BHKD, mask_B1RK, scale, sink_1HR).reshape(q_BGQD.shape)
 
 
-def attend(q_BHRD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
+def attend(
+    q_BHRD: Tensor,
+    k_BHKD: Tensor,
+    v_BHKD: Tensor,
+    mask: Tensor,
+    scale: float | None = None,
+    sink_BHR: Tensor | None = None,
+) -> Tensor:
     """Compute attention of at least two heads at once: products of a single head are split over threads: other bits.
 
     In 16 bits, heads of more than 32 channels are filled up to a multiple of 32: otherwise a row's bits depend on its
     place among the rows (seen at 40, 48, 56, 72, 80 and 88 channels with AMX).
+
+    `sink_BHR`, some dimensions of which may be 1, are logits that join each softmax without a value.
     """
     alone, width = q_BHRD.shape[0] * q_BHRD.shape[1] == 1, q_BHRD.shape[-1]
     q, k, v = (x.expand(2, -1, -1, -1) if alone else x for x in (q_BHRD, k_BHKD, v_BHKD))
@@ -108,7 +131,14 @@ def attend(q_BHRD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Tensor, scale: 
     if missing:
         q, k, v = (F.pad(x, (0, missing)) for x in (q, k, v))
         scale = width**-0.5 if scale is None else scale
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[: len(q_BHRD), ..., :width]
+    if sink_BHR is None:
+        read = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    else:  # what F.scaled_dot_product_attention calls, which returns the logarithm of each softmax's sum as well
+        read, log_sum_BHR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, attn_mask=mask, scale=scale
+        )
+        read.mul_(sigmoid(log_sum_BHR - sink_BHR)[..., None])
+    return read[: len(q_BHRD), ..., :width]
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,7 @@ class WindowAttentionMixer:
             at = slice(block.first - s.start, block.last - s.start)
             k_KGD, v_KGD = (x[block.start - first : block.end - first] for x in laid)
             mask = self.window.mask_from_last(block)
-            out_TGQD[at] = softmax.backwards(q_TGQD[at], (k_KGD, v_KGD), mask, self.shape.scale)
+            out_TGQD[at] = softmax.backwards(q_TGQD[at], (k_KGD, v_KGD), mask, self.shape.scale, self.heads.sink_GQ)
 
     def _decode_into(
         self, out_BGQD: Tensor, new: tuple[Tensor, ...], batch: StepBatch, rings: tuple[Rings, Rings]
@@ -301,7 +301,7 @@ class WindowAttentionMixer:
             slots = batch.decode_slot_B[together.at]
             k_BKGD, v_BKGD = (ring.memory_RWGD[slots, : together.n_keys] for ring in rings)
             out_BGQD[together.at] = softmax.decode(
-                q_BGQD[together.at], (k_BKGD, v_BKGD), together.mask_B11K, self.shape.scale
+                q_BGQD[together.at], (k_BKGD, v_BKGD), together.mask_B11K, self.shape.scale, self.heads.sink_GQ
             )
 
 

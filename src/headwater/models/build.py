@@ -149,7 +149,7 @@ def _blocks(
         functions = []
         for part in block.parts:
             at = f"{prefix}{part.at}."
-            held: Mapping[str, Stored] = PartTensors(tensors, at, part.layer.tensors(), part.names)
+            held: Mapping[str, Stored] = PartTensors(tensors, at, part.layer.tensors(), part.names, part.interleaved)
             if spec.weights != "auto":
                 held = QuantisedTensors(held, part.layer, BITS[spec.weights], at, convert)
             functions.append(layer_function(index, part.layer, Weights(held, tensors.dtype, tensors.device), mixers))

@@ -50,6 +50,6 @@ def check_headers(listing: Listing, folder: Path) -> None:
     spec, tensors = read_folder(folder), HeaderTensors(listing.shapes(weight_files(folder, listing.files)))
     prefix = next((p for p in spec.prefixes if p + spec.embedding in tensors), spec.prefixes[0])
     for part in spec.parts:
-        named = PartTensors(tensors, f"{prefix}{part.at}.", part.layer.tensors(), part.names)
+        named = PartTensors(tensors, f"{prefix}{part.at}.", part.layer.tensors(), part.names, part.interleaved)
         for name in named:
             named[name]

@@ -49,6 +49,10 @@ class ModelTensors(ABC):
     def unread(self) -> list[str]:
         """Return the names of tensors that were never read."""
 
+    def is_quantised(self, name: str) -> bool:
+        """Return whether `stored` returns a weight that a checkpoint's own tool quantised."""
+        return False
+
     def raw(self, name: str, *shape: int) -> torch.Tensor:
         """Return a tensor in the file's dtype, a quantised one in float32."""
         return values_of(self.stored(name, *shape))
@@ -83,7 +87,7 @@ class CheckpointTensors(ModelTensors):
         return self._files[path]
 
     def __contains__(self, name: str) -> bool:
-        return name in self._source or self._is_quantised(name)
+        return name in self._source or self.is_quantised(name)
 
     def unmap(self) -> None:
         self._files.clear()
@@ -92,7 +96,7 @@ class CheckpointTensors(ModelTensors):
         return [name for name in self._source if name not in self._read_names]
 
     def stored(self, name: str, *shape: int) -> Stored:
-        if not self._is_quantised(name):
+        if not self.is_quantised(name):
             return of_shape(self._read(name), shape, f"{self._source[name]}: tensor {name!r}")
         assert self._method is not None
         names = {part: found for part in self._method.parts if (found := self._part(name, part))}
@@ -108,7 +112,7 @@ class CheckpointTensors(ModelTensors):
             for e in range(shape[0])
         ]
 
-    def _is_quantised(self, name: str) -> bool:
+    def is_quantised(self, name: str) -> bool:
         return self._method is not None and any(self._part(name, mark) for mark in self._method.marks)
 
     def _part(self, name: str, part: str) -> str | None:
@@ -157,7 +161,8 @@ class PartTensors(Mapping[str, Stored]):
     the first that there is. Gate and up of an MLP may be one tensor, gate first: `gate_up_proj.weight`, of a shared
     expert `shared_expert.gate_up_proj…`; so may queries, keys and values: `qkv_proj`.
     Experts stand stacked (`experts.gate_proj`, or `experts.gate_up_proj`, and `experts.down_proj`), or one by one:
-    `experts.0.gate_proj.weight`, where what follows the number is renamed as `expert.gate_proj`.
+    `experts.0.gate_proj.weight`, where what follows the number is renamed as `expert.gate_proj`. In stacked ones that
+    are `interleaved`, as `Part` describes it, gate and up alternate. Biases of stacked ones: `experts.down_proj_bias`.
     """
 
     def __init__(
@@ -166,8 +171,10 @@ class PartTensors(Mapping[str, Stored]):
         prefix: str,
         shapes: Mapping[str, tuple[int, ...]],
         names: tuple[tuple[str, str], ...] = (),
+        interleaved: bool = False,
     ) -> None:
         self._tensors, self._prefix, self._shapes, self._names = tensors, prefix, shapes, names
+        self._interleaved = interleaved and prefix + self._theirs("experts.gate_up_proj") in tensors
 
     def __getitem__(self, name: str) -> Stored:
         """Return a tensor as the checkpoint holds it, in the file's dtype or quantised."""
@@ -211,7 +218,9 @@ class PartTensors(Mapping[str, Stored]):
 
     def _of_experts(self, name: str, shape: tuple[int, ...]) -> Stored:
         """Return stacked weights [E, outputs, inputs], or a list of quantised ones, whichever way they are held."""
-        stacked = name.removesuffix(".weight")
+        stacked = name.removesuffix(".weight").replace(".bias", "_bias")
+        if self._interleaved:
+            return self._of_interleaved(stacked, shape)
         kind, first = stacked.removeprefix("experts."), self._prefix + self._theirs("experts")
         theirs = self._theirs(f"expert.{kind}").removeprefix("expert.")
         if f"{first}.0.{theirs}.weight" not in self._tensors:
@@ -221,6 +230,20 @@ class PartTensors(Mapping[str, Stored]):
         if len(quantised) == len(experts):
             return [*quantised]
         return torch.stack([values_of(expert) for expert in experts])
+
+    def _of_interleaved(self, name: str, shape: tuple[int, ...]) -> Stored:
+        """Return weights or biases of experts whose gate and up alternate; inputs precede outputs unless quantised."""
+        half = re.search(r"(gate|up)_proj", name)
+        whole = self._prefix + self._theirs(re.sub(r"(gate|up)_proj", "gate_up_proj", name))
+        n_out, inputs = shape[1] * (2 if half else 1), shape[2:]
+        if self._tensors.is_quantised(whole) or not inputs:
+            both = self._tensors.stored(whole, shape[0], n_out, *inputs)
+        else:
+            both = self._tensors.raw(whole, shape[0], *inputs, n_out).transpose(1, 2)
+        at = slice(half[1] == "up", None, 2) if half else slice(None)
+        if isinstance(both, list):
+            return [expert.rows(at) if isinstance(expert, Quantised) else expert[at] for expert in both]
+        return values_of(both)[:, at]
 
 
 def of_shape(tensor: torch.Tensor, shape: Sequence[int], what: str) -> torch.Tensor:

@@ -45,7 +45,7 @@ DELTA_ATTENTION = DeltaAttention(WIDTH, heads=2, head_dim=128, conv=4)
 MAMBA = Mamba(WIDTH, inner=128, state=16, conv=4, step_rank=16)
 MAMBA2 = Mamba2(WIDTH, 2, 64, 128, 1, 4)
 SHORT_CONV = ShortConv(WIDTH, conv=3)
-ATTENTION = ((1, 8, 256), (2, 4, 128))
+ATTENTION = {(1, 8, 256): False, (2, 4, 128): False, (1, 8, 64): True}  # with sinks or without
 LATENT = LatentAttention(WIDTH, heads=16, latent=512, nope_dim=128, rope_dim=64, v_dim=128)
 EXPERTS = Experts(WIDTH, 4, 2, 64)
 
@@ -82,8 +82,8 @@ def main() -> None:
         tensors = {name: random(*shape).float() for name, shape in layer.tensors().items()}
         mixer = RECURRENT[type(layer)](layer, Weights(tensors))
         list(kernel_check.broken_recurrence(layer, mixer, random, "cpu"))
-    for shape in ATTENTION:
-        list(kernel_check.broken_attention(shape, random, "cpu"))
+    for shape, sunk in ATTENTION.items():
+        list(kernel_check.broken_attention(shape, random, "cpu", sunk))
     list(kernel_check.broken_latent_attention(LATENT, random, "cpu"))
     list(kernel_check.broken_experts(EXPERTS, random, "cpu"))
     norm = StreamNorm(RMSNorm(random(1024), 1e-6), torch.bfloat16)

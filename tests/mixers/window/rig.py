@@ -17,8 +17,8 @@ ROTARY = Rotary(16)
 NONE = torch.empty(0, dtype=torch.int64)
 
 
-def shape_of(window: int, kv_heads: int = 2, rotary: Rotary | None = ROTARY) -> WindowAttention:
-    return WindowAttention(HIDDEN, 6, kv_heads, 16, normed=True, rotary=rotary, bias=True, window=window)
+def shape_of(window: int, kv_heads: int = 2, rotary: Rotary | None = ROTARY, sinks: bool = False) -> WindowAttention:
+    return WindowAttention(HIDDEN, 6, kv_heads, 16, normed=True, rotary=rotary, bias=True, sinks=sinks, window=window)
 
 
 class Rig:

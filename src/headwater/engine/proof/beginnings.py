@@ -52,15 +52,16 @@ def broken_recurrence(narrow: tuple[Layer, RecurrentMixer[Any]], random: Random,
     yield from (f"{layer.kind} at the first {n} rows" for n in BEGINNINGS if not torch.equal(outputs(n), whole_NX[:n]))
 
 
-def broken_attention(heads: int, sharing: int, width: int, random: Random) -> Iterator[str]:
+def broken_attention(heads: int, sharing: int, width: int, random: Random, sunk: bool = False) -> Iterator[str]:
     """Name numbers of first rows of a page that have other bits without the rows before or after them."""
     q_TGQD = random(KEY_BLOCK, heads, sharing, width)
     keys_values = random(KEY_BLOCK, heads, width), random(KEY_BLOCK, heads, width)
+    sink_GQ = random(heads, sharing).float() if sunk else None
     mask = CausalMask(KEY_BLOCK, q_TGQD.dtype, q_TGQD.device)
 
     def attend(first: int, end: int) -> Tensor:
         out_TGQD = torch.empty_like(q_TGQD[first:end])
-        softmax.prefill_into(out_TGQD, q_TGQD[first:end], keys_values, first, mask)
+        softmax.prefill_into(out_TGQD, q_TGQD[first:end], keys_values, first, mask, sink_GQ=sink_GQ)
         return out_TGQD
 
     page = KEY_BLOCK - CHUNK

@@ -292,10 +292,15 @@ def _tensors(
         tiny_EXI = tensors["experts.down_proj.weight"][:, ::5].zero_()
         tiny_EXI.diagonal(dim1=1, dim2=2).fill_(TINY)  # one input of an output: inputs below a half give denormals
         yield "", {**tensors}
-    stacked = {name: random(*shape) for name, shape in narrow.tensors().items() if name.startswith("experts.")}
+    stacked = {name: random(*shape) for name, shape in narrow.tensors().items() if is_packed(name)}
     for form, pack in packs.items():
         packed = {name: _packed(weight_ENK, pack) for name, weight_ENK in stacked.items()}
         yield f" with weights in {form}", {**tensors, **packed}
+
+
+def is_packed(name: str) -> bool:
+    """Return whether a tensor of a layer is the weight of its routed experts."""
+    return name.startswith("experts.") and name.endswith(".weight")
 
 
 def _packed(weight_ENK: Tensor, pack: Pack) -> Stored:

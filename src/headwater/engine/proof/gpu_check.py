@@ -84,7 +84,7 @@ def broken_kernels(layers: Collection[Layer], recurrent: Recurrent, random: Rand
     shapes = {(x.kv_heads, x.heads // x.kv_heads, x.head_dim) for x in grouped}
     shapes |= {expanded_heads(layer) for layer in layers if isinstance(layer, LatentAttention)}
     for shape in sorted(shapes):
-        yield from broken_attention(shape, random, device)
+        yield from broken_attention(shape, random, device, any(layer.sinks for layer in grouped))
     for window in sorted({layer for layer in layers if isinstance(layer, WindowAttention)}, key=repr):
         yield from broken_window(window, random, device)
     for latent in sorted({layer for layer in layers if isinstance(layer, LatentAttention)}, key=repr):
@@ -126,9 +126,10 @@ def broken_recurrence(layer: Layer, mixer: RecurrentMixer[Any], random: Random, 
     yield from _broken(layer.kind, decode, prefill)
 
 
-def broken_attention(shape: tuple[int, int, int], random: Random, device: str) -> Iterator[str]:
+def broken_attention(shape: tuple[int, int, int], random: Random, device: str, sunk: bool = False) -> Iterator[str]:
     """Name what breaks bits in paged attention; `shape` is KV heads, query heads that share one, and channels."""
     n_kv, sharing, width = shape
+    sink_H, scale = random(n_kv * sharing).float() if sunk else None, width**-0.5
     tables, position_B = _paged(device)
     n_pages = sum(len(table) for table in tables)
     keys_values = (random(n_pages, PAGE * n_kv * width), random(n_pages, PAGE * n_kv * width))
@@ -139,11 +140,13 @@ def broken_attention(shape: tuple[int, int, int], random: Random, device: str) -
         for pieces in in_turn:
             q_PHD = torch.cat([q_NHD[p.first : p.first + p.length] for p in pieces])
             step = PagedStep.of(batch_of(pieces, tables, position_B[:0]), PAGE)
-            reads.append(attention.prefill(q_PHD, keys_values, step, PAGE, width**-0.5)[-pieces[-1].length :])
+            read_PHD = attention.prefill(q_PHD, keys_values, step, PAGE, scale, sink_H=sink_H)
+            reads.append(read_PHD[-pieces[-1].length :])
         return (torch.cat(reads),)
 
     def decode(at: slice) -> Tensors:
-        return (attention.decode(q_NHD[at], keys_values, _decoding(tables[at], position_B[at]), PAGE, width**-0.5),)
+        step = _decoding(tables[at], position_B[at])
+        return (attention.decode(q_NHD[at], keys_values, step, PAGE, scale, sink_H=sink_H),)
 
     yield from _broken("attention", decode, prefill, (*CUTS, MID_PAGE))
 
@@ -153,11 +156,12 @@ def broken_window(layer: WindowAttention, random: Random, device: str) -> Iterat
     n_keys = -(-LENGTH // CHUNK) * CHUNK
     keys_values = (random(n_keys, layer.kv_heads, layer.head_dim), random(n_keys, layer.kv_heads, layer.head_dim))
     q_TGQD, scale = random(LENGTH, layer.kv_heads, layer.heads // layer.kv_heads, layer.head_dim), layer.head_dim**-0.5
+    sink_H = random(layer.heads).float() if layer.sinks else None
 
     def part(first: int, last: int) -> Tensor:
         at = max(0, first - layer.window) // CHUNK * CHUNK
         seen = tuple(x[at:] for x in keys_values)
-        return attention.prefill_alone(q_TGQD[first:last], (seen[0], seen[1]), first - at, scale, layer.window)
+        return attention.prefill_alone(q_TGQD[first:last], (seen[0], seen[1]), first - at, scale, layer.window, sink_H)
 
     whole_TGQD = part(0, LENGTH)
     for cut in (*CUTS, MID_PAGE):

@@ -266,9 +266,10 @@ def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
             narrowed = _narrowed(layer, random, device)
             yield partial(broken_decode, *narrowed, random)
             yield partial(broken_prefill, *narrowed, random)
+    sunk = any(isinstance(layer, GroupedAttention) and layer.sinks for layer in layers)
     for shape in sorted({shape for layer in layers for shape in attended(layer)}):
-        yield partial(_broken_attention, *shape, random)
-        yield partial(beginnings.broken_attention, *shape, random)
+        yield partial(_broken_attention, *shape, random, sunk)
+        yield partial(beginnings.broken_attention, *shape, random, sunk)
     for latent in sorted(latents, key=repr):
         yield partial(_broken_absorption, latent, random)
     for layer in sorted({layer for layer in layers if type(layer) in RECURRENT}, key=repr):
@@ -313,13 +314,17 @@ def attended(layer: Layer) -> tuple[tuple[int, int, int], ...]:
     return ()
 
 
-def _broken_attention(heads: int, sharing: int, width: int, random: Callable[..., torch.Tensor]) -> Iterator[str]:
-    """Name row counts and sequence counts at which attention changes bits."""
+def _broken_attention(
+    heads: int, sharing: int, width: int, random: Callable[..., torch.Tensor], sunk: bool = False
+) -> Iterator[str]:
+    """Name row counts and sequence counts at which attention, with sinks if `sunk`, changes bits."""
+    sink_GQ = random(heads, sharing).float() if sunk else None
+    sink_1G1 = None if sink_GQ is None else sink_GQ[None, :, :1]
     q_GRD, k_GKD, v_GKD = (random(1, heads, KEY_BLOCK, width) for _ in range(3))
     mask_RK = torch.zeros(KEY_BLOCK, KEY_BLOCK, dtype=q_GRD.dtype, device=q_GRD.device)
 
     def attend(rows: slice) -> torch.Tensor:
-        return softmax.attend(q_GRD[:, :, rows], k_GKD, v_GKD, mask_RK[rows])
+        return softmax.attend(q_GRD[:, :, rows], k_GKD, v_GKD, mask_RK[rows], sink_BHR=sink_1G1)
 
     whole_GRD = attend(slice(None))
     for n in ATTENTION_ROWS:
@@ -330,7 +335,7 @@ def _broken_attention(heads: int, sharing: int, width: int, random: Callable[...
     mask_B11K = torch.zeros(len(q_BGQD), 1, 1, KEYS, dtype=q_BGQD.dtype, device=q_BGQD.device)
 
     def decode(at_B: torch.Tensor) -> torch.Tensor:
-        return softmax.decode(q_BGQD[at_B], (k_BKGD[at_B],) * 2, mask_B11K[at_B])
+        return softmax.decode(q_BGQD[at_B], (k_BKGD[at_B],) * 2, mask_B11K[at_B], sink_GQ=sink_GQ)
 
     count = first_bad_height(decode, torch.arange(len(q_BGQD), device=q_BGQD.device), SEQUENCES)
     if count is not None:

@@ -30,7 +30,7 @@ from headwater.mixers.weights import Weights
 from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer, in_rings
 
 Array = np.ndarray[Any, Any]
-NO_ANGLES = np.empty(0, np.float32)
+NONE = np.empty(0, np.float32)
 SCRATCH_BYTES = 64 << 20  # of attention's results for splits of keys: 32 rows of a long context would take gigabytes
 
 
@@ -41,6 +41,7 @@ class HeadShape(NamedTuple):
     kv_heads: int
     key_width: int
     value_width: int
+    sinks: Array = NONE  # a logit of each head, or nothing
 
 
 class Gates(NamedTuple):
@@ -88,7 +89,7 @@ class DecodeRows:
 
         A row's bits do not depend on the other rows of its call. out_row: elements from a row's result to the next.
         """
-        heads, kv_heads, k_width, v_width = shape
+        heads, kv_heads, k_width, v_width, sinks = shape
         n, together = len(self.position_B), attention.QUERY_GROUP
         queries = kv_heads * -(-heads // kv_heads // together) * together
         splits = -(-min(self.longest, self.table_row * pages.size) // attention.SPLIT)
@@ -100,8 +101,8 @@ class DecodeRows:
             attention.attend(
                 q[first * heads * k_width :], pages.keys, pages.values,
                 self.tables[first * self.table_row : end * self.table_row], self.position_B[first:end],
-                gates.values[first * gates.row :], out[first * out_row :], highest_sum, reads, heads, kv_heads, k_width,
-                v_width, pages.size, pages.row, self.table_row, self.first_key, gates.row, gates.head, out_row,
+                gates.values[first * gates.row :], sinks, out[first * out_row :], highest_sum, reads, heads, kv_heads,
+                k_width, v_width, pages.size, pages.row, self.table_row, self.first_key, gates.row, gates.head, out_row,
             )  # fmt: skip
 
     def _reads_of(self, size: int) -> Array:
@@ -169,7 +170,8 @@ class DecodeKernel:
     def __init__(self, shape: GroupedAttention, heads: Heads) -> None:
         self.shape, self.rotation = shape, heads.rotation
         self.norms = tuple(self._weights(norm) for norm in (heads.q_norm, heads.k_norm))
-        self._heads = HeadShape(shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim)
+        sinks = NONE if heads.sink_GQ is None else flat(heads.sink_GQ)
+        self._heads = HeadShape(shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim, sinks)
         self.scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
         self._cos_sin = LastValue(flat)
         self.pages = KernelPages()
@@ -198,7 +200,7 @@ class DecodeKernel:
     def _angles(self, rows: DecodeRows) -> Array:
         """Return cosines and sines of all positions."""
         if self.rotation is None:
-            return NO_ANGLES
+            return NONE
         with constant():
             table = self.rotation.until(rows.longest)
         return self._cos_sin.of(table, table)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from headwater.kernels.experts import MAX_ROWS_PER_THREAD, multiply_integers_int
 from headwater.kernels.integers import multiply_integers
 from headwater.kernels.recording import empty, flat
 from headwater.kernels.tile import BLOCK, PANEL
-from headwater.layers.feed_forward import Experts
+from headwater.layers.feed_forward import CLAMPED_SWIGLU, Experts
 from headwater.mixers import activations, numerics
-from headwater.mixers.feed_forward import MixtureOfExperts, expert_weights, parts_of
+from headwater.mixers.feed_forward import MixtureOfExperts, expert_biases, expert_weights, parts_of
 from headwater.mixers.panels import ACTIVATIONS, held, scratch
 from headwater.mixers.products import Weight
 from headwater.mixers.quantised import Quantised
@@ -43,22 +44,23 @@ class Routes:
 class ExpertProduct:
     """The product of each row with the weight of its expert; weights are held in panels, one after the other."""
 
-    def __init__(self, weights: Sequence[Weight], dtype: torch.dtype) -> None:
+    def __init__(self, weights: Sequence[Weight], dtype: torch.dtype, bias_EN: Tensor | None = None) -> None:
         self.n_out, self.n_in = weights[0].shape
         self.dtype, self.width = dtype, -(-self.n_out // PANEL) * PANEL
         self.held = held(_stacked(weights), dtype)
         self._order = _orders(weights)
-        self._none = flat(torch.empty(0))
+        missing = (0, self.width - self.n_out)
+        self._bias = flat(torch.empty(0) if bias_EN is None else F.pad(bias_EN, missing))
 
     def __call__(self, x_RK: Tensor, routes: Routes, then: str = "none", factor_RN: Tensor | None = None) -> Tensor:
-        """Return then(x Wᵀ) · factor, [R, N], with columns of zeros up to a multiple of 64; x may have such, too."""
+        """Return then(x Wᵀ + b) · factor, [R, N], with columns of zeros up to a multiple of 64; x may have some."""
         y_RN = empty(len(x_RK), self.width, dtype=self.dtype)
         x, x_row, n_in = self._inputs(x_RK if self._order is None else self._ordered(x_RK, self._order, routes))
         factor, factor_row = (flat(y_RN), 0) if factor_RN is None else (flat(factor_RN), factor_RN.stride(0))
         multiply = multiply_integers_into if self.held.few is multiply_integers else multiply_into
         multiply(
             flat(y_RN), self.width, x, x_row, self.held.arrays, n_in, self.width, ACTIVATIONS[then],
-            factor, factor_row, routes.begins, routes.chosen, self._none,
+            factor, factor_row, routes.begins, routes.chosen, self._bias,
             scratch((MAX_ROWS_PER_THREAD + BLOCK) * PANEL),
         )  # fmt: skip
         return y_RN
@@ -121,7 +123,10 @@ class ExpertsOnCpu(MixtureOfExperts):
         stacked = expert_weights(shape, weights)
         if numerics.current().mode != "compiled" or any(len(set(map(_layout, parts))) > 1 for parts in stacked):
             return MixtureOfExperts.of(shape, weights)
-        *gate, up, down = (weights.of_experts(parts, ExpertProduct) for parts in stacked)
+        *gate, up, down = (
+            weights.of_experts(parts, partial(ExpertProduct, bias_EN=bias_EN))
+            for parts, bias_EN in zip(stacked, expert_biases(shape, weights), strict=True)
+        )
         parts = parts_of(shape, weights, [[] for _ in stacked])
         return cls(**parts, up=up, down=down, gate=gate[0] if gate else None, activation=shape.activation)
 
@@ -160,6 +165,9 @@ class ExpertsOnCpu(MixtureOfExperts):
 
     def _hidden(self, x_RX: Tensor, routes: Routes) -> Tensor:
         """Return the inputs of `down`."""
+        if self.gate is not None and self.activation == CLAMPED_SWIGLU:
+            gate_RI, up_RI = self.gate(x_RX, routes), self.up(x_RX, routes)
+            return activations.clamped_swiglu(gate_RI, up_RI, self.router.shape.limit)
         activate = activations.ACTIVATIONS[self.activation]
         if self.gate is None:
             return activate(self.up(x_RX, routes))

@@ -120,9 +120,9 @@ def _attend(
 
 @triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["out"])
 def _prefill(
-    q, k_pages, v_pages, out, table_ST, start_S, length_S, first_S, slice_n, tile_n, scale,
+    q, k_pages, v_pages, sinks, out, table_ST, start_S, length_S, first_S, slice_n, tile_n, scale,
     table_row, heads, shared, page_size, page_row, token_row, window,
-    windowed: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, tile: tl.constexpr,
+    windowed: tl.constexpr, sunk: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     at, head = tl.program_id(0), tl.program_id(1)
     which, index = tl.load(slice_n + at), tl.load(tile_n + at)
@@ -139,6 +139,8 @@ def _prefill(
     end = (start + tl.minimum((index + 1) * tile, length) + tile - 1) // tile
     best = tl.full((tile,), -1e30, tl.float32)
     total = tl.zeros((tile,), tl.float32)
+    if sunk:  # a key whose value is zero
+        best, total = tl.zeros_like(best) + tl.load(sinks + head), total + 1.0
     read = tl.zeros((tile, padded), tl.float32)
     in_head = (channel < width)[None, :] & (tl.arange(0, tile) >= 0)[:, None]
     best, total, read = _attend(
@@ -183,16 +185,18 @@ def _decode_split(
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["out"])
 def _merge(
-    best_sum, reads, out, length_B, heads, splits,
-    width: tl.constexpr, padded: tl.constexpr, split: tl.constexpr, merged: tl.constexpr,
+    best_sum, reads, sinks, out, length_B, heads, splits,
+    sunk: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, split: tl.constexpr, merged: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits of one head, some at once and these in order."""
+    """Merge the splits of one head, some at once and these in order, after its sink."""
     which, head = tl.program_id(0), tl.program_id(1)
     channel = tl.arange(0, padded)
     first = (which * heads + head).to(tl.int64) * splits
     n_parts = tl.cdiv(tl.load(length_B + which), split)
     best = tl.full((1,), -1e30, tl.float32)
     total = tl.zeros((1,), tl.float32)
+    if sunk:
+        best, total = tl.zeros_like(best) + tl.load(sinks + head), total + 1.0
     read = tl.zeros((padded,), tl.float32)
     for begin in range(0, n_parts, merged):
         part = begin + tl.arange(0, merged)
@@ -248,10 +252,12 @@ def prefill(
     scale: float,
     window: int | None = None,
     out_NHD: Tensor | None = None,
+    sink_H: Tensor | None = None,
 ) -> Tensor:
     """Compute attention of all slices' queries; `keys_values` are pages [pages, page_size · G · D], strided.
 
-    With a window, a query sees that number of tokens, its own included. Results are written to `out_NHD`, if it is
+    With a window, a query sees that number of tokens, its own included. A head's sink is a logit that joins its softmax
+    without a value. Results are written to `out_NHD`, if it is
     given.
     """
     _, heads, width = q_PHD.shape
@@ -260,16 +266,21 @@ def prefill(
     q_PHD = dense(q_PHD)
     out_PHD = torch.empty_like(q_PHD) if out_NHD is None else out_NHD
     _prefill[len(step.tile_n), heads](
-        q_PHD, k_pages, v_pages, out_PHD, step.table_ST, step.start_S, step.length_S, step.first_S, step.slice_n,
-        step.tile_n, scale, step.table_ST.stride(0), heads, heads * width // kv_width, page_size, k_pages.stride(0),
-        kv_width, window or 0, windowed=window is not None, width=width,
+        q_PHD, k_pages, v_pages, sink_H, out_PHD, step.table_ST, step.start_S, step.length_S, step.first_S,
+        step.slice_n, step.tile_n, scale, step.table_ST.stride(0), heads, heads * width // kv_width, page_size,
+        k_pages.stride(0), kv_width, window or 0, windowed=window is not None, sunk=sink_H is not None, width=width,
         padded=max(16, triton.next_power_of_2(width)), tile=TILE,
     )  # fmt: skip
     return out_PHD
 
 
 def prefill_alone(
-    q_TGQD: Tensor, keys_values: tuple[Tensor, Tensor], start: int, scale: float, window: int | None = None
+    q_TGQD: Tensor,
+    keys_values: tuple[Tensor, Tensor],
+    start: int,
+    scale: float,
+    window: int | None = None,
+    sink_H: Tensor | None = None,
 ) -> Tensor:
     """Compute attention of one slice's queries, which begin at position `start` of adjacent keys and values [K, G, D].
 
@@ -294,7 +305,7 @@ def prefill_alone(
         tile_n=torch.arange(n_tiles, dtype=torch.int32, device=device),
     )
     keys, values = (dense(x_KGD).view(1, -1) for x_KGD in keys_values)
-    read_THD = prefill(q_TGQD.flatten(1, 2), (keys, values), step, len(keys_values[0]), scale, window)
+    read_THD = prefill(q_TGQD.flatten(1, 2), (keys, values), step, len(keys_values[0]), scale, window, sink_H=sink_H)
     return read_THD.view(q_TGQD.shape)
 
 
@@ -305,6 +316,7 @@ def decode(
     page_size: int,
     scale: float,
     out_NHD: Tensor | None = None,
+    sink_H: Tensor | None = None,
 ) -> Tensor:
     """Compute attention of one query of each decoding sequence. A table's only page may have any number of tokens.
 
@@ -325,15 +337,15 @@ def decode(
         page_size, k_pages.stride(0), kv_width, step.splits,
         rows=max(16, triton.next_power_of_2(shared)), tile=TILE, width=width, padded=padded, split=SPLIT,
     )  # fmt: skip
-    merge_into(out_BHD, best_sum, reads, step)
+    merge_into(out_BHD, best_sum, reads, step, sink_H)
     return out_BHD
 
 
-def merge_into(out_BHD: Tensor, best_sum: Tensor, reads: Tensor, step: Decoding) -> None:
+def merge_into(out_BHD: Tensor, best_sum: Tensor, reads: Tensor, step: Decoding, sink_H: Tensor | None = None) -> None:
     """Merge what each head read in its splits: maximum and sum [B, H, s, 2], and reads [B, H, s, D], all float32."""
     n, heads, width = out_BHD.shape
     _merge[n, heads](
-        best_sum, reads, out_BHD, step.length_B, heads, step.splits, width=width,
+        best_sum, reads, sink_H, out_BHD, step.length_B, heads, step.splits, sunk=sink_H is not None, width=width,
         padded=max(16, triton.next_power_of_2(width)), split=SPLIT, merged=MERGED,
     )  # fmt: skip
 
@@ -377,7 +389,10 @@ class AttentionOnGpu(Attention):
         for attend, rows in ((prefill, slice(0, step.batch.n_prefill)), (decode, step.batch.decode_rows)):
             if rows.start < rows.stop:
                 q_nHD, out_nHD = (x_NGQD[rows].flatten(1, 2) for x_NGQD in (q_NGQD, out_NGQD))
-                attend(q_nHD, (k_pages, v_pages), paged(step), step.arena.page_size, scale, out_NHD=out_nHD)
+                attend(
+                    q_nHD, (k_pages, v_pages), paged(step), step.arena.page_size, scale, out_NHD=out_nHD,
+                    sink_H=self.heads.sink_H,
+                )  # fmt: skip
         return out_NGQD.flatten(1, 2)
 
 
@@ -388,11 +403,11 @@ class WindowAttentionOnGpu(WindowAttentionMixer):
         self, out_TGQD: Tensor, q_TGQD: Tensor, laid: tuple[Tensor, Tensor], s: Slice, first: int
     ) -> None:
         scale = self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
-        out_TGQD.copy_(prefill_alone(q_TGQD, laid, s.start - first, scale, self.shape.window))
+        out_TGQD.copy_(prefill_alone(q_TGQD, laid, s.start - first, scale, self.shape.window, self.heads.sink_H))
 
     def _attend_into(self, out_BGQD: Tensor, q_BGQD: Tensor, batch: StepBatch, rings: tuple[Rings, Rings]) -> None:
         k_RX, v_RX = (ring.memory_RWGD.flatten(1) for ring in rings)
         scale = self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
         step = Decoding.of_rings(batch, self.shape.window)
-        read_BHD = decode(q_BGQD.flatten(1, 2), (k_RX, v_RX), step, self.shape.window, scale)
+        read_BHD = decode(q_BGQD.flatten(1, 2), (k_RX, v_RX), step, self.shape.window, scale, sink_H=self.heads.sink_H)
         out_BGQD.copy_(read_BHD.view(out_BGQD.shape))

@@ -36,6 +36,7 @@ FILES = (
     "nemotron_h",
     "mamba",
     "lfm2",
+    "gpt_oss",
 )
 FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{file}").FAMILY for file in FILES)
 ALL_REFUSE = (
@@ -73,7 +74,8 @@ def _read(config: dict[str, Any], dtype: str, page_size: int, weights: str, rope
     check_quantisation(config)
     family = family_of(config, model_type)
     for key, value in filter(None, (refusal.required for refusal in (*family.refuses, *ALL_REFUSE))):
-        keys.require(key, value, default=value)
+        if key not in family.reads:
+            keys.require(key, value, default=value)
     spec = ModelSpec.of(family.read(keys), dtype, page_size, weights, stored_dtype(config))
     if rope_scaling and not any(getattr(layer, "rotary", None) for layer in spec.layers):
         raise SettingError("rope_scaling", repr(rope_scaling), f"but no layer of a {family.name} model rotates")

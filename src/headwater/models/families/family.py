@@ -32,6 +32,7 @@ class Family:
     architectures: tuple[str, ...]  # names of its classes in `architectures` of config.json
     profile: str  # lab profile whose sizes docs/families.md shows
     refuses: tuple[Refusal, ...]  # in addition to the refusals of all families
+    reads: tuple[str, ...] = ()  # keys with values that all other families refuse
     oracle: str = "transformers"  # implementation with which tests compare logits
 
 

@@ -86,7 +86,8 @@ def packed(config: dict[str, Any], stored: str) -> Packed | None:
     keys = ConfigKeys(described)
     form = _form(keys)
     if form is not None:
-        return Packed(FLOAT8 if form == MXFP8 else form, ELEMENT_BYTES[form])
+        experts_only = described.get("quant_method") == MXFP4
+        return Packed(FLOAT8 if form == MXFP8 else form, ELEMENT_BYTES[form], experts_only=experts_only)
     if described["quant_method"] == "compressed-tensors":
         groups = groups_of(keys)
         keys = ConfigKeys(groups[0].optional("weights") or {} if groups else {})

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.layers.attention import GroupedAttention
-from headwater.layers.feed_forward import Experts, Mlp
+from headwater.layers.attention import GroupedAttention, WindowAttention
+from headwater.layers.feed_forward import CLAMPED_SWIGLU, Experts, Mlp
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
 from headwater.layers.short_conv import ShortConv
+from headwater.models.families.quantised import ELEMENT_BYTES, MXFP4
 from headwater.models.profiles.profile import FLOAT32_ASSUMED, Profile
+from headwater.spec import Packed
 
 JAMBA = Profile.of(
     "jamba-1.5-mini",
@@ -125,6 +127,20 @@ LFM2_5_MOE = replace(
     source="LiquidAI/LFM2.5-8B-A1B, config.json: layers of LFM2-8B-A1B",
     vocab_size=128_000,
 )
+GPT_OSS = GroupedAttention(2880, heads=64, kv_heads=8, head_dim=64, bias=True, out_bias=True, sinks=True)
+
+
+def _gpt_oss(size: str, layers: int, experts: int) -> Profile:
+    """Return a gpt-oss of a size, with half of its layers of each kind."""
+    return Profile.of(
+        f"gpt-oss-{size}",
+        f"openai/gpt-oss-{size}, config.json",
+        201_088,
+        (WindowAttention.of(GPT_OSS, 128), layers // 2),
+        (GPT_OSS, layers // 2),
+        (Experts(2880, experts, 4, 2880, activation=CLAMPED_SWIGLU, limit=7.0, routed_bias=True), layers),
+        packed=Packed(MXFP4, ELEMENT_BYTES[MXFP4], experts_only=True),
+    )
 
 
 RING = "{}; the hybrid of arXiv 2510.19338".format
@@ -196,4 +212,6 @@ MODELS = (
     ),
     *(JAMBA, NEMOTRON_H, NEMOTRON_3_NANO, FALCON_H1, GRANITE_4, GRANITE_4_TINY, BAMBA, MAMBA_2, FALCON_MAMBA),
     *(LFM2, LFM2_MOE, LFM2_5_MOE),
+    _gpt_oss("20b", layers=24, experts=32),
+    _gpt_oss("120b", layers=36, experts=128),
 )
