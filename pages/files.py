@@ -54,6 +54,8 @@ OTHERS = """\
 - **MLX, NVFP4, AWQ and GPTQ** folders are served by their names
   ([formats](weights.md#formats-of-hugging-face-checkpoints)).
 - Of a multimodal model only the text model is loaded: no `mmproj` file is needed.
+- **Not served**: Gemma, Llama, Mistral and other families that are not in [families.md](families.md). Their files are
+  refused by the name of the architecture, before the weights are read.
 """
 
 

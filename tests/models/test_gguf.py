@@ -140,6 +140,7 @@ def test_error_names_the_defect_of_a_gguf_tensor(tensors: Any, error: str, tmp_p
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
+        ({"general.architecture": "clip"}, "a vision tower .*: name the model's own file"),
         ({"general.architecture": "llama"}, "architecture 'llama' is not one of .*qwen35"),
         ({"qwen3.block_count": None}, r"key 'qwen3\.block_count' is missing from the metadata"),
         ({"split.count": 3}, "it is part 1 of 3 by its metadata: keep the names of parts .* NAME-00001-of-00003.gguf"),

@@ -111,9 +111,7 @@ def test_mode_of_mlx_that_is_not_affine_is_refused_before_weights(
     config = json.loads((checkpoint("qwen3_5") / "config.json").read_text())
     of_all = {"group_size": 32, "bits": 4}
     for described in (of_all | {"mode": mode}, of_all | {"model.layers.0.mlp.down_proj": of_all | {"mode": mode}}):
-        with pytest.raises(
-            CheckpointError, match=f"MLX's mode '{mode}' are not read, only 'affine' ones; take a folder"
-        ):
+        with pytest.raises(CheckpointError, match=f"MLX's mode '{mode}' are not read; take a folder .*'affine'"):
             read_config(config | {key: described}, "float32")
     read_config(config | {key: of_all | {"model.layers.0.mlp.down_proj": False}}, "float32")
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from headwater.kernels import FP4, NF4
 from headwater.mixers.quantised import Quantised
+from headwater.models.families.quantised import INSTEAD
 from headwater.models.packing import BYTE, check_shape, signed, zeros
 
 ABSMAX, MAP = "weight.absmax", "weight.quant_map"
 STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 NESTED_ABSMAX, NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
 ROW_SCALE, LAYOUT = "SCB", "weight_format"
-INSTEAD = "take the model in 16 bits, with --weights int4"
 LARGEST = 127  # code of the largest weight of a row
 
 

@@ -35,6 +35,10 @@ MODELOPT = {  # algorithms of ModelOpt, and how weights are held; those that dif
 UNQUANTISED = ("NONE", "UNQUANTIZED")
 PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}  # of AutoRound, and whose tensors they have
 AFFINE = "affine"
+# the nearest form that is read, for the errors of a method, and of all others
+NEAREST = {"mlx": "take a folder that mlx-lm wrote with 'affine' ones, of 4 or 8 bits"}
+NEAREST |= {"modelopt": "take a checkpoint of NVFP4 or FP8"}
+INSTEAD = "take the model in 16 bits, with --weights int4"
 MLX_BITS = (2, 3, 4, 5, 6, 8)
 # the second: of older checkpoints of compressed-tensors; the third: of older ones of MLX
 KEYS = ("quantization_config", "compression_config", "quantization")
@@ -49,9 +53,8 @@ def quantisation(config: dict[str, Any]) -> dict[str, Any] | None:
     if described and described.get("quant_method") == "auto-round":
         packing = described.get("packing_format", "auto_round:auto_gptq")
         if packing not in PACKINGS:
-            raise CheckpointError(
-                f"config.json: key 'packing_format' is {packing!r}, must be one of {', '.join(PACKINGS)}"
-            )
+            known = f"must be one of {', '.join(PACKINGS)}; {INSTEAD}"
+            raise CheckpointError(f"config.json: key 'packing_format' is {packing!r}, {known}")
         return described | {"quant_method": PACKINGS[packing]}
     if described and "quant_method" not in described and "group_size" in described:
         of_modules = (value for value in described.values() if isinstance(value, dict))
@@ -67,8 +70,12 @@ def check_quantisation(config: dict[str, Any]) -> None:
         return
     method = described.get("quant_method")
     if not isinstance(method, str) or method not in METHODS:
-        raise CheckpointError(f"config.json: quantised weights of {method!r} are not one of {', '.join(METHODS)}")
-    METHODS[method](ConfigKeys(described))
+        known = ", ".join(METHODS)
+        raise CheckpointError(f"config.json: quantised weights of {method!r} are not one of {known}; {INSTEAD}")
+    try:
+        METHODS[method](ConfigKeys(described))
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {NEAREST.get(method, INSTEAD)}") from error
 
 
 def packed(config: dict[str, Any], stored: str) -> Packed | None:
@@ -152,8 +159,7 @@ def _check_fp8(keys: ConfigKeys) -> None:
 def _check_modelopt(keys: ConfigKeys) -> None:
     for algorithm in _algorithms(keys).values():
         if algorithm not in MODELOPT:
-            what = f"config.json: ModelOpt's quant_algo {algorithm!r} is not read"
-            raise CheckpointError(f"{what}; take a checkpoint of NVFP4 or FP8")
+            raise CheckpointError(f"config.json: ModelOpt's quant_algo {algorithm!r} is not read")
 
 
 def _check_compressed(keys: ConfigKeys) -> None:
@@ -184,10 +190,7 @@ def _check_compressed_weights(keys: ConfigKeys) -> None:
 def _check_mlx(keys: ConfigKeys) -> None:
     for mode in keys.listed("modes", []):
         if mode != AFFINE:
-            raise CheckpointError(
-                f"config.json: quantised weights of MLX's mode {mode!r} are not read, only {AFFINE!r} ones; "
-                "take a folder that mlx-lm wrote with them, of 4 or 8 bits"
-            )
+            raise CheckpointError(f"config.json: quantised weights of MLX's mode {mode!r} are not read")
     if keys.integer("bits") not in MLX_BITS:
         raise CheckpointError(f"config.json: key 'bits' is {keys.integer('bits')}, must be one of {MLX_BITS}")
 

@@ -175,11 +175,6 @@ TYPES: dict[int, Blocks | Plain] = {
     30: Plain("BF16", torch.bfloat16),
     39: Blocks("MXFP4", 32, 17, _mxfp4),
 }
-# types that are not read, and the nearest one that is
-OTHERS = {
-    9: ("Q8_1", "Q8_0"), 19: ("IQ1_S", "IQ2_XXS"), 28: ("F64", "F32"), 29: ("IQ1_M", "IQ2_XXS"),
-    34: ("TQ1_0", "Q2_K"), 35: ("TQ2_0", "Q2_K"), 40: ("NVFP4", "MXFP4"),
-}  # fmt: skip
 
 
 def bytes_of(place: TensorPlace) -> int:

@@ -57,6 +57,8 @@ def gguf_config(path: Path) -> Config:
     """Return the keys of the model in a file. Raises CheckpointError for an architecture that is not read."""
     header = read_header(path)
     if header.architecture not in CONFIGS:
+        if header.architecture == "clip":
+            raise CheckpointError(f"{path}: this is a vision tower (mmproj): name the model's own file")
         known = ", ".join(sorted(CONFIGS))
         raise CheckpointError(f"{path}: a GGUF file of architecture {header.architecture!r} is not one of {known}")
     with checked(path):

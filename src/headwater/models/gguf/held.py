@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 
+from headwater.errors import CheckpointError
 from headwater.models.gguf.file import GgufHeader, TensorPlace
 from headwater.spec import Packed
 
@@ -19,6 +20,11 @@ HELD = {
     20: ("IQ4_NL", 18 / 32), 21: ("IQ3_S", 140 / 256), 22: ("IQ2_S", 148 / 256), 23: ("IQ4_XS", 148 / 256),
     39: ("MXFP4", 18 / 32),
 }  # fmt: skip
+# types that are not read, and the nearest one that is
+OTHERS = {
+    9: ("Q8_1", "Q8_0"), 19: ("IQ1_S", "IQ2_XXS"), 28: ("F64", "F32"), 29: ("IQ1_M", "IQ2_XXS"),
+    34: ("TQ1_0", "Q2_K"), 35: ("TQ2_0", "Q2_K"), 40: ("NVFP4", "MXFP4"),
+}  # fmt: skip
 PLAIN = (FLOAT32, 1, 30)
 TABLES = ("token_embd.weight", "output.weight")
 
@@ -26,18 +32,33 @@ TABLES = ("token_embd.weight", "output.weight")
 def packed(header: GgufHeader) -> Packed | None:
     """Return how the file's quantised weights are held, named after the type of most of them; None if there are none.
 
-    Float32 tensors of layers, which are norms, convolutions and small gates, are left out.
+    Float32 tensors of layers, which are norms, convolutions and small gates, are left out. Raises CheckpointError for
+    a type that is not read.
     """
     tensors = header.tensors.items()
+    for name, place in tensors:
+        check_type(name, place)
     tables = [place for name, place in tensors if name in TABLES]
     layers = [place for name, place in tensors if name not in TABLES and len(place.shape) > 1 and place.type != FLOAT32]
-    if any(place.type not in HELD for place in tables + layers) or all(place.type in PLAIN for place in layers):
+    if all(place.type in PLAIN for place in layers):
         return None
     elements: Counter[int] = Counter()
     for place in layers:
         elements[place.type] += prod(place.shape)
     name, _ = HELD[elements.most_common(1)[0][0]]
     return Packed(name, _mean(layers), None if all(place.type in PLAIN for place in tables) else _mean(tables))
+
+
+def check_type(name: str, place: TensorPlace) -> str:
+    """Return a tensor's file and name, for errors. Raises CheckpointError for a type that is not read."""
+    what = f"{place.file}: tensor {name!r}"
+    if place.type in OTHERS:
+        found, nearest = OTHERS[place.type]
+        raise CheckpointError(f"{what} is of type {found}, which is not read: take a file with {nearest} in its place")
+    if place.type not in HELD:
+        known = ", ".join(held for held, _ in HELD.values())
+        raise CheckpointError(f"{what} is of type {place.type}, which is not one of {known}")
+    return what
 
 
 def _mean(places: list[TensorPlace]) -> float:

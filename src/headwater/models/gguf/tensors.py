@@ -19,8 +19,9 @@ from headwater.config_keys import BROKEN
 from headwater.errors import CheckpointError
 from headwater.mixers.quantised import Quantised
 from headwater.mixers.weights import Stored
-from headwater.models.gguf.blocks import OTHERS, TYPES, Plain, bytes_of
+from headwater.models.gguf.blocks import TYPES, Plain, bytes_of
 from headwater.models.gguf.file import TensorPlace, read_header
+from headwater.models.gguf.held import check_type
 from headwater.models.gguf.names import sources
 from headwater.models.tensors import ModelTensors, of_shape
 
@@ -101,13 +102,7 @@ class GgufTensors(ModelTensors):
 
     def _check(self, name: str, place: TensorPlace) -> None:
         """Raise CheckpointError for a tensor that cannot be read, or that the file does not hold as a whole."""
-        what = f"{place.file}: tensor {name!r}"
-        if place.type not in TYPES:
-            found, nearest = OTHERS.get(place.type, (str(place.type), ""))
-            known = ", ".join(kind.name for kind in TYPES.values())
-            instead = f"; take a file with {nearest} in its place" if nearest else ""
-            raise CheckpointError(f"{what} is of type {found}, which is not one of {known}{instead}")
-        kind = TYPES[place.type]
+        what, kind = check_type(name, place), TYPES[place.type]
         if not isinstance(kind, Plain) and place.shape[-1] % kind.inputs:
             raise CheckpointError(f"{what} has {place.shape[-1]} inputs, blocks of {kind.name} have {kind.inputs}")
         end = place.start + bytes_of(place)
