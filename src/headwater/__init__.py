@@ -8,4 +8,4 @@ if sys.platform == "win32":
     raise SystemExit(2)
 
 if "torch" not in sys.modules:  # GNU's OpenMP reads it when torch is imported; see `mixers/numerics.py`
-    os.environ.setdefault("GOMP_SPINCOUNT", "4000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "40000")

@@ -40,7 +40,7 @@ MODES = ("compiled", "tiled", "plain")
 # by oneDNN and by torch's layer over it, of those made for a shape and height: 0.7 MB each in bfloat16. Only products
 # without a guard (mode plain) meet many heights, tiles meet two and kernels of our own none
 CACHED_KERNELS = "256"
-SPINS = "GOMP_SPINCOUNT"  # times that a thread of GNU's OpenMP looks for work before it sleeps: 4,000 take 50 µs
+SPINS = "GOMP_SPINCOUNT"  # times that a thread of GNU's OpenMP looks for work before it sleeps: 40,000 take 0.5 ms
 TINY = 2e-38  # a normal number, of which products with numbers below a half are denormal
 PAUSE_HARD = 2  # of OpenMP's `omp_pause_resource_t`
 _current = Numerics()
