@@ -28,6 +28,7 @@ class Piece:
     saves: tuple[tuple[int, int], ...] = ()
     transition: int | None = None
     composes: tuple[tuple[int, int], ...] = ()
+    unread: int = 0
 
 
 class LayerRig:
@@ -56,7 +57,7 @@ class LayerRig:
             if p.start == 0:
                 self.zero(p.slot)
             of_state = (p.saves, p.transition, p.composes)
-            slices.append(Slice(len(positions), len(p.x_LD), p.start, p.slot, NONE, 0, *of_state))
+            slices.append(Slice(len(positions), len(p.x_LD), p.start, p.slot, NONE, 0, *of_state, unread=p.unread))
             self.length[p.slot] = p.start + len(p.x_LD)
             positions += range(p.start, self.length[p.slot])
         for slot in slots:

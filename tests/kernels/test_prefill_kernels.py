@@ -88,6 +88,17 @@ def test_rows_do_not_depend_on_later_tokens(case: Case, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_and_state_do_not_depend_on_unread_rows(case: Case, dtype: torch.dtype) -> None:
+    for length in (1, 6, 64, LONG):
+        x_LD, rig = tokens(length).to(dtype), KernelRig(case, dtype)
+        (wanted_LD,) = rig.step([Piece(x_LD, 0)])
+        for unread in range(min(64, length + 1)):
+            (got_LD,) = rig.step([Piece(x_LD, 1, unread=unread)])
+            assert torch.equal(got_LD[unread:], wanted_LD[unread:]), (length, unread)
+            assert same(rig, 1, rig, 0), (length, unread)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_prompt_has_the_same_bits_among_others_and_on_any_threads(case: Case, dtype: torch.dtype) -> None:
     prompts = [tokens(n, n).to(dtype) for n in (LONG, 3, 64, 97)]
     alone, together = KernelRig(case, dtype), KernelRig(case, dtype)

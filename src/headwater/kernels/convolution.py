@@ -10,6 +10,8 @@ from headwater.kernels.compiling import lean_part, part
 from headwater.kernels.functions import silu
 from headwater.kernels.vectors import LANES, fma, load, load_some, load_triples, spread, store, store_triples
 
+NUMBERS_PER_SLICE = 5  # in descriptions of slices, see `ragged_of` in `mixers/cpu/recurrent.py`
+
 
 class Convolution(NamedTuple):
     """A convolution's weights, and the last inputs of its channels for all sequences."""

@@ -109,12 +109,12 @@ def unit_rows(work, at, rows, width, scale):
 
 
 @lean_part
-def write_dots(work, at, rows, k_width):
-    """Write all products of queries and keys with keys."""
+def write_dots(work, at, unread, rows, k_width):
+    """Write the products of keys with keys, and those of queries from row `unread` on."""
     for t in range(rows):
         for c in range(k_width):
             work[at.turned + c * PANEL + t] = work[at.key + t * k_width + c]
-    _multiply(work, rows, at.query, at.turned, k_width, at.dots)
+    _multiply(work, rows - unread, at.query + unread * k_width, at.turned, k_width, at.dots + unread * PANEL)
     _multiply(work, rows, at.key, at.turned, k_width, at.dots + SQUARE)
 
 
@@ -169,7 +169,7 @@ def write_pairs(work, at, n, rows):
 
 
 @lean_part
-def _write_errors(work, at, error, read, rows, first, v_width):
+def _write_errors(work, at, error, read, unread, rows, first, v_width):
     """Turn what keys read from the state into β (v − e^G Sᵀk), and scale what queries read; of one panel."""
     for i in range(rows):
         decay, strength = spread(work, at.decay + i), spread(work, at.beta + i)
@@ -177,8 +177,9 @@ def _write_errors(work, at, error, read, rows, first, v_width):
             to = error + i * PANEL + c
             value = load(work, at.value + i * v_width + first + c)
             store(work, to, (value - load(work, to) * decay) * strength)
-            to = read + i * PANEL + c
-            store(work, to, load(work, to) * decay)
+            if i >= unread:
+                to = read + i * PANEL + c
+                store(work, to, load(work, to) * decay)
 
 
 @lean_part
@@ -195,16 +196,19 @@ def _solve(work, at, error, rows):
 
 
 @lean_part
-def advance(work, at, states, rows, k_width, v_width):
-    """Advance a head's state, panels from `states` on, by a chunk; write what its tokens read."""
+def advance(work, at, states, unread, rows, k_width, v_width):
+    """Advance a head's state, panels from `states` on, by a chunk; write what its tokens from `unread` on read.
+
+    Those before it, a multiple of HEIGHT, write no output: a tail's tokens, of which only the state is needed.
+    """
     for first in range(0, v_width, PANEL):
         error, read = at.error + first * TOKENS, at.read + first * TOKENS
         state = states + first * k_width
-        _multiply(work, rows, at.query, state, k_width, read)
+        _multiply(work, rows - unread, at.query + unread * k_width, state, k_width, read + unread * PANEL)
         _multiply(work, rows, at.key, state, k_width, error)
-        _write_errors(work, at, error, read, rows, first, v_width)
+        _write_errors(work, at, error, read, unread, rows, first, v_width)
         _solve(work, at, error, rows)
-        for r in range(0, rows, HEIGHT):
+        for r in range(unread, rows, HEIGHT):
             _tile(work, at.attend + r * PANEL, PANEL, 1, work, error, r + HEIGHT, work, read + r * PANEL, False)
         for i in range(rows):
             rest = spread(work, at.rest + i)

@@ -13,7 +13,13 @@ from numba import get_thread_id, prange
 
 from headwater.kernels import delta_chunk as chunk
 from headwater.kernels.compiling import kernel, lean_part
-from headwater.kernels.convolution import Convolution, convolve_chunk, convolve_into, keep_inputs
+from headwater.kernels.convolution import (
+    NUMBERS_PER_SLICE,
+    Convolution,
+    convolve_chunk,
+    convolve_into,
+    keep_inputs,
+)
 from headwater.kernels.drafts import copied, copied_inputs
 from headwater.kernels.functions import L2_EPS, exp, fill_into, inverse_rms, padded, sigmoid, silu, softplus, unit_into
 from headwater.kernels.one_token import delta_step
@@ -85,9 +91,9 @@ def decode_into(
 
 
 @lean_part
-def _finish_chunk(out, work, at, n, projected, z, row, norm, first, out_row, v_width, eps):
-    """Norm and gate what a head's tokens read; write it to rows of `out`, the first one from `first` on."""
-    for i in range(n):
+def _finish_chunk(out, work, at, unread, n, projected, z, row, norm, first, out_row, v_width, eps):
+    """Norm and gate what a head's tokens from `unread` on read; write it to rows of `out`; row 0 is at `first`."""
+    for i in range(unread, n):
         total = fill(np.float32(0))
         for c in range(0, v_width, LANES):
             read = load(work, at.read + (c // PANEL * chunk.TOKENS + i) * PANEL + c % PANEL)
@@ -125,7 +131,9 @@ def _prefill_group(
     work, at,
 ):  # fmt: skip
     """Compute the heads that share a key head for one slice, chunk by chunk."""
-    first, length, slot, saves = ragged[4 * index], ragged[4 * index + 1], ragged[4 * index + 2], ragged[4 * index + 3]
+    of_slice = NUMBERS_PER_SLICE * index
+    first, length, slot = ragged[of_slice], ragged[of_slice + 1], ragged[of_slice + 2]
+    unread_rows, saves = ragged[of_slice + 3], ragged[of_slice + 4]
     key_heads, value_heads, k_width, v_width, _ = sizes
     keys, values, shared = key_heads * k_width, value_heads * v_width, value_heads // key_heads
     row = 2 * keys + 2 * values + 2 * value_heads
@@ -139,14 +147,20 @@ def _prefill_group(
         rows = (n + chunk.HEIGHT - 1) // chunk.HEIGHT * chunk.HEIGHT
         token = first + c * chunk.TOKENS
         begin, at_stored = token * row, slot * stored_row if c == 0 else -1
-        for to, channel, scale in (
-            (at.query, group * k_width, k_width**-0.5),
-            (at.key, keys + group * k_width, 1.0),
+        unread = min(rows - chunk.HEIGHT, unread_rows // chunk.HEIGHT * chunk.HEIGHT) if c == 0 else 0
+        unread = unread if unread >= convolution.before else 0  # the first query's inputs stand before it
+        for to, channel, scale, skipped in (
+            (at.query, group * k_width, k_width**-0.5, unread),
+            (at.key, keys + group * k_width, 1.0, 0),
         ):
-            convolve_chunk(work, to, at.lines, projected, begin, row, n, convolution, at_stored, channel, k_width)
-            chunk.unit_rows(work, to, n, k_width, scale)
+            some, stored = to + skipped * k_width, -1 if skipped else at_stored
+            convolve_chunk(
+                work, some, at.lines, projected, begin + skipped * row, row, n - skipped, convolution, stored,
+                channel, k_width,
+            )  # fmt: skip
+            chunk.unit_rows(work, some, n - skipped, k_width, scale)
             chunk.clear(work, to + n * k_width, (rows - n) * k_width)
-        chunk.write_dots(work, at, rows, k_width)
+        chunk.write_dots(work, at, unread, rows, k_width)
         for i in range(shared):
             head = group * shared + i
             convolve_chunk(
@@ -159,9 +173,9 @@ def _prefill_group(
                 work, at, projected, b, row, n, gates[head], gates[value_heads + head], value_heads
             )  # fmt: skip
             chunk.write_pairs(work, at, n, rows)
-            chunk.advance(work, at, at.states + i * of_state, rows, k_width, v_width)
+            chunk.advance(work, at, at.states + i * of_state, unread, rows, k_width, v_width)
             z, to = begin + 2 * keys + values + head * v_width, token * values + head * v_width
-            _finish_chunk(out, work, at, n, projected, z, row, norm, to, values, v_width, eps)
+            _finish_chunk(out, work, at, unread, n, projected, z, row, norm, to, values, v_width, eps)
         for i in range(ragged[saves + c], ragged[saves + c + 1]):
             _save_chunk(
                 work, at, n, projected, begin, row, states, ragged[i] * state_row, convolution, at_stored,

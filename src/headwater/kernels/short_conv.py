@@ -9,6 +9,7 @@ import numpy as np
 from numba import prange
 
 from headwater.kernels.compiling import kernel
+from headwater.kernels.convolution import NUMBERS_PER_SLICE
 from headwater.kernels.mamba import BLOCK, copied_columns
 from headwater.kernels.vectors import LANES, fill, fma, load, load_some, store, store_some
 
@@ -66,8 +67,9 @@ def prefill_into(out, inputs, gates, rows, ragged, n_slices, states, state_row, 
     for task in prange(n_slices * blocks):
         which = task // blocks
         first = (task - which * blocks) * BLOCK
-        begin, length = ragged[4 * which], ragged[4 * which + 1]
-        slot, chunk = ragged[4 * which + 2] * state_row, ragged[4 * which + 3]
+        of_slice = NUMBERS_PER_SLICE * which
+        begin, length = ragged[of_slice], ragged[of_slice + 1]
+        slot, chunk = ragged[of_slice + 2] * state_row, ragged[of_slice + 4]
         window = np.empty((before + CHUNK) * LANES, np.float32)  # inputs of a chunk after the ones before it
         for c in range(first, min(first + BLOCK, channels), LANES):
             some = min(LANES, channels - c)

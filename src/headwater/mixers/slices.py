@@ -53,6 +53,7 @@ class Slice:
     kept: int = 0  # tokens before `start`; start − kept is a multiple of 64
     tail: int = 0  # row of the tail memory that has them
     keeps: tuple[Keep, ...] = ()
+    unread: int = 0  # first rows whose outputs are not read, which layers need not compute
 
     @property
     def end(self) -> int:

@@ -69,7 +69,8 @@ class WithKept:
         own, kept, keeps = list[tuple[slice, slice]](), list[tuple[slice, int]](), list[tuple[slice, int]]()
         positions = list[Tensor]()
         for s in batch.slices:
-            whole = replace(s, first=first, start=s.start - s.kept, length=s.kept + s.length, kept=0, keeps=())
+            length = s.kept + s.length
+            whole = replace(s, first=first, start=s.start - s.kept, length=length, kept=0, keeps=(), unread=s.kept)
             slices.append(whole)
             kept += [(slice(first, first + s.kept), s.tail)] if s.kept else []
             own.append((slice(first + s.kept, first + whole.length), slice(s.first, s.first + s.length)))

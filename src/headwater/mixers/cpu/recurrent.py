@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headwater.kernels import delta_chunk, drafts, gdn, kda, lightning, mamba, mamba2, short_conv
+from headwater.kernels.convolution import NUMBERS_PER_SLICE
 from headwater.kernels.recording import constant, empty, flat
 from headwater.kernels.vectors import LANES
 from headwater.mixers import tails
@@ -35,7 +36,6 @@ from headwater.mixers.slices import CHUNK, Chunk, Round
 Array = np.ndarray[Any, Any]
 
 NO_NUMBERS: Array = np.empty(0, np.float32)
-NUMBERS_PER_SLICE = 4
 
 
 @dataclass(frozen=True)
@@ -214,9 +214,10 @@ class StateSpaceDualKernel:
 def ragged_of(together: Round) -> Array:
     """Return three lists of int64 numbers in one array, which all layers of a step share.
 
-    [S, 4]: the first row of a slice in the step, its number of rows, its slot, and the index of its first chunk in the
-    second list. [n + 1]: the index of a chunk's rows in the third list, and the index of that list's end. The third
-    list: rows of the state memory that receive the state after a chunk. Indices are those of the whole array.
+    [S, 5]: the first row of a slice in the step, its number of rows, its slot, how many of its first rows give no
+    output, and the index of its first chunk in the second list. [n + 1]: the index of a chunk's rows in the third
+    list, and the index of that list's end. The third list: rows of the state memory that receive the state after a
+    chunk. Indices are those of the whole array.
     """
     slices = together.slices
     chunks = [[Chunk(s, i) for i in range(-(-s.length // CHUNK))] for s in slices]
@@ -224,7 +225,9 @@ def ragged_of(together: Round) -> Array:
     first_chunk = NUMBERS_PER_SLICE * len(slices)
     firsts = accumulate(map(len, chunks), initial=first_chunk)
     numbers = [
-        number for s, first in zip(slices, firsts, strict=False) for number in (s.first, s.length, s.slot, first)
+        number
+        for s, first in zip(slices, firsts, strict=False)
+        for number in (s.first, s.length, s.slot, s.unread, first)
     ]
     numbers += accumulate(map(len, rows), initial=first_chunk + len(rows) + 1)
     return np.array([*numbers, *chain(*rows)], np.int64)
