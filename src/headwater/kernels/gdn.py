@@ -126,6 +126,20 @@ def _save_chunk(
 
 
 @lean_part
+def _write_unit_rows(
+    work, to, lines, first, n, rows, projected, begin, row, convolution, at_stored, channel, width, scale
+):  # fmt: skip
+    """Write queries or keys from row `first` of a chunk on, and zeros in rows beyond its `n` tokens."""
+    some = to + first * width
+    convolve_chunk(
+        work, some, lines, projected, begin + first * row, row, n - first, convolution, -1 if first else at_stored,
+        channel, width,
+    )  # fmt: skip
+    chunk.unit_rows(work, some, n - first, width, scale)
+    chunk.clear(work, to + n * width, (rows - n) * width)
+
+
+@lean_part
 def _prefill_group(
     out, projected, ragged, index, group, states, state_row, convolution, stored_row, gates, norm, sizes, eps,
     work, at,
@@ -149,17 +163,14 @@ def _prefill_group(
         begin, at_stored = token * row, slot * stored_row if c == 0 else -1
         unread = min(rows - chunk.HEIGHT, unread_rows // chunk.HEIGHT * chunk.HEIGHT) if c == 0 else 0
         unread = unread if unread >= convolution.before else 0  # the first query's inputs stand before it
-        for to, channel, scale, skipped in (
-            (at.query, group * k_width, k_width**-0.5, unread),
-            (at.key, keys + group * k_width, 1.0, 0),
-        ):
-            some, stored = to + skipped * k_width, -1 if skipped else at_stored
-            convolve_chunk(
-                work, some, at.lines, projected, begin + skipped * row, row, n - skipped, convolution, stored,
-                channel, k_width,
-            )  # fmt: skip
-            chunk.unit_rows(work, some, n - skipped, k_width, scale)
-            chunk.clear(work, to + n * k_width, (rows - n) * k_width)
+        of_keys = keys + group * k_width
+        _write_unit_rows(
+            work, at.query, at.lines, unread, n, rows, projected, begin, row, convolution, at_stored,
+            group * k_width, k_width, k_width**-0.5,
+        )  # fmt: skip
+        _write_unit_rows(
+            work, at.key, at.lines, 0, n, rows, projected, begin, row, convolution, at_stored, of_keys, k_width, 1.0
+        )
         chunk.write_dots(work, at, unread, rows, k_width)
         for i in range(shared):
             head = group * shared + i
@@ -169,9 +180,7 @@ def _prefill_group(
             )  # fmt: skip
             chunk.clear(work, at.value + n * v_width, (rows - n) * v_width)
             b = begin + 2 * keys + 2 * values + head
-            chunk.write_gates(
-                work, at, projected, b, row, n, gates[head], gates[value_heads + head], value_heads
-            )  # fmt: skip
+            chunk.write_gates(work, at, projected, b, row, n, gates[head], gates[value_heads + head], value_heads)
             chunk.write_pairs(work, at, n, rows)
             chunk.advance(work, at, at.states + i * of_state, unread, rows, k_width, v_width)
             z, to = begin + 2 * keys + values + head * v_width, token * values + head * v_width
