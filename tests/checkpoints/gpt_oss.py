@@ -13,16 +13,19 @@ from tests.checkpoints.recipe import Family
 FULL, SLIDING = "full_attention", "sliding_attention"
 FILL = {
     "sinks": lambda weight, generator: weight.normal_(1.0, 1.0, generator=generator),
-    "gate_up_proj": lambda weight, generator: weight.normal_(0.0, 0.2, generator=generator),
+    "gate_up_proj": lambda weight, generator: weight.normal_(0.0, 0.5, generator=generator),
 }
 GPT_OSS = Family("GptOssConfig", "GptOssForCausalLM", {
     "layer_types": [SLIDING, FULL], "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 128, "sliding_window": 100,
-    "max_position_embeddings": 32768, "swiglu_limit": 1.5, "rope_parameters": {
+    "max_position_embeddings": 32768, "rope_parameters": {
         "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 1024, "rope_theta": 1.5e5,
         "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0,
     },
 }, FILL)
+WHOLE_RAMP = {  # of YaRN, over all pairs: its bounds are whole numbers, to which llama.cpp rounds others
+    "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 128, "rope_theta": 4.0, "truncate": False,
+}
 # fmt: on
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 LARGEST_EXPONENT, BIAS = 2, 127
@@ -52,6 +55,7 @@ def in_mxfp4(folder: Path) -> None:
 RECIPES = {
     "gpt_oss": GPT_OSS.recipe(),
     "gpt_oss_mxfp4": replace(GPT_OSS.recipe(dtype="bfloat16"), rewrite=in_mxfp4),
+    "gpt_oss_whole_ramp": GPT_OSS.recipe(rope_parameters=WHOLE_RAMP),
     "gpt_oss_odd": GPT_OSS.recipe(
         layer_types=[FULL, SLIDING, SLIDING],
         num_attention_heads=5,

@@ -249,6 +249,23 @@ def lfm2(c: Config, w: Tensors, i: int) -> Named:
             yield f"ffn_{theirs}_exps.weight", torch.stack(of)
 
 
+def gpt_oss(c: Config, w: Tensors, i: int) -> Named:
+    at = f"model.layers.{i}."
+    yield from renamed(w, at, input_layernorm="attn_norm", post_attention_layernorm="post_attention_norm")
+    yield from attention(w, f"{at}self_attn.", 0.0)
+    for theirs, ours in {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}.items():
+        yield f"{ours}.bias", w[f"{at}self_attn.{theirs}.bias"]
+    yield "attn_sinks.weight", w[f"{at}self_attn.sinks"]
+    yield from renamed(w, f"{at}mlp.", router="ffn_gate_inp")
+    yield "ffn_gate_inp.bias", w[f"{at}mlp.router.bias"]
+    both, down = (w[f"{at}mlp.experts.{name}"].transpose(1, 2) for name in ("gate_up_proj", "down_proj"))
+    biases, of_down = (w[f"{at}mlp.experts.{name}_bias"] for name in ("gate_up_proj", "down_proj"))
+    parts = {"gate": (both[:, ::2], biases[:, ::2]), "up": (both[:, 1::2], biases[:, 1::2]), "down": (down, of_down)}
+    for part, (weight, bias) in parts.items():
+        yield f"ffn_{part}_exps.weight", weight.contiguous()
+        yield f"ffn_{part}_exps.bias", bias.contiguous()
+
+
 def kimi(c: Config, w: Tensors, i: int) -> Named:
     at, moe = f"model.layers.{i}.", f"model.layers.{i}.block_sparse_moe."
     yield from renamed(w, at, input_layernorm="attn_norm", post_attention_layernorm="ffn_norm")
@@ -377,6 +394,16 @@ def lfm2_sizes(c: Config) -> Config:
     return common(c | {"rms_norm_eps": c["norm_eps"]}) | own
 
 
+def gpt_oss_sizes(c: Config) -> Config:
+    rope = c["rope_parameters"]
+    return common(c | {"moe_intermediate_size": c["intermediate_size"]}) | {
+        "attention.sliding_window": c["sliding_window"],
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": float(rope["factor"]),
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+    }
+
+
 def pure(c: Config) -> Config:
     found = {"context_length": 2**20, "embedding_length": c["hidden_size"], "block_count": c["num_hidden_layers"]}
     unused = {"feed_forward_length": 0, "attention.head_count": 0}
@@ -459,6 +486,7 @@ def sections(c: Config) -> list[int]:
 Layer = Callable[[Config, Tensors, int], Named]
 FAMILIES: dict[str, tuple[str, Callable[[Config], Config], Layer, float]] = {  # name, sizes, layers, offset of norms
     "falcon_h1": ("falcon-h1", mamba_sizes, falcon_h1, 0.0),
+    "gpt_oss": ("gpt-oss", gpt_oss_sizes, gpt_oss, 0.0),
     "granitemoehybrid": ("granitehybrid", granite_sizes, granite, 0.0),
     "jamba": ("jamba", jamba_sizes, jamba, 0.0),
     "kimi_linear": ("kimi-linear", kimi_sizes, kimi, 0.0),

@@ -28,7 +28,8 @@ TOKENS = list(range(300, 400))
 EXACT = (
     "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next", "qwen3_next_odd_heads",
     "granite", "granite_moe", "granite_rope", "falcon_h1", "nemotron_h", "mamba2", "mamba", "jamba", "jamba_moe",
-    "lfm2", "lfm2_moe", "kimi_linear_equal_heads",
+    "lfm2", "lfm2_moe", "kimi_linear_equal_heads", "gpt_oss",
+    "gpt_oss_whole_ramp",
 )  # fmt: skip
 FOLDED = ("falcon_h1",)  # converters multiply weights by factors: other roundings, and other layers
 FORMS = ("BF16", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")

@@ -16,6 +16,7 @@ from headwater.models.gguf.file import GgufHeader, read_header
 from headwater.models.gguf.held import FLOAT32, packed
 
 ENDS = ("eos", "eot", "eom")  # tokens that end an answer
+HARMONY_ENDS = ("<|return|>", "<|call|>")  # the same in harmony, gpt-oss's format of messages
 Config = dict[str, Any]
 
 
@@ -71,7 +72,6 @@ def _common(facts: Facts) -> Config:
     table = header.tensors.get("token_embd.weight")
     if table is None:
         raise CheckpointError(f"{header.path}: tensor 'token_embd.weight' is missing from the file")
-    ends = (header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ENDS)
     return {
         "vocab_size": table.shape[0],
         "hidden_size": facts.need("embedding_length"),
@@ -81,8 +81,13 @@ def _common(facts: Facts) -> Config:
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "dtype": "float32" if table.type == FLOAT32 else "bfloat16",
         "packed": packed(header),
-        "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
+        "eos_token_id": _ends(header),
     }
+
+
+def _ends(header: GgufHeader) -> list[int]:
+    ends = (header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ENDS)
+    return list(dict.fromkeys(end for end in ends if end is not None))
 
 
 def _attention(facts: Facts) -> Config:
@@ -368,8 +373,26 @@ def _kimi(facts: Facts) -> Config:
     }
 
 
+def _gpt_oss(facts: Facts) -> Config:
+    """Read gpt-oss; files have neither the limit of experts nor the unrounded bounds of YaRN's ramp."""
+    attention, tokens = _attention(facts), facts.header.metadata.get("tokenizer.ggml.tokens", [])
+    scaling, pattern = attention["rope_scaling"], facts.get("attention.sliding_window_pattern", 2)
+    slides = pattern if isinstance(pattern, list) else [i % pattern < pattern - 1 for i in range(facts.layers)]
+    return attention | {
+        "model_type": "gpt_oss",
+        "layer_types": ["sliding_attention" if one else "full_attention" for one in slides],
+        "sliding_window": facts.need("attention.sliding_window"),
+        "num_local_experts": facts.need("expert_count"),
+        "num_experts_per_tok": facts.need("expert_used_count"),
+        "intermediate_size": facts.need("expert_feed_forward_length"),
+        "rope_scaling": scaling and scaling | {"truncate": False},
+        "eos_token_id": [*_ends(facts.header), *(tokens.index(end) for end in HARMONY_ENDS if end in tokens)],
+    }
+
+
 CONFIGS: dict[str, Callable[[Facts], Config]] = {
     "falcon-h1": _falcon_h1,
+    "gpt-oss": _gpt_oss,
     "granitehybrid": _granite,
     "jamba": _jamba,
     "kimi-linear": _kimi,

@@ -370,6 +370,19 @@ def _kimi(config: Config) -> Sources:
     }
 
 
+def _gpt_oss(config: Config) -> Sources:
+    attention = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+    places = {f"self_attn.{ours}": theirs for ours, theirs in attention.items()} | {"mlp.router": "ffn_gate_inp"}
+    experts = {f"mlp.experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")}
+    return {
+        **_renamed("", input_layernorm="attn_norm", post_attention_layernorm="post_attention_norm", **places),
+        **{f"{ours}.bias": (f"{theirs}.bias", plain) for ours, theirs in places.items()},
+        **{ours: (f"{theirs}.weight", plain) for ours, theirs in experts.items()},
+        **{f"{ours}_bias": (f"{theirs}.bias", plain) for ours, theirs in experts.items()},
+        "self_attn.sinks": ("attn_sinks.weight", plain),
+    }
+
+
 LFM2 = Naming(_lfm2, final_norm="embedding_norm.weight", output_norm="token_embd_norm.weight")
 
 
@@ -379,6 +392,7 @@ def _backbone(layer: Callable[[Config], Sources]) -> Naming:
 
 NAMINGS: dict[str, Naming] = {
     "falcon-h1": Naming(_falcon_h1, final_norm="final_layernorm.weight"),
+    "gpt-oss": Naming(_gpt_oss),
     "granitehybrid": Naming(_granite),
     "kimi-linear": Naming(_kimi),
     "jamba": Naming(_jamba, final_norm="final_layernorm.weight"),
