@@ -49,7 +49,7 @@ install-dev: $(VENV)/.dev
 
 # GPU=1 make demo: with the CUDA build of torch, on a card
 demo: $(VENV)/.demo
-	$(if $(GPU),HEADWATER_DEVICE=cuda )$(BIN)/python examples/demo.py
+	$(if $(GPU),HEADWATER_DEVICE=cuda )$(BIN)/python -m headwater demo
 
 # two workers on Ray behind a router, one of which is killed in the middle of an answer
 demo-cluster: $(VENV)/.cluster

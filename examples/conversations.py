@@ -5,22 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-DOCUMENTS = (
-    "Polmira Palmore lives in Ravkeld. Polmira Palmore works at Selvale Glass. Her telephone extension is 4471.",
-    "Selvale Glass was founded in 1874. The head of Selvale Glass is Kanor Milstead. It sells blue bottles.",
-    "Ravkeld lies by the river Narnon. The mayor of Ravkeld is Berta Wesworth. Ravkeld has its yearly fair on 9 May.",
-    "The small clock stands in the upper hall. The small clock bears the number TR-508. Its price is 310 crowns.",
-    "Kanor Milstead lives in Melport. The badge of Kanor Milstead has the code MK-227. He was born on 3 August.",
-    "Melport was given the postal code 7315. The mayor of Melport is Samon Nelson. The summer was dry that year.",
-    "The spring concert is to come to Ravkeld this year. 240 seats were printed for the spring concert.",
-    "Berta Wesworth owns the old lantern. The old lantern stands in the back barn. It weighs 14 kilos.",
-    "Havin Stenstead works as a harbour guard. Havin Stenstead has one sister called Simnor Palworth.",
-    "Simnor Palworth lives in Dresdale. The telephone extension of Simnor Palworth is 6920. The weather stayed wet.",
-    "Dresdale lies by the river Droter. Its yearly fair is on 21 June. The mayor of Dresdale is Eldor Erworth.",
-    "Lanby Works sells iron gates. Lanby Works was founded in 1931. The head of Lanby Works is Eldor Erworth.",
-    "The winter market is to come to Dresdale this year. Havin Stenstead opens the winter market.",
-    "Samon Nelson owns the silver drum. The silver drum stands in the lower cellar. It bears the number QS-664.",
-)
+from headwater.cli.demo_documents import DOCUMENTS
+
 FOLDERS = tuple(" ".join(DOCUMENTS[first : first + 3]) for first in range(0, len(DOCUMENTS), 3))
 ORDERS = (
     ((0, 1, 2, 3, 4), "Who is the head of Selvale Glass?", "Kanor Milstead"),
@@ -50,12 +36,6 @@ FACTS = (
     ("What did I say my door code is?", "VN-803"),
     ("What is the name of my home town?", "Dresdale"),
 )
-
-
-def library(first: int) -> dict[str, Any]:
-    """Return a system prompt with all documents, which starts with document `first`."""
-    shown = "\n\n".join(DOCUMENTS[first:] + DOCUMENTS[:first])
-    return message("system", f"Answer each question from the documents. Give the bare value.\n\nDocuments:\n\n{shown}")
 
 
 def folders(order: tuple[int, ...], question: str) -> list[dict[str, Any]]:

@@ -20,12 +20,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from conversations import FACTS, NOT_THERE, ORDERS, TASKS, called, folders, library, message, tools
+from conversations import FACTS, NOT_THERE, ORDERS, TASKS, called, folders, message, tools
 from openai import OpenAI, OpenAIError
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
+
+from headwater.cli.demo_documents import library
 
 HOST = "127.0.0.1"
 START_SECONDS = 60

@@ -57,27 +57,27 @@ def test_build_for_cpus_is_asked_for_first_with_short_timeouts(make):
     assert asked.endswith(f"--extra-index-url {CPU_INDEX} {TORCH}+cpu")
     seconds, retries = (int(re.search(rf"--{name} (\d+)", asked)[1]) for name in ("timeout", "retries"))
     assert seconds * (retries + 1) <= 30
-    assert calls[-1] == "python examples/demo.py device="
+    assert calls[-1] == "python -m headwater demo device="
 
 
 def test_missing_cpu_build_installs_the_default_one_and_reports_it(make):
     calls, printed = make(NO_CPU="1")
     assert torches(calls)[1:] == [f"pip install --quiet {TORCH}"]
     assert "ERROR: No matching distribution\nNo build for CPUs can be had, so the usual one is taken." in printed
-    assert calls[-1].startswith("python examples/demo.py")
+    assert calls[-1].startswith("python -m headwater demo")
 
 
 def test_gpu_flag_installs_the_default_build_and_runs_on_cuda(make):
     calls, _ = make(GPU="1")
     assert torches(calls) == [f"pip install --quiet {TORCH}"]
-    assert calls[-1] == "python examples/demo.py device=cuda"
+    assert calls[-1] == "python -m headwater demo device=cuda"
 
 
 def test_with_gpu_later_the_build_for_cpus_is_replaced_and_stays_so(make):
     make()
     assert torches(make(GPU="1")[0]) == ["pip uninstall --quiet --yes torch", f"pip install --quiet {TORCH}"]
     calls, _ = make()
-    assert calls == ["python examples/demo.py device="]
+    assert calls == ["python -m headwater demo device="]
 
 
 def test_python_that_is_too_old_is_refused_before_anything_is_installed(make, tmp_path):

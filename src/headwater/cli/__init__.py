@@ -12,6 +12,7 @@ from headwater.cli import (  # noqa: F401  they register commands
     bench,
     chat,
     cluster,
+    demo,
     doctor,
     eval,
     inspect,
