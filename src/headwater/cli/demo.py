@@ -36,7 +36,7 @@ ANSWER_TOKENS = 24
 BAR_CHARACTERS = 40
 TURNS, CLIENTS = 10, 8
 ARCHIVES = {2_000: (88, 1), 8_000: (406, 3_000), 4_000: (200, 6_000)}  # tokens -> entries, and the first one's day
-KEPT_VARIABLES = ("HEADWATER_DEVICE", "HEADWATER_THREADS", "HEADWATER_CACHE_DIR")  # for the servers
+INHERITED_VARIABLES = ("HEADWATER_DEVICE", "HEADWATER_THREADS", "HEADWATER_CACHE_DIR")  # for the servers
 LISTENS = re.compile(r"serves \S+ on (http\S+)")
 NEXT_MODEL, NEXT_PROFILE, NEXT_MEMORY = "LiquidAI/LFM2.5-8B-A1B", "lfm2.5-8b-a1b", "4GB"
 
@@ -63,7 +63,7 @@ class Asked:
 
 @dataclass
 class Demo:
-    """Clients of a server with a cache and of one without, and what was asked."""
+    """Clients of a server with a cache and of one without, and the questions so far."""
 
     cached: Client
     plain: Client
@@ -90,7 +90,7 @@ class Demo:
                 self.ask([archive(*ARCHIVES[tokens]), user(question)], right)
 
     def chat(self) -> None:
-        """Hold a conversation of TURNS turns, which sends all that was said before with each turn."""
+        """Hold a conversation of TURNS turns, which sends the whole history with each turn."""
         heading(f"A chat of {TURNS} turns, about a document of 4,000 tokens")
         messages = [archive(*ARCHIVES[4_000])]
         for question, right in QUESTIONS[:TURNS]:
@@ -110,7 +110,7 @@ class Demo:
             self.asked.append(Asked(question, right, one.text, other.text, ttft, plain_ttft, *counts))
 
     def summary(self) -> bool:
-        """Print what was saved, and wrong answers; return whether all answers are the same without the cache."""
+        """Print the savings and the wrong answers; return whether all answers are the same without the cache."""
         asked, same = self.asked, sum(one.answer == one.plain_answer for one in self.asked)
         seconds, plain = sum(one.seconds for one in asked), sum(one.plain_seconds for one in asked)
         tokens, cached = sum(one.tokens for one in asked), sum(one.cached for one in asked)
@@ -191,7 +191,7 @@ def served(*flags: str) -> Iterator[str]:
     It may take any time to compile and to prove, as long as it lives and prints lines. Raises ServerFailed.
     """
     command = [sys.executable, "-m", "headwater", "serve", "--port", "0", "--memory", "1GB", "--log-level", "warning"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_") or k in KEPT_VARIABLES}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_") or k in INHERITED_VARIABLES}
     lines: queue.Queue[str] = queue.Queue()
     with subprocess.Popen(
         [*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
