@@ -14,6 +14,9 @@ METHODS = {
     "compressed-tensors, 4 bits": "packed, 4 bits, symmetric",
     "compressed-tensors, 8 bits": "int8",
     "fp8": "fp8, blocks",
+    "gptq, act order": "gptq, act order",
+    "nvfp4": "modelopt, nvfp4",
+    "nf4": "nf4",
 }
 # by name, the type of products' tensors, and of some by the end of their names
 TYPES: dict[str, tuple[str, dict[str, str]]] = {
@@ -24,6 +27,11 @@ TYPES: dict[str, tuple[str, dict[str, str]]] = {
     "Q4_K and others": (
         "Q4_K",
         {"attn_v.weight": "Q6_K", "attn_qkv.weight": "Q5_K", "ffn_down.weight": "Q6_K", "token_embd.weight": "Q8_0"},
+    ),
+    "Q3_K and others": (
+        "Q3_K",
+        {"attn_qkv.weight": "IQ4_XS", "ffn_down.weight": "Q2_K", "ffn_up.weight": "MXFP4", "attn_v.weight": "IQ3_S"}
+        | {"attn_q.weight": "IQ2_XS", "ssm_out.weight": "IQ3_XXS", "token_embd.weight": "IQ4_NL"},
     ),
 }
 FORMATS = (*WEIGHTS, *METHODS, *TYPES)

@@ -43,6 +43,7 @@ FURTHER = (
     ("qwen3_5_wide", "auto", "bfloat16", 2, "chat_turn"),
     (TRAINED, "auto", "float32", 2, "chat_turn"),
     ("qwen3_5_blocks", "int4", "float32", 3, "chat_turn"),
+    ("qwen3_5_blocks", "Q3_K and others", "bfloat16", 2, "chat_turn"),
     ("gpt_oss_mxfp4", "auto", "bfloat16", 2, "chat_turn"),
 )
 DTYPES = ("float32", "bfloat16")
