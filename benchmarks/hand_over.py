@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.lab.setup import Network
 from headwater.models.files import embedded
 from headwater.request import Generation, SamplingParams
+from headwater.schedule.prefill_seconds import PrefillSpeed
 from headwater.table import Table
 from headwater.tiers.part import Buffer
 from papers.results import refuse_dirty_tree, write_results
@@ -50,6 +51,7 @@ MEMORY = 400_000_000  # bytes of each worker
 BESIDE = 3  # answers that are decoded meanwhile
 ANSWER = 8  # tokens
 PATIENCE = 120.0  # seconds
+SPEED = PrefillSpeed(0.0, 0.001)  # a millisecond a token, while hand-overs are counted
 APART, TOGETHER = (Role.PREFILL, Role.DECODE), (Role.BOTH, Role.BOTH)
 Sealed = Callable[..., AbstractContextManager[Sequence[Buffer] | None]]
 WAYS = "together", "pulled after", "read meanwhile"
@@ -103,6 +105,17 @@ class Cluster:
     router: Router
     hosts: dict[Role, Host]
 
+    def fix_speeds(self) -> None:
+        """Let workers compute a token in SPEED: by measured speeds not all is handed over on a busy machine."""
+        for host in self.hosts.values():
+            engine, backlog = host._engine, host._engine.backlog
+            engine.backlog = lambda own=backlog: replace(own(), prefill=SPEED)  # type: ignore[method-assign]
+            engine.scheduler.tiers.prefill_seconds = lambda tokens: SPEED.token * tokens  # type: ignore[attr-defined]
+        until = time.monotonic() + PATIENCE
+        while any(link.backlog.prefill != SPEED for link in self.router.links.values()):
+            assert time.monotonic() < until, "no heartbeat"
+            time.sleep(0.01)
+
     @contextmanager
     def beside(self) -> Iterator[list[Answer]]:
         """Let answers be decoded meanwhile."""
@@ -136,6 +149,7 @@ def hand_overs(config: ServeConfig, prompts: list[int]) -> tuple[list[dict[str, 
     """Return the counts of one hand-over for each length of a prompt, and the answers."""
     rows, answers = [], []
     with cluster(config, APART) as running:
+        running.fix_speeds()
         for tokens in prompts:
             with running.beside():
                 parts, size = pulled(running.hosts[Role.DECODE])
