@@ -9,12 +9,16 @@ from tests.server.answer.formats.cases import WEATHER, WRITTEN
 from tests.server.fake_engine import FakeEngine
 from tests.server.routes.test_serving import url  # noqa: F401  a fixture
 
-anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed: pip install -e '.[test]'")
-
 HELLO = [{"role": "user", "content": "hello"}]
 CALLS = "I look.\n\n" + "\n".join(WRITTEN["hermes"]([("weather", {"city": city})]) for city in ("Bonn", "Köln"))
 TOOL = {"name": "weather", "description": "The weather of a city.", "input_schema": WEATHER}
 CALLED = [{"city": "Bonn"}, {"city": "Köln"}]
+
+
+@pytest.fixture(scope="module")
+def anthropic():
+    """The client's package, which takes two seconds to import."""
+    return pytest.importorskip("anthropic", reason="it is not installed: pip install -e '.[test]'")
 
 
 @pytest.fixture
@@ -26,7 +30,7 @@ def engine():
 
 
 @pytest.fixture
-def client(url):  # noqa: F811
+def client(url, anthropic):  # noqa: F811
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
         yield client
 
@@ -115,7 +119,7 @@ def test_anthropic_client_lists_the_model(client, engine):
     assert client.models.retrieve("fake").created_at.timestamp() == model.created_at.timestamp() > 0
 
 
-def test_anthropic_client_raises_its_own_errors(client, engine):
+def test_anthropic_client_raises_its_own_errors(client, engine, anthropic):
     with pytest.raises(anthropic.BadRequestError) as refused:
         ask(client, extra_body={"temperature": 3})
     assert (refused.value.type, refused.value.request_id[:4]) == ("invalid_request_error", "req-")
