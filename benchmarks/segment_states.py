@@ -46,6 +46,8 @@ def first_layer() -> Found:
     rounded: dict[str, Distance] = {}
     for name, case in MIXERS.items():
         kind = name.partition(",")[0]
+        if kind == "short_conv":  # not of the paper: its transition is a number of tokens, which bfloat16 holds exactly
+            continue
         for worst, found in zip((exact, rounded), drifts_of(case), strict=True):
             worst[kind] = max(worst.get(kind, found), found, key=lambda one: one.error)
     return measured.first_layer(exact, rounded)

@@ -96,6 +96,7 @@ class Running:
             for line in response.iter_lines():
                 if line.startswith("data: {"):
                     part = json.loads(line[6:])
+                    assert "error" not in part, part
                     if isinstance(part.get("headwater"), dict):
                         accounts(part["headwater"])
                     (choice,) = part["choices"] or [None]
