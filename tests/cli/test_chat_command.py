@@ -5,13 +5,15 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import closing
 
 import httpx
 import pytest
 from rich.console import Console
 
 from headwater.cli import run
-from headwater.cli.chat import COMMANDS, PrefillBar, outline
+from headwater.cli.chat import COMMANDS, Conversation, PrefillBar, Terminal, account_line, outline
+from headwater.load.answer import Answer
 from tests.forked import PATIENCE, headwater
 from tests.load.openai_server import OpenAiServer, Script, chunk, usage
 
@@ -39,8 +41,8 @@ def test_chat_prints_two_turns_with_their_cached_tokens(chat, server):
     assert code == 0
     first, told_first, second, told_second = printed.splitlines()
     assert first == second == "w0 w1 w2 "
-    assert told_first.startswith("[prompt 2 tokens, cached 0 tokens, resumed at 0 (diverged), first token after ")
-    assert told_second.startswith("[prompt 6 tokens, cached 2 tokens, resumed at 2 (diverged), first token after ")
+    assert told_first.startswith("[0 of 2 tokens known (diverged), first token after ")
+    assert told_second.startswith("[2 of 6 tokens known (diverged), first token after ")
     assert [len(body["messages"]) for body in server.bodies] == [1, 3]
 
 
@@ -107,10 +109,59 @@ def test_commands(chat, server, tmp_path):
     assert printed.splitlines()[-4:] == ["pages: 1,200", "kinds:", "  kv: 3", "tree: (2)"]
 
 
+def test_file_is_sent_with_the_next_message_only(chat, server, tmp_path):
+    (tmp_path / "notes.txt").write_text("the fair is on 9 May")
+    code, printed = chat(f"/file {tmp_path}/notes.txt", "When is it?", "Sure?")
+    assert (code, printed.splitlines()[0]) == (0, "20 characters are sent with the next message.")
+    asked = [body["messages"][-1]["content"] for body in server.bodies]
+    assert asked == ["notes.txt:\n\nthe fair is on 9 May\n\nWhen is it?", "Sure?"]
+
+
+def test_demo_gives_a_document_and_a_question(chat, server):
+    code, printed = chat("/demo")
+    system, question = server.bodies[0]["messages"]
+    assert code == 0
+    assert len(system["content"].split()) > 700
+    assert printed.startswith(f"> {question['content']}\n")
+    assert "Ask more" in printed
+
+
+@pytest.mark.parametrize("model", ["headwater-tiny", "words-1"])
+def test_greeting_names_the_model_in_80_columns(server, monkeypatch, model):
+    out = io.StringIO()
+    monkeypatch.setattr("builtins.input", lambda prompt: "/quit")
+    with closing(Conversation(server.url, model=model)) as talk:
+        Terminal(talk, Console(file=out, width=80, soft_wrap=True), True).run()
+    lines = out.getvalue().splitlines()
+    assert lines[0] == f"{model} at {server.url}"
+    assert any("/demo gives it one" in line for line in lines) == (model == "headwater-tiny")
+    assert max(map(len, lines)) <= 80
+
+
+def test_turn_names_the_seconds_that_known_tokens_save():
+    answer = Answer()
+    answer.usage = {"prompt_tokens": 1963, "prompt_tokens_details": {"cached_tokens": 1920}, "completion_tokens": 1}
+    line = account_line(answer, 0.9, 11.0)
+    assert line == "[1,920 of 1,963 tokens known, first token after 0.90 s instead of about 11.00 s]"
+
+
+def test_refused_connection_explains_how_to_start_a_server(chat):
+    with OpenAiServer() as server:
+        absent = server.url
+    code, printed = chat("one", options=("--url", absent))
+    assert code == 1
+    assert "`headwater serve` starts a server here, --url names another one" in printed
+
+
+def test_missing_certificates_are_one_line(capsys):
+    assert run(["chat", "--ca", "/nowhere.pem"]) == 2
+    assert "certificates of --ca '/nowhere.pem' or SSL_CERT_FILE cannot be read" in capsys.readouterr().err
+
+
 def test_help_names_every_command(chat):
     _, printed = chat("/help")
     assert [line.split()[0] for line in printed.splitlines()] == [f"/{name}" for name in COMMANDS]
-    assert list(COMMANDS) == ["new", "system", "retry", "cache", "save", "quit", "help"]
+    assert list(COMMANDS) == ["new", "system", "retry", "demo", "file", "cache", "save", "quit", "help"]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +170,8 @@ def test_help_names_every_command(chat):
         ("/bogus", "/bogus is not a command"),
         ("/cache", "no /cache"),
         ("/save", "name of a file"),
+        ("/file", "path of a file"),
+        ("/file /nowhere", "No such file"),
         ("/retry", "nothing was asked"),
     ],
 )
@@ -163,9 +216,10 @@ def test_bench_sees_the_hits_of_shared_prefixes(url, tmp_path):
 def test_second_turn_of_a_piped_chat_is_cached(url):
     done = piped("chat", "--url", url, "--max-tokens", "8", lines=f"{LINE}\n{LINE}\n")
     assert done.returncode == 0, done.stdout
-    first, second = re.findall(r"\[prompt ([\d,]+) tokens, cached ([\d,]+) tokens, resumed at ([\d,]+)", done.stdout)
-    assert first[1] == "0"
-    assert int(second[1]) == int(second[2]) > 0
+    first, second = re.findall(r"\[([\d,]+) of [\d,]+ tokens known", done.stdout)
+    assert first == "0"
+    assert int(second) > 0
+    assert re.search(r"known.*, first token after [\d.]+ s instead of about [\d.]+ s", done.stdout)
 
 
 def test_doctor_finds_this_machine_fit_for_the_embedded_model():

@@ -19,11 +19,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from typer import Option
 
 from headwater.cli.common import ApiKey, ServedModel, commands
+from headwater.cli.demo_documents import QUESTIONS, archive
 from headwater.errors import ConfigError
 from headwater.load.answer import Answer, Piece
-from headwater.load.endpoint import CHAT, Client, ServerError, first_model, refusal_text, streamed
+from headwater.load.endpoint import CHAT, Client, ServerError, first_model, refusal_text, streamed, unreachable
 from headwater.load.session import Message
 
+EMBEDDED_MODEL = "headwater-tiny"
+MAX_COLUMNS = 80
+MIN_MEASURED_TOKENS = 64  # of a prefill from which the speed is known
 MAX_PRINTED_LEVELS = 2  # levels of /cache that are printed
 
 
@@ -31,17 +35,24 @@ class Conversation:
     """A chat that sends its whole history unchanged at each turn, so that the server's cache matches it."""
 
     def __init__(
-        self, url: str, api_key: str | None = None, model: str | None = None, system: str = "", max_tokens: int = 1024
+        self,
+        url: str,
+        api_key: str | None = None,
+        model: str | None = None,
+        system: str = "",
+        max_tokens: int = 1024,
+        ca: Path | None = None,
     ) -> None:
-        """Raises ValueError for a malformed URL. The first turn connects."""
-        self._client = Client(url, api_key, None)
-        self.get, self.close = self._client.get, self._client.close
+        """Raises ValueError for a malformed URL, OSError for an invalid file `ca`. The first turn connects."""
+        self._client = Client(url, api_key, None, ca)
+        self.url, self.get, self.close = self._client.url, self._client.get, self._client.close
         self._model, self._max_tokens = model, max_tokens
         self.system = system
         self.messages: list[Message] = []  # without the system prompt
         self._asked: str | None = None  # the last question, even if it got no answer
         self.answer = Answer()  # to the last question
         self.started = 0.0  # time at which that was sent
+        self._measured = 0, 0.0  # tokens of the longest prefill so far, and seconds
 
     def say(self, text: str) -> Generator[Piece, None, None]:
         """Send a message; yields the prompt's progress and the answer's pieces. `close()` keeps the pieces so far.
@@ -52,6 +63,9 @@ class Conversation:
         self.messages.append({"role": "user", "content": text})
         try:
             yield from self._stream()
+        except httpx.ConnectError as error:
+            self._forget()
+            raise unreachable(self.url, error) from error
         except httpx.HTTPError as error:
             self._forget()
             raise ServerError(f"{self._client.url}: {error}") from error
@@ -86,13 +100,35 @@ class Conversation:
         """Seconds from the last question to its answer's first token."""
         return None if self.answer.first is None else self.answer.first - self.started
 
+    @property
+    def model(self) -> str:
+        """Name of the model: the given one, or the first one that the server lists. Raises ServerError."""
+        if self._model is None:
+            self._model = first_model({"/v1/models": self.get("/v1/models")})
+        return self._model
+
+    @property
+    def seconds_without_cache(self) -> float | None:
+        """Seconds to the last answer's first token without its cached tokens, by the longest prefill of the chat.
+
+        None if that is not known, or no tokens were cached.
+        """
+        tokens, seconds = self._measured
+        cached = self.answer.cached_tokens
+        if not cached or self.ttft is None or tokens < MIN_MEASURED_TOKENS:
+            return None
+        return self.ttft + cached * seconds / tokens
+
+    def _measure(self) -> None:
+        computed = (self.answer.prompt_tokens or 0) - (self.answer.cached_tokens or 0)
+        if self.ttft is not None and computed > self._measured[0]:
+            self._measured = computed, self.ttft
+
     def _sent(self) -> list[Message]:
         return [{"role": "system", "content": self.system}, *self.messages] if self.system else list(self.messages)
 
     def _stream(self) -> Iterator[Piece]:
-        if self._model is None:
-            self._model = first_model({"/v1/models": self.get("/v1/models")})
-        body = streamed(self._model, {"messages": self._sent(), "max_tokens": self._max_tokens})
+        body = streamed(self.model, {"messages": self._sent(), "max_tokens": self._max_tokens})
         body["stream_options"]["include_progress"] = True
         answer = self.answer = Answer()
         self.started = time.perf_counter()
@@ -103,6 +139,7 @@ class Conversation:
                 yield from answer.feed(chunk, time.perf_counter())
         if answer.fault is not None:
             raise ServerError(answer.fault)
+        self._measure()
 
     def _keep(self) -> None:
         """Keep the pieces of the answer; without any, remove the question."""
@@ -123,15 +160,20 @@ def chat(
     system: Annotated[str, Option(help="System prompt.")] = "",
     max_tokens: Annotated[int, Option(help="Limit of each answer's length.")] = 1024,
     model: ServedModel = None,
+    ca: Annotated[
+        Path | None, Option("--ca", help="Certificates (PEM) to trust for https. [default: SSL_CERT_FILE's, or usual]")
+    ] = None,
 ) -> None:
     """Chat with a running server; shows how many tokens were cached.
 
     Lines may also be piped in; /help lists the commands of the chat.
     """
     try:
-        conversation = Conversation(url, api_key, model, system, max_tokens)
+        conversation = Conversation(url, api_key, model, system, max_tokens, ca)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    except OSError as error:  # ssl.SSLError, too
+        raise ConfigError(f"certificates of --ca {str(ca)!r} or SSL_CERT_FILE cannot be read: {error}") from error
     with contextlib.closing(conversation):
         terminal = Terminal(conversation, Console(highlight=False, soft_wrap=True), sys.stdin.isatty())
         terminal.run()
@@ -146,12 +188,13 @@ class Terminal:
         self._conversation, self._console, self._interactive = conversation, console, interactive
         self.failed = False
         self._open = True
+        self._file = ""  # text that is sent with the next message
 
     def run(self) -> None:
         if self._interactive:
             with contextlib.suppress(ImportError):  # makes lines editable, if there is one
                 importlib.import_module("readline")
-            self._note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends the chat.")
+            self._greet()
         while self._open and (line := self._line()) is not None:
             if line.startswith("/"):
                 self._command(line)
@@ -168,7 +211,16 @@ class Terminal:
             except EOFError:
                 return None
 
+    def _greet(self) -> None:
+        """Print the model and what it can be asked. Raises ServerError if no server answers."""
+        model = self._conversation.model
+        self._note(f"{model} at {self._conversation.url}"[:MAX_COLUMNS])
+        if model == EMBEDDED_MODEL:
+            self._note("It is small, and answers questions about documents: /demo gives it one.")
+        self._note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends the chat.")
+
     def _turn(self, text: str) -> None:
+        text, self._file = self._file + text, ""
         bar = PrefillBar(self._console)
         with self._errors_shown(), contextlib.closing(self._conversation.say(text)) as pieces, contextlib.closing(bar):
             try:
@@ -183,7 +235,8 @@ class Terminal:
                 self._note("\n(stopped)")
                 return
             self._console.print()
-            self._note(account_line(self._conversation.answer, self._conversation.ttft))
+            talk = self._conversation
+            self._note(account_line(talk.answer, talk.ttft, talk.seconds_without_cache))
 
     def _command(self, line: str) -> None:
         name, _, rest = line[1:].partition(" ")
@@ -222,6 +275,27 @@ class Terminal:
     def retry(self, rest: str) -> None:
         """Ask the last question again."""
         self._turn(self._conversation.retry())
+
+    def demo(self, rest: str) -> None:
+        """Start a conversation about a document of 2,000 tokens with a question."""
+        self._conversation.restart()
+        self._conversation.system = archive(88)["content"]
+        first, *others = (question for question, _ in QUESTIONS)
+        self._note(f"> {first}")
+        self._turn(first)
+        self._note(f"Ask more, and see what is known now: {others[0]}")
+
+    def file(self, rest: str) -> None:
+        """PATH: send the text of a file with the next message."""
+        if not rest:
+            raise ServerError("/file needs the path of a file")
+        path = Path(rest).expanduser()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise ServerError(f"{path} is not a text in UTF-8") from error
+        self._file += f"{path.name}:\n\n{text}\n\n"
+        self._note(f"{len(text):,} characters are sent with the next message.")
 
     def cache(self, rest: str) -> None:
         """Show the contents of the server's cache."""
@@ -268,21 +342,22 @@ class PrefillBar:
             self._task = None
 
 
-COMMANDS: dict[str, Callable[[Terminal, str], None]] = {
-    name: getattr(Terminal, name) for name in ("new", "system", "retry", "cache", "save", "quit", "help")
-}
+NAMES = ("new", "system", "retry", "demo", "file", "cache", "save", "quit", "help")
+COMMANDS: dict[str, Callable[[Terminal, str], None]] = {name: getattr(Terminal, name) for name in NAMES}
 
 
-def account_line(answer: Answer, ttft: float | None) -> str:
-    """Describe a turn in one line: prompt tokens, cached tokens and the reason for no more, times."""
+def account_line(answer: Answer, ttft: float | None, without_cache: float | None = None) -> str:
+    """Describe a turn in one line: known tokens of the prompt, seconds to the first token, with those without a cache.
+
+    A server that reports no cached tokens has only its times in it.
+    """
     parts = []
-    for name, count in (("prompt", answer.prompt_tokens), ("cached", answer.cached_tokens)):
-        if count is not None:
-            parts.append(f"{name} {count:,} tokens")
-    if answer.resumed_at is not None:
-        parts.append(f"resumed at {answer.resumed_at:,} ({answer.reason})")
+    if answer.prompt_tokens is not None and answer.cached_tokens is not None:
+        reason = f" ({answer.reason})" if answer.reason not in (None, "full") else ""
+        parts.append(f"{answer.cached_tokens:,} of {answer.prompt_tokens:,} tokens known{reason}")
     if ttft is not None:
-        parts.append(f"first token after {ttft:.2f} s")
+        instead = "" if without_cache is None else f" instead of about {without_cache:.2f} s"
+        parts.append(f"first token after {ttft:.2f} s{instead}")
     n = answer.output_tokens
     if n and n > 1 and answer.first is not None and answer.last is not None and answer.last > answer.first:
         parts.append(f"{(n - 1) / (answer.last - answer.first):,.1f} tok/s")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,11 +34,13 @@ class ServerError(HeadwaterError):
 class Client:
     """Blocking requests to one server, without any proxy of the environment; threads may share it."""
 
-    def __init__(self, url: str, api_key: str | None, timeout: float | None) -> None:
-        """Raises ValueError for a malformed URL. `timeout` is in seconds; None is no limit."""
+    def __init__(self, url: str, api_key: str | None, timeout: float | None, ca: Path | None = None) -> None:
+        """Raises ValueError for a malformed URL. `timeout` is in seconds; None is no limit. `ca`: see `trusted`."""
         limits = httpx.Timeout(timeout, connect=CONNECT_SECONDS)
         self.url = base_url(url)
-        self.http = httpx.Client(base_url=self.url, headers=headers(api_key), timeout=limits, trust_env=False)
+        self.http = httpx.Client(
+            base_url=self.url, headers=headers(api_key), timeout=limits, trust_env=False, verify=trusted(ca)
+        )
         self.close = self.http.close
 
     def get(self, path: str) -> Any:
@@ -52,9 +56,24 @@ class Client:
             response = self.http.request(method, path, **options)
             if response.is_success:
                 return response.json()
+        except httpx.ConnectError as error:
+            raise unreachable(self.url, error) from error
         except (httpx.HTTPError, ValueError) as error:
             raise ServerError(f"{self.url}{path}: {type(error).__name__}: {error}") from error
         raise ServerError(refusal_text(response.content, response.status_code), response.status_code)
+
+
+def trusted(ca: Path | None = None) -> ssl.SSLContext:
+    """Return the certificates to trust: those of a file (PEM), of SSL_CERT_FILE or SSL_CERT_DIR, or the usual ones."""
+    return httpx.create_ssl_context() if ca is None else ssl.create_default_context(cafile=ca)
+
+
+def unreachable(url: str, error: httpx.ConnectError) -> ServerError:
+    """Return the error for a server that cannot be connected to, with what helps."""
+    helps = "`headwater serve` starts a server here, --url names another one"
+    if "CERTIFICATE" in str(error):
+        helps = "the variable SSL_CERT_FILE, or --ca of `headwater chat`, names certificates to trust"
+    return ServerError(f"{url}: {error}; {helps}")
 
 
 def base_url(url: str) -> str:
@@ -82,13 +101,17 @@ def about(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
     """Return the pages that describe a server by path, or their status. Raises ServerError if none answers."""
     pages: dict[str, Any] = {}
     try:
-        with httpx.Client(base_url=base_url(url), headers=headers(api_key), timeout=timeout, trust_env=False) as client:
+        with httpx.Client(
+            base_url=base_url(url), headers=headers(api_key), timeout=timeout, trust_env=False, verify=trusted()
+        ) as client:
             for path in ABOUT_SERVER:
                 response = client.get(path)
                 try:
                     pages[path] = response.json() if response.is_success else response.status_code
                 except ValueError:
                     pages[path] = response.text[:200]
+    except httpx.ConnectError as error:
+        raise unreachable(url, error) from error
     except httpx.HTTPError as error:
         raise ServerError(f"{url}: {error}") from error
     return pages
@@ -130,7 +153,7 @@ class Endpoint:
         self.url = base_url(url)
         self._model, self._fields, self._timeout = model, fields, timeout
         self._headers = headers(api_key)
-        self._tls = httpx.create_ssl_context(trust_env=False)
+        self._tls = trusted()
         self._free: list[httpx.AsyncClient] = []
         self._clients: list[httpx.AsyncClient] = []
 

@@ -3,9 +3,11 @@
 import shutil
 import signal
 import ssl
+from contextlib import closing
 
 import pytest
 
+from headwater.load.endpoint import Client, ServerError
 from tests.forked import address, serving
 from tests.server.http.test_draining import FOREVER, draining, engine  # noqa: F401  # fixtures
 from tests.server.http.test_listener import certificate, made_certificate  # noqa: F401  # a fixture
@@ -42,6 +44,19 @@ def test_renewed_certificate_is_served_and_an_invalid_one_is_not(draining, files
     while served(server.url) == first:
         pass
     assert served(server.url) == next_cert.read_text()
+
+
+def test_client_trusts_certificates_of_a_file_or_a_variable(draining, certificate, monkeypatch):  # noqa: F811
+    key, cert = certificate
+    url = draining(FOREVER, tls_key=key, tls_cert=cert).url.replace("http", "https")
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    with closing(Client(url, None, 5)) as client, pytest.raises(ServerError, match="--ca of `headwater chat`"):
+        client.get("/health")
+    with closing(Client(url, None, 5, cert)) as client:
+        assert client.get("/health")["model"] == "fake"
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    with closing(Client(url, None, 5)) as client:
+        assert client.get("/health")["model"] == "fake"
 
 
 @pytest.mark.full
