@@ -283,7 +283,7 @@ class Terminal:
         first, *others = (question for question, _ in QUESTIONS)
         self._note(f"> {first}")
         self._turn(first)
-        self._note(f"Ask more, and see what is known now: {others[0]}")
+        self._note(f"Ask more, with the document known: {others[0]}")
 
     def file(self, rest: str) -> None:
         """PATH: send the text of a file with the next message."""
