@@ -39,7 +39,7 @@ TOOL_CALLS = ("held", "free")
 TOOL_FORMATS = (  # what headwater.server.answer.formats has
     "auto", "none", "qwen_xml", "hermes", "nemotron", "kimi", "jamba", "minimax", "minimax_xml", "granite", "python",
 )  # fmt: skip
-REASONING_FORMATS = ("auto", "none", "think")  # likewise
+REASONING_FORMATS = ("auto", "none", "think", "harmony")  # likewise
 SHORTEST = 0.1  # seconds, of a timeout
 PAGE_GRID = 64  # tokens; recurrences are cut at multiples of it
 DEFAULT_SEPARATOR = "<|segment|>"

@@ -386,7 +386,7 @@ def _gpt_oss(facts: Facts) -> Config:
         "num_experts_per_tok": facts.need("expert_used_count"),
         "intermediate_size": facts.need("expert_feed_forward_length"),
         "rope_scaling": scaling and scaling | {"truncate": False},
-        "eos_token_id": [*_ends(facts.header), *(tokens.index(end) for end in HARMONY_ENDS if end in tokens)],
+        "eos_token_id": [tokens.index(end) for end in HARMONY_ENDS if end in tokens] or _ends(facts.header),
     }
 
 

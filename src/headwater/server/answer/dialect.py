@@ -15,6 +15,7 @@ from headwater.errors import ConstraintError
 from headwater.request import Constraint, SamplingParams, Thought
 from headwater.server.answer import formats
 from headwater.server.answer.formats.grammar import Grammar, either, tag_tokens
+from headwater.server.answer.formats.harmony import Harmony
 from headwater.server.answer.formats.parser import AnswerParser, ToolFormat
 from headwater.server.http.errors import BadRequest
 from headwater.server.requests.structured import Outcome, compiled, known_keywords, with_known_patterns
@@ -45,7 +46,8 @@ class Dialect:
         added = tokenizer.get_added_tokens_decoder()
         self._special = {token.content: id_ for id_, token in added.items() if token.special}
         self._reasoning = formats.reasoning_format(config.reasoning_format, template)
-        self._calls = formats.tool_format(config.tool_format, template)
+        own = self._reasoning.calls if self._reasoning and config.tool_format != "none" else None
+        self._calls = own or formats.tool_format(config.tool_format, template)
         self._free = config.tool_calls == "free"
         # by namespace, as compiled constraints are
         self._compiled = lru_cache(MAX_COMPILED)(
@@ -154,7 +156,10 @@ class Dialect:
         before = self._before(start, grammar)
         if not before:
             return params
-        source = grammar.source(f"{before} {grammar.anything(self._reasoning.open)}")
+        after = grammar.anything(self._reasoning.open)
+        if isinstance(self._reasoning, Harmony):
+            before, after = "", self._reasoning.free_answer(grammar, start.prompt_end, [])
+        source = grammar.source(f"{before} {after}")
         return replace(params, constraint=Constraint("lark", source, "thinking_token_budget"))
 
     def _thought(self, prompt_end: str) -> Thought | None:
@@ -166,7 +171,7 @@ class Dialect:
 
     def _shown(self, use: ToolUse) -> tuple[int, ...]:
         """Return the special tokens among the tags that this answer's parser looks for."""
-        tags: tuple[str, ...] = (self._reasoning.open, self._reasoning.close) if self._reasoning else ()
+        tags = self._reasoning.tags if self._reasoning else ()
         if self._calls is not None and use.tools and use.mode != "none":
             tags += self._calls.tags
         return tuple(self._special[tag] for tag in tags if tag in self._special)
@@ -187,6 +192,9 @@ class Dialect:
     def _answers(self, start: Start, use: ToolUse | None, form: Constraint | None) -> str | None:
         """Return the grammar of answers that are calls or fit the form; None if the form itself is the constraint."""
         grammar = self._grammar(start)
+        if isinstance(self._reasoning, Harmony):
+            tools = list(use.tools.values()) if use is not None and self._calls is not None else []
+            return grammar.source(self._reasoning.answer(grammar, start.prompt_end, tools, form))
         before, answers = self._before(start, grammar), []
         if use is not None and self._calls is not None:
             answers.append(call_list(grammar, self._calls, use))
@@ -205,6 +213,8 @@ class Dialect:
     def _with_calls(self, start: Start, calls: ToolFormat, use: ToolUse) -> str:
         """Return the grammar of any answer whose calls fit the tools; reasoning before it is free of constraints."""
         grammar = self._grammar(start)
+        if isinstance(self._reasoning, Harmony):
+            return grammar.source(self._reasoning.free_answer(grammar, start.prompt_end, list(use.tools.values())))
         answer, tags = text_with_calls(grammar, calls, list(use.tools.values()), use.one), self._reasoning
         if tags is None or tags.closed_by(start.prompt_end):
             return grammar.source(answer)
@@ -218,6 +228,8 @@ class Dialect:
         tags = self._reasoning
         if tags is None or tags.closed_by(start.prompt_end):
             return ""
+        if isinstance(tags, Harmony):
+            return tags.before(grammar, start.prompt_end)
         thought = f"{grammar.until(tags.close)} {REASONING_GAP}"
         return thought if tags.left_open_by(start.prompt_end) else f"({grammar.tag(tags.open)} {thought})?"
 

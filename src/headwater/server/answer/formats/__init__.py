@@ -7,6 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from headwater.server.answer.formats import json_calls, python_calls, xml_calls
+from headwater.server.answer.formats.harmony import HARMONY
 from headwater.server.answer.formats.parser import ReasoningFormat, ToolFormat
 
 Format = TypeVar("Format", ReasoningFormat, ToolFormat)
@@ -16,6 +17,7 @@ REASONING: dict[str, ReasoningFormat] = {
     # Qwen, DeepSeek, Nemotron, Ring, MiniMax-M1, Falcon-H1R and most others. M1's chat template leaves reasoning to the
     # model and has no tag; it names the model in its system prompt.
     "think": ReasoningFormat("<think>", "</think>", ("MiniMax-M1",)),
+    "harmony": HARMONY,  # gpt-oss; has its own calls
 }
 TOOLS: dict[str, ToolFormat] = {
     "qwen_xml": xml_calls.QWEN_XML,

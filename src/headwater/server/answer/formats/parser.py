@@ -19,6 +19,20 @@ class ReasoningFormat:
     close: str
     models: tuple[str, ...] = ()  # models that write it although their chat templates do not; named in those templates
 
+    @property
+    def calls(self) -> ToolFormat | None:
+        """Format of tool calls, if it is part of this one."""
+        return None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tags of the format that may be tokens."""
+        return (self.open, self.close)
+
+    def splitter(self, thinking: bool, calls: tuple[ToolFormat, Tools] | None) -> AnswerSplitter:
+        """Return a splitter of one answer; `thinking`: the prompt left the reasoning open."""
+        return ReasoningSplitter(self, thinking, calls)
+
     def used_by(self, template: str) -> bool:
         """Return whether a chat template writes this format, or names a model that does."""
         return any(mark in template for mark in (self.close, *self.models))
@@ -116,8 +130,8 @@ class AnswerParser:
         `one`: the answer ends with its first call.
         """
         calls = (tool_format, tools) if tool_format and tools else None
-        self._reasoning = ReasoningSplitter(reasoning, thinking, calls) if reasoning else None
-        self._calls = CallSplitter(*calls, forced) if calls else None
+        self._reasoning = reasoning.splitter(thinking, calls) if reasoning else None
+        self._calls = CallSplitter(*calls, forced) if calls and not (reasoning and reasoning.calls) else None
         self._one, self._begun = one, 0  # number of calls that have begun
 
     def push(self, text: str) -> list[Delta]:
@@ -173,7 +187,15 @@ class Splitter:
         return taken
 
 
-class ReasoningSplitter(Splitter):
+class AnswerSplitter(Splitter, ABC):
+    """Base of splitters of whole answers."""
+
+    @abstractmethod
+    def finish(self) -> list[Delta]:
+        """Release the text that was held back; nothing may be pushed afterwards."""
+
+
+class ReasoningSplitter(AnswerSplitter):
     """Splitter of an answer into reasoning and content. Without an opening tag all text is content.
 
     `thinking`: the prompt left the reasoning open. Reasoning that is never closed extends to the end, or to a whole
