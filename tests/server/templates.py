@@ -92,6 +92,24 @@ ALTERNATING = """
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
+# channels, as gpt-oss's: reasoning is only shown before a call, of which a message has one, without a content
+HARMONY = """
+{%- set ns = namespace(name=none) %}<|start|>system<|message|>Reasoning: {{ reasoning_effort or "medium" }}<|end|>
+{%- for m in messages %}
+{%- if m.role in ('developer', 'system') %}<|start|>developer<|message|>{{ m.content }}<|end|>
+{%- elif m.role == 'tool' %}<|start|>functions.{{ ns.name }} to=assistant<|channel|>commentary<|message|>
+{{- m.content | tojson }}<|end|>
+{%- elif m.tool_calls %}
+{%- if m.content and m.thinking %}{{ raise_exception('content or thinking') }}{% endif %}
+{%- if m.content or m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.content or m.thinking }}<|end|>
+{%- endif %}
+{%- set ns.name = m.tool_calls[0].function.name %}<|start|>assistant to=functions.{{ ns.name }}
+{{- '<|channel|>commentary json<|message|>' }}{{ m.tool_calls[0].function.arguments | tojson }}<|call|>
+{%- else %}<|start|>{{ m.role }}{{ '<|channel|>final' if m.role == 'assistant' }}<|message|>{{ m.content }}<|end|>
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+
 # gives up on any conversation but the one it is given: of one message, which asks "hello"
 BROKEN = """
 {%- if messages | length > 1 or messages[0].content != 'hello' %}{{ raise_exception('no such luck') }}{% endif %}

@@ -200,6 +200,23 @@ def test_thoughts_are_given_in_the_field_that_the_template_reads():
     assert "<think>\nThus.\n</think>" in prompt(templates.STRICT, turns)
 
 
+def test_harmony_shows_each_call_with_its_result_and_thoughts_with_texts():
+    first, second = call("{}"), {**call("{}"), "id": "c2"}
+    asking = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [first, second]}
+    text = prompt(templates.HARMONY, [USER, asking, result("one"), result("two", "c2")], reasoning_effort="low")
+    assert text.startswith("<|start|>system<|message|>Reasoning: low<|end|>")
+    named = f"functions.{first['function']['name']}"
+    calls = f"<|start|>assistant to={named}<|channel|>commentary json<|message|>{{}}<|call|>"
+    of = f"<|start|>{named} to=assistant<|channel|>commentary<|message|>"
+    shown = f'<|channel|>analysis<|message|>Hm.\nI look.<|end|>{calls}{of}"one"<|end|>{calls}{of}"two"<|end|>'
+    assert text.endswith(f"{shown}<|start|>assistant")
+
+
+def test_template_that_names_one_effort_knows_the_usual_ones():
+    template = ChatTemplate(templates.HARMONY, {"bos_token": "", "eos_token": ""})
+    assert ChatPrompter(byte_tokenizer(), template).rules.efforts == ("low", "medium", "high")
+
+
 def test_error_names_the_first_message_that_a_template_refuses():
     picky = "{% for m in messages %}{% if 'zzz' in m.content %}{{ raise_exception('no zzz') }}{% endif %}{% endfor %}"
     bad = {"role": "user", "content": "zzz"}

@@ -16,6 +16,7 @@ NOW = datetime(2000, 1, 1)
 RULE, QUERY, ANSWER, LATER, THOUGHT, CALL_ID = "Ruzavi.", "Quzopa?", "Anzeku.", "Lazemo.", "Thizato.", "functions.zig:7"
 CALL_NAME = "zigato"
 THOUGHT_FIELDS = ("reasoning_content", "thinking")
+USUAL_EFFORTS = ("low", "medium", "high")
 MAX_SEPARATOR_CHARACTERS = 8
 
 
@@ -26,7 +27,10 @@ def rules_of(template: ChatTemplate, billing: bool = False) -> MessageRules:
     later = message("system", LATER)
     call = {"id": CALL_ID, "type": "function", "function": {"name": "zig", "arguments": {"a": "zag"}}}
     calling, result = message("assistant", "", tool_calls=[call]), message("tool", LATER, tool_call_id=CALL_ID)
-    parallel = message("assistant", "", tool_calls=[call, {**call, "id": "functions.zig:8"}])
+    second = {"id": "functions.zig:8", "type": "function", "function": {"name": CALL_NAME, "arguments": {"a": "zag"}}}
+    parallel = [user, message("assistant", "", tool_calls=[call, second]), result, result]
+    thought_field = next((name for name in THOUGHT_FIELDS if probe.shows_thought(name)), THOUGHT_FIELDS[0])
+    thinking = {**calling, thought_field: THOUGHT}
     return MessageRules(
         first_system=probe.shows(RULE, [system, user]),
         later_system=probe.shows(LATER, [system, user, answer, later, user])
@@ -38,17 +42,26 @@ def rules_of(template: ChatTemplate, billing: bool = False) -> MessageRules:
             if probe.refuses(turns) and not probe.refuses([user])
         ),
         fills_turns=probe.refuses([user, calling, result, user]) and not probe.refuses([user, calling, result]),
-        single_calls=probe.refuses([user, parallel, result, result]) and not probe.refuses([user, calling, result]),
+        single_calls=not probe.shows(CALL_NAME, parallel) and probe.shows("zag", [user, calling, result]),
         opens_with_query=any(map(probe.refuses, ([system], [answer, user], [system, calling, result]))),
         separators={role: probe.separator(role) for role in ("system", "user", "assistant", "tool")},
-        thought_field=next((name for name in THOUGHT_FIELDS if probe.shows_thought(name)), THOUGHT_FIELDS[0]),
+        thought_field=thought_field,
+        joins_thought=probe.refuses([user, {**thinking, "content": ANSWER}, result])
+        and not probe.refuses([user, thinking, result]),
         shows_call_ids=template.mentions("<|tool_call_begin|>") and probe.shows(CALL_ID, [user, calling, result]),
         thinks_by_word=template.mentions("/no_think") and not template.reads("enable_thinking"),
-        efforts=tuple(level for level in EFFORTS if template.mentions(f'"{level}"') or template.mentions(f"'{level}'"))
-        if template.reads("reasoning_effort")
-        else (),
+        efforts=efforts_of(template),
         billing=billing,
     )
+
+
+def efforts_of(template: ChatTemplate) -> tuple[str, ...]:
+    """Return the levels of reasoning that a template knows: those that it names, or the usual ones for one default."""
+    if not template.reads("reasoning_effort"):
+        return ()
+    named = (level for level in EFFORTS if template.mentions(f'"{level}"') or template.mentions(f"'{level}'"))
+    found = tuple(named)
+    return USUAL_EFFORTS if len(found) == 1 else found
 
 
 def message(role: str, content: Any, **more: Any) -> Message:

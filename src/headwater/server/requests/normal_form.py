@@ -99,6 +99,7 @@ class MessageRules:
     thought_field: str = "reasoning_content"  # name of the field with an assistant's reasoning
     shows_call_ids: bool = False  # ids of calls are part of the prompt, as functions.NAME:N
     thinks_by_word: bool = False  # /think and /no_think in the system's text switch the reasoning
+    joins_thought: bool = False  # a message with a call has reasoning or a content, not both
     efforts: tuple[str, ...] = ()  # levels of reasoning that it knows, ascending
     billing: bool = False  # billing lines stay
 
@@ -183,6 +184,9 @@ def _shaped(message: Message, rules: MessageRules) -> Message:
         shaped.pop(name, None)
     if (reasoning := thought(message)) is not None:
         shaped[rules.thought_field] = reasoning
+        texts = [part["text"] for part in shaped["content"] if part["text"]]
+        if rules.joins_thought and texts and "tool_calls" in shaped:
+            shaped |= {rules.thought_field: "\n".join((reasoning, *texts)), "content": []}
     return shaped
 
 
@@ -325,8 +329,8 @@ def _with_single_calls(shaped: Sequence[NormalMessage]) -> list[NormalMessage]:
         results = list(takewhile(lambda i: shaped[i].message["role"] == "tool", range(number + 1, len(shaped))))
         for i, call in enumerate(calls):
             own = next((r for r in results if shaped[r].message.get("tool_call_id") == call.get("id")), None)
-            content = one.message["content"] if i == 0 else []
-            split.append(NormalMessage({**one.message, "content": content, "tool_calls": [call]}, one.origin))
+            whole = one.message if i == 0 else {"role": one.message["role"], "content": []}
+            split.append(NormalMessage({**whole, "tool_calls": [call]}, one.origin))
             if own is not None and own not in taken:
                 split.append(shaped[own])
                 taken.add(own)

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
 
 from headwater.config import ServeConfig
 from headwater.request import Constraint, SamplingParams
@@ -16,9 +16,11 @@ from headwater.server.answer.formats import REASONING, reasoning_format
 from headwater.server.answer.formats.harmony import CALLS, ENDS, RETURN
 from headwater.server.answer.formats.parser import AnswerParser, joined
 from headwater.server.requests.tools import FunctionDefinition, ToolUse
+from tests.server import templates
 from tests.server.answer.formats.cases import WEATHER_TOOLS, cut, cuts, shape
 from tests.server.answer.formats.test_grammar import taken
-from tests.server.fake_engine import byte_tokenizer
+from tests.server.client import send
+from tests.server.fake_engine import FakeEngine, byte_tokenizer
 
 TEMPLATE = "{{ '<|start|>assistant<|channel|>analysis<|message|>' }}"
 PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
@@ -97,7 +99,7 @@ def test_auto_finds_harmony_by_the_chat_template():
 
 @cache
 def with_tags():
-    tokenizer = byte_tokenizer()
+    tokenizer = Tokenizer.from_str(byte_tokenizer().to_str())  # which other tests share
     tokenizer.add_special_tokens([AddedToken(tag, special=True) for tag in (*CALLS.tags, RETURN)])
     return tokenizer
 
@@ -153,3 +155,21 @@ def test_limit_of_reasoning_ends_the_analysis():
 def test_tags_that_the_parser_reads_are_shown():
     params = shaped(ToolUse("auto", {"ping": FunctionDefinition(name="ping")}))
     assert {with_tags().id_to_token(token) for token in params.shown_tokens} == set(CALLS.tags)
+
+
+@pytest.mark.parametrize("name", ["final", "call"])
+def test_server_answers_in_fields_of_the_api(name):
+    text, tools = ANSWERS[name][0], [{"type": "function", "function": {"name": "weather"}}]
+    engine = FakeEngine(script=text, chat_template=templates.HARMONY)
+    engine.start()
+    try:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools, "max_tokens": 400}
+        reply = send(engine, "POST", "/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    finally:
+        engine.stop()
+    assert engine.tokenizer.decode(engine.seen[0].prompt, skip_special_tokens=False).endswith("<|start|>assistant")
+    assert reply["reasoning_content"] == "Hm."
+    if name == "final":
+        assert reply["content"] == "Hello."
+    else:
+        assert reply["tool_calls"][0]["function"] == {"name": "weather", "arguments": BONN}
