@@ -8,7 +8,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 BUILD = $(if $(GPU)$(wildcard $(VENV)/.torch-cuda),cuda,cpu)
 DATA ?= ../shared/data
 
-.PHONY: install install-dev demo demo-cluster test test-full test-cluster test-peers quick-tests all-tests test-clients lint bench bench-lab results policies cells served-cells pages families train screenshot soak four-ways soak-memory tenant-timing fuzz clean
+.PHONY: install install-dev demo demo-cluster test test-full test-cluster test-peers quick-tests all-tests test-clients lint bench bench-lab results policies cells served-cells pages families train screenshot soak four-ways soak-memory tenant-timing fuzz clean help
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python %d.%d is too old, 3.11 or later is needed: make demo PYTHON=python3.11" % sys.version_info[:2])'
@@ -167,3 +167,7 @@ fuzz: $(VENV)/.fuzz
 
 clean:
 	rm -rf $(VENV) .clients build dist
+
+# the targets, as CONTRIBUTING.md lists them
+help:
+	@sed -n 's/^| `\(make[^|]*\) | \(.*\) |$$/\1: \2/p' CONTRIBUTING.md | tr -d '`' | fold -s -w 80

@@ -106,3 +106,11 @@ def test_soak_has_a_part_with_tiers():
     done = subprocess.run(["make", "-n", "soak"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     both = ["-m stress.soak --for 3m", "-m stress.soak --for 3m --tier"]
     assert re.findall(r"-m stress\.soak.*", done.stdout) == both, done.stdout + done.stderr
+
+
+def test_help_lists_the_targets_of_contributing_in_80_columns():
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("make demo, make demo-cluster: ")
+    assert any(line.startswith("make test: ") for line in lines)
+    assert max(map(len, lines)) <= 80

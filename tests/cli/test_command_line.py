@@ -153,6 +153,20 @@ def test_first_line_names_the_threads_of_a_quota(monkeypatch, folder, capsys):
     assert "Computing on 2 threads: the processes of this control group may use 2.5 cores" in capsys.readouterr().out
 
 
+def test_memory_for_few_prompts_is_a_warning(folder, capsys):
+    announce(ServeConfig(model=folder, memory=1_000_000))
+    printed = capsys.readouterr().out
+    assert "Warning: memory is 1 MB, little is cached:\n4 prompts of 2,048 tokens with a checkpoint" in printed
+    announce(ServeConfig(model=folder, memory=4_000_000_000))
+    assert "Warning" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["serve", "inspect"])
+def test_profile_as_a_model_is_refused_by_its_name(command, capsys):
+    assert run([command, "qwen3.5-9b"]) == 2
+    assert "qwen3.5-9b is a profile, which has sizes but no weights" in capsys.readouterr().err
+
+
 def test_first_lines_at_start_import_no_torch_or_web_framework(folder):
     """Run only them: the imports that follow in a real start take a second or two."""
     program = (

@@ -103,6 +103,7 @@ def test_configuration_file_accepts_toml_values_and_flag_texts(toml, tmp_path):
         ({}, {}, "[serve]\nport = 5", r"toml sets 'serve', which is not a setting"),
         ({}, {}, "max-running = 5\nmax_running = 5", r"toml sets 'max_running' twice"),
         ({}, {}, "port = ", r"headwater\.toml' cannot be read"),
+        ({}, {}, "memory = 4GB", r"cannot be read: .* line 1, .*; sizes need quotes: memory = \"4GB\""),
         ({}, {"HEADWATER_API_KEY": " "}, "", r"api_key is empty \(from HEADWATER_API_KEY\)"),
     ],
 )

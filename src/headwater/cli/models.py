@@ -25,7 +25,13 @@ LINE_SECONDS = 10  # between lines of progress without a terminal
 
 
 def by_name(model: Path) -> Path | HubName | None:
-    """Return the embedded model's folder or a hub's model, if `model` is the name of one."""
+    """Return the embedded model's folder or a hub's model, if `model` is the name of one.
+
+    Raises ConfigError for the name of a profile.
+    """
+    if str(model) in PROFILES:
+        takers = "`headwater size` and `headwater replay` take it as --model"
+        raise ConfigError(f"{model} is a profile, which has sizes but no weights: {takers}, a model here is ORG/NAME")
     return EMBEDDED_FOLDER if str(model) == EMBEDDED_FOLDER.name else HubName.parse(str(model))
 
 

@@ -140,7 +140,7 @@ FIGURES = (
     Column("reused", lambda row: f"{_short(row.checkpoints_hit)} of {_short(row.checkpoints_taken)}"),
     Column("recomputed", lambda row: _short(row.recomputed_tokens), _any(lambda row: row.recomputed_tokens)),
     Column("stranded", lambda row: _short(row.stranded_tokens)),
-    Column("s", lambda row: f"{row.seconds:.1f}"),
+    Column("run time", lambda row: f"{row.seconds:.1f} s"),
 )
 ROUTED = (
     Column("requests a worker", lambda row: _range(row, "requests", ",")),

@@ -44,6 +44,7 @@ EPILOG = (
 )
 
 MIN_SAVED = 0.05  # of weights' bytes, for a line of the start
+MIN_HELD_PROMPTS, MIN_HELD_TOKENS = 4, 2_048  # that the memory should hold
 LINE_SECONDS = 5  # between lines of progress without a terminal
 
 start_log = logging.getLogger("headwater.start")  # lines of the start, enabled if logs are JSON objects
@@ -210,8 +211,17 @@ def announce(config: ServeConfig) -> None:
     quota = quota_threads()
     if quota is not None and config.threads is None and config.device == "cpu":
         say(f"Computing on {quota} threads: the processes of this control group may use {cpu_quota():g} cores")
-    for line in weight_lines(spec, config):
+    for line in (*weight_lines(spec, config), *memory_lines(spec, config)):
         say(line)
+
+
+def memory_lines(spec: ModelSpec, config: ServeConfig) -> list[str]:
+    """Return a warning if the memory holds less than a few checkpoints and prompts of MIN_HELD_TOKENS."""
+    needed = MIN_HELD_PROMPTS * (spec.checkpoint_bytes + MIN_HELD_TOKENS * spec.kv_bytes_per_token)
+    if config.memory >= needed or not config.cache:
+        return []
+    few = f"{MIN_HELD_PROMPTS} prompts of {MIN_HELD_TOKENS:,} tokens with a checkpoint each"
+    return [f"Warning: memory is {in_units(config.memory)}, little is cached:", f"{few} take {in_units(needed)}"]
 
 
 def weight_lines(spec: ModelSpec, config: ServeConfig) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from headwater.plan import CacheLayout
 from headwater.setting import FILE, MASK, NAMES, NUMBER, SECONDS, SWITCH, TIERS, Setting, SettingError, without_password
 
 PREFIX = "HEADWATER_"
+UNQUOTED_SIZE = re.compile(r"^\s*([\w-]+)\s*=\s*([\d.]+\s*[KMGT]i?B)\b", re.MULTILINE)
 NAMED = {one.name: one for one in SETTINGS}
 NOT_SETTINGS = ("HEADWATER_CONFIG", "HEADWATER_CACHE_DIR")  # known variables that are not settings
 
@@ -94,10 +96,14 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
 
 def from_file(path: Path) -> dict[str, Given]:
     """Read a TOML file with settings at its top level, their names with _ or -. Paths are relative to the file."""
+    text = ""
     try:
-        keys = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        keys = tomllib.loads(text)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the settings of {str(path)!r} cannot be read: {error}") from error
+        size = UNQUOTED_SIZE.search(text)
+        helps = f'; sizes need quotes: {size[1]} = "{size[2]}"' if size else ""
+        raise ConfigError(f"the settings of {str(path)!r} cannot be read: {error}{helps}") from error
     given: dict[str, Given] = {}
     for key, value in keys.items():
         name = key.replace("-", "_")

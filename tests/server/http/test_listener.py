@@ -10,7 +10,7 @@ import pytest
 
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
-from headwater.server.http.process import listener, url
+from headwater.server.http.process import listener, tcp_listener, url
 from headwater.server.http.tls import check_tls
 
 
@@ -36,6 +36,14 @@ def test_chosen_port_is_reported_as_a_url():
     config = ServeConfig(port=0)
     with listener(config) as sock:
         assert url(sock, config) == f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
+
+
+def test_port_in_use_is_an_error_with_advice():
+    with listener(ServeConfig(port=0)) as sock:
+        sock.listen()
+        port = sock.getsockname()[1]
+        with pytest.raises(ConfigError, match="Address already in use; --port 0 chooses a free port"):
+            tcp_listener("127.0.0.1", port)
 
 
 def test_connections_send_at_once():

@@ -6,6 +6,7 @@ Draining refuses new requests, leaves time to the running ones, then stops the e
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import resource
@@ -134,7 +135,8 @@ def tcp_listener(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
     except OSError as error:
         sock.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        helps = "; --port 0 chooses a free port" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}{helps}") from error
     return sock
 
 
