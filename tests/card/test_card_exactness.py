@@ -133,7 +133,7 @@ def test_tiers_below_a_card_change_no_bit(load, same_bits_as_without_a_cache, tm
             beside = [rig.submit(words(150 + 40 * i, "beside", i), 24) for i in range(3)]
             answers = [first, rig.ask(first.prompt), *(rig.wait(one) for one in beside)]
             assert rig.engine.scheduler.tiers.tiers[0].counts["corrupt"] == 0
-        assert answers[1].account.loaded_tokens == answers[1].account.cached_tokens == (TIERED - 1) // 64 * 64
+        assert answers[1].account.loaded_tokens == answers[1].account.cached_tokens == TIERED
         assert all(same_bits_as_without_a_cache(make, answers))
 
 
