@@ -167,6 +167,13 @@ def test_profile_as_a_model_is_refused_by_its_name(command, capsys):
     assert "qwen3.5-9b is a profile, which has sizes but no weights" in capsys.readouterr().err
 
 
+def test_missing_extra_is_refused_before_the_model_is_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(serve, "load_engine", lambda *_: pytest.fail("the model is loaded"))
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    assert run(["serve", "--port", "0", "--otlp-endpoint", "http://127.0.0.1:9"]) == 2
+    assert "pip install 'headwater[otel]'" in capsys.readouterr().err
+
+
 def test_first_lines_at_start_import_no_torch_or_web_framework(folder):
     """Run only them: the imports that follow in a real start take a second or two."""
     program = (

@@ -137,10 +137,13 @@ def serve_until_stopped(config: ServeConfig) -> None:
     from headwater.server.http.service_manager import ServiceManager
     from headwater.server.http.tls import check_tls
     from headwater.server.observe.logs import configure_logging
+    from headwater.server.observe.tracing import otlp_exporter
 
     manager = ServiceManager()
     manager.status(f"loading {config.model or 'headwater-tiny'}")
     check_tls(config)
+    if config.otlp_endpoint is not None:
+        otlp_exporter(config.otlp_endpoint)  # is created again later: now only to know that its packages are there
     with listener(config) as sock, kv_events(config) as publish:
         check_template(whole_folder(config.model))
         from headwater.server.app import create_app
