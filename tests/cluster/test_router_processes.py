@@ -19,6 +19,7 @@ def pretending(given: Given, pipe: Connection) -> None:
     """Say what a router would that is asked for one request each time that a worker joins."""
     port = socket.socket(fileno=given.listening).getsockname()[1]
     workers, routed = dict[str, str](), 0
+    signal.signal(signal.SIGHUP, lambda *_: pipe.send(("lost", "read again")))
     while True:
         command, name, *_ = pipe.recv()
         if command == "leave":
@@ -63,6 +64,15 @@ def test_all_routers_get_the_members_and_their_counts_are_added(routers: RouterP
     routers.leave("a")
     until(lambda: lost == ["a", "a"])
     assert not routers.wait_for(1, 0.2)
+
+
+def test_hang_up_reaches_every_router(routers: RouterProcesses) -> None:
+    lost = []
+    routers.lost = lost.append
+    routers.join("a", "there")
+    assert routers.wait_for(1, PATIENCE)
+    routers.renew()
+    until(lambda: lost == ["read again"] * 2)
 
 
 def test_workers_do_not_change_while_a_router_is_started(routers: RouterProcesses) -> None:

@@ -73,6 +73,7 @@ def app_of(router: Router, config: ServeConfig) -> FastAPI:
 
 def run_router(given: Given, pipe: Connection) -> None:
     """Route until a signal comes, or the other end of the pipe is closed."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server runs: it reads keys and certificate when it starts
     config = given.config
     configure_logging(config.log_format, config.log_level)
     router = router_of(config, given.keys, given.rule)
