@@ -56,6 +56,8 @@ class Block:
     keep: float = 1.0
     scale: float = 1.0
     keeps_normed: bool = False  # keep · norm(x) instead of keep · x (MiniMax)
+    norm_after: bool = False  # norm(part(x)) instead of part(norm(x)) (OLMo)
+    norm_otherwise: str = ""  # name of the norm's weight in files of another writer
 
 
 @dataclass(frozen=True, slots=True)

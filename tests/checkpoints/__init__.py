@@ -9,10 +9,20 @@ from pathlib import Path
 import torch
 
 from headwater.models.files import embedded
-from tests.checkpoints import gpt_oss, linear_attention, ling_2_5, qwen, recipe, ring, short_convolutions, state_spaces
+from tests.checkpoints import (
+    gpt_oss,
+    linear_attention,
+    ling_2_5,
+    olmo_hybrid,
+    qwen,
+    recipe,
+    ring,
+    short_convolutions,
+    state_spaces,
+)
 from tests.checkpoints.recipe import Recipe, write
 
-GROUPS = (qwen, state_spaces, linear_attention, ring, ling_2_5, short_convolutions, gpt_oss)
+GROUPS = (qwen, state_spaces, linear_attention, ring, ling_2_5, short_convolutions, gpt_oss, olmo_hybrid)
 RECIPES: dict[str, Recipe] = {name: one for group in GROUPS for name, one in group.RECIPES.items()}
 SMALLEST = {  # of each family, by its name
     "Qwen3.5": "qwen3_5",
@@ -32,6 +42,7 @@ SMALLEST = {  # of each family, by its name
     "Nemotron-H": "nemotron_h",
     "LFM2": "lfm2",
     "gpt-oss": "gpt_oss",
+    "OLMo-Hybrid": "olmo_hybrid",
 }
 TRAINED = "headwater_tiny"  # comes with the package
 OWN = {  # by class

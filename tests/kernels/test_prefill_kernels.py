@@ -19,6 +19,7 @@ SHAPES = {
     "shared keys": DeltaNet(WIDTH, 2, 4, 32, 80, 4),
     "whole panels": DeltaNet(WIDTH, 2, 2, 16, 128, 4, by_key_head=True),
     "odd heads": DeltaNet(WIDTH, 3, 3, 48, 16, 2, norm_eps=1e-5),
+    "negative eigenvalues": DeltaNet(WIDTH, 2, 2, 32, 64, 4, apart=True, strength=2.0),
 }
 CASES = {name: Case(shape, GATED_DELTA_NET) for name, shape in SHAPES.items()}
 GATES = {name: Case(SHAPES["shared keys"], GATED_DELTA_NET, name) for name in GATED_DELTA_NET.extremes}

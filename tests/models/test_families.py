@@ -32,7 +32,8 @@ REFUSALS = [
 OF_NO_MATTER = {
     "architectures",
     "attention_dropout", "block_size", "bos_token_id", "chunk_size", "dtype", "eos_token_id",
-    "hidden_dropout", "initializer_range", "mamba_chunk_size", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap",
+    "hidden_dropout", "initializer_range", "linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor",
+    "linear_dt_max", "linear_dt_min", "mamba_chunk_size", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap",
     "mtp_layers_block_type", "mtp_loss_scaling_factor", "num_logits_to_keep", "num_nextn_predict_layers",
     "output_router_logits", "pad_token_id", "pretraining_tp", "rescale_prenorm_residual", "router_aux_loss_coef",
     "router_jitter_noise", "time_step_floor", "time_step_init_scheme", "time_step_max", "time_step_min",
@@ -64,6 +65,7 @@ SERVED = {
     "falcon_h1": ("FalconH1ForCausalLM",),
     "falcon_mamba": ("FalconMambaForCausalLM",),
     "gpt_oss": ("GptOssForCausalLM",),
+    "olmo_hybrid": ("OlmoHybridForCausalLM",),
     "granitemoehybrid": ("GraniteMoeHybridForCausalLM",),
     "jamba": ("JambaForCausalLM",),
     "kimi_linear": ("KimiLinearForCausalLM",),

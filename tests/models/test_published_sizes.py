@@ -21,6 +21,7 @@ MODELS = {  # family -> configuration and model in transformers
     "Mamba": ("MambaConfig", "MambaForCausalLM"),
     "LFM2": ("Lfm2Config", "Lfm2ForCausalLM"),
     "gpt-oss": ("GptOssConfig", "GptOssForCausalLM"),
+    "OLMo-Hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM"),
 }
 ELSEWHERE = {"Ling 2.5", "Ring-linear"}  # not in transformers
 

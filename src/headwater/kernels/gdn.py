@@ -2,8 +2,8 @@
 
 `projected` are rows [q | k | v | z | b | a], `out` rows [heads, v_width]. States and stored inputs of the convolution
 begin a row of the state memory every `state_row` and `stored_row` elements. `gates` are −e^A of each head, then the
-biases of the heads' steps. `sizes` are key heads, value heads, widths of a key and a value, and stored inputs of a
-channel.
+biases of the heads' steps, then the factors of their strengths. `sizes` are key heads, value heads, widths of a key and
+a value, and stored inputs of a channel.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def decode_into(
                 step = softplus(spread(projected, b + value_heads) + spread(gates, value_heads + head))
                 fill_into(decay, exp(spread(gates, head) * step))
                 at = of_states + head * k_width * v_width
-                delta_step(heads, at, k_width, v_width, query, key, decay, value, sigmoid(spread(projected, b)), read)
+                strength = sigmoid(spread(projected, b)) * spread(gates, 2 * value_heads + head)
+                delta_step(heads, at, k_width, v_width, query, key, decay, value, strength, read)
                 factor = inverse_rms(read, 0, v_width, eps)
                 at, z = (i * value_heads + head) * v_width, first + channels + head * v_width
                 for c in range(0, v_width, LANES):
@@ -180,7 +181,8 @@ def _prefill_group(
             )  # fmt: skip
             chunk.clear(work, at.value + n * v_width, (rows - n) * v_width)
             b = begin + 2 * keys + 2 * values + head
-            chunk.write_gates(work, at, projected, b, row, n, gates[head], gates[value_heads + head], value_heads)
+            numbers = gates[head], gates[value_heads + head], gates[2 * value_heads + head]
+            chunk.write_gates(work, at, projected, b, row, n, numbers, value_heads)
             chunk.write_pairs(work, at, n, rows)
             chunk.advance(work, at, at.states + i * of_state, unread, rows, k_width, v_width)
             z, to = begin + 2 * keys + values + head * v_width, token * values + head * v_width

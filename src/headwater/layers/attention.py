@@ -37,6 +37,7 @@ class GroupedAttention(Layer):
     head_dim: int
     gated: bool = False  # the output is gated: queries are projected to twice their width, (query, gate) head by head
     normed: bool = False  # queries and keys have norms of their own, head by head
+    normed_whole: bool = False  # so they have, over all heads together (OLMo)
     rotary: Rotary | None = None  # None: no positions
     bias: bool = False  # of queries, keys and values
     out_bias: bool = False
@@ -56,6 +57,8 @@ class GroupedAttention(Layer):
             shapes["o_proj.bias"] = (self.hidden,)
         if self.normed:
             shapes |= {"q_norm.weight": (self.head_dim,), "k_norm.weight": (self.head_dim,)}
+        if self.normed_whole:
+            shapes |= {"q_norm.weight": (queries,), "k_norm.weight": (keys,)}
         if self.sinks:
             shapes["sinks"] = (self.heads,)
         return shapes

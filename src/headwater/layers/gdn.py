@@ -21,6 +21,8 @@ class DeltaNet(Layer):
     conv: int  # taps of the convolution over queries, keys and values
     by_key_head: bool = False  # projections' rows stand key head by key head, each with its value heads (Qwen3-Next)
     norm_eps: float = 1e-6
+    apart: bool = False  # queries, keys and values are projected by a weight each (OLMo-Hybrid)
+    strength: float = 1.0  # factor of the sigmoid: 2 allows negative eigenvalues (Grazzi et al. 2025)
 
     @property
     def channels(self) -> int:
@@ -34,7 +36,9 @@ class DeltaNet(Layer):
                 "in_proj_ba.weight": (2 * self.v_heads, self.hidden),
             }
         else:
-            outputs = {"qkv": self.channels, "z": values, "b": self.v_heads, "a": self.v_heads}
+            keys = self.k_heads * self.k_dim
+            outputs = {"q": keys, "k": keys, "v": values} if self.apart else {"qkv": self.channels}
+            outputs |= {"z": values, "b": self.v_heads, "a": self.v_heads}
             shapes = {f"in_proj_{name}.weight": (n, self.hidden) for name, n in outputs.items()}
         return shapes | {
             "conv1d.weight": (self.channels, 1, self.conv),

@@ -165,6 +165,22 @@ class StreamNorm:
         return self(x_NC)
 
 
+class Unnormed:
+    """Residual stream as a layer without a norm before it reads it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __call__(self, x_NC: Tensor) -> Tensor:
+        """Return a copy of the stream."""
+        return x_NC.to(self.dtype, copy=True)
+
+    def after(self, x_NC: Tensor, out_NC: Tensor, scale: float) -> Tensor:
+        """Add a layer's output, times `scale`, to the stream in place; return a copy of the sum."""
+        x_NC += out_NC if scale == 1.0 else out_NC * scale
+        return self(x_NC)
+
+
 def empty_vectors(*shape: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """Allocate float32 memory: a view of that shape, and the whole vectors that the view is the beginning of."""
     size = math.prod(shape)

@@ -131,14 +131,30 @@ class Heads:
 
     def __init__(self, shape: GroupedAttention, weights: Weights) -> None:
         self.shape = shape
-        self.qkv = weights.linear("q_proj", "k_proj", "v_proj")
+        self._qkv = weights.linear("q_proj", "k_proj", "v_proj")
         self.out = weights.linear("o_proj")
         self.rotation = rotary_table(shape.rotary, str(weights.device)) if shape.rotary else None
         names = ("q_norm.weight", "k_norm.weight")
         self.sink_GQ = weights.vector("sinks").view(shape.kv_heads, -1) if shape.sinks else None
-        self.q_norm, self.k_norm = (
-            RMSNorm(weights.vector(name), shape.norm_eps, shape.norm_offset) if shape.normed else None for name in names
-        )
+        normed = shape.normed or shape.normed_whole
+        norms = [RMSNorm(weights.vector(n), shape.norm_eps, shape.norm_offset) for n in names if normed]
+        self.q_norm: RMSNorm | None
+        self.k_norm: RMSNorm | None
+        self.q_norm, self.k_norm = norms if shape.normed else (None, None)
+        self._whole_norms = norms if shape.normed_whole else []
+
+    def qkv(self, x_NC: Tensor, n_prefill: int) -> Tensor:
+        """Compute queries (with gates, if there are any), keys and values, with the norms over all heads together."""
+        return self._normed(self._qkv(x_NC, n_prefill))
+
+    def _normed(self, qkv_NX: Tensor) -> Tensor:
+        """Apply the norms over all heads together, in place, to rows that end with keys and values."""
+        keys = self.shape.kv_heads * self.shape.head_dim
+        parts = qkv_NX[:, : -2 * keys], qkv_NX[:, -2 * keys : -keys]
+        for norm, part_NX in zip(self._whole_norms, parts, strict=False):
+            if part_NX.shape[1]:
+                part_NX.copy_(norm(part_NX.contiguous()))
+        return qkv_NX
 
     def project(self, x_NC: Tensor, batch: StepBatch) -> Projected:
         """Compute queries, keys and values, normed and rotated, and the output's gate."""
@@ -160,7 +176,7 @@ class Heads:
     def keys_values(self, x_NC: Tensor, batch: StepBatch) -> tuple[Tensor, Tensor]:
         """Compute only keys and values, as `project` does."""
         keys = self.shape.kv_heads * self.shape.head_dim
-        kv_NX = self._keys_values(x_NC, batch.n_prefill)[:, -2 * keys :]
+        kv_NX = self._normed(self._keys_values(x_NC, batch.n_prefill)[:, -2 * keys :])
         k_NGD, v_NGD = (x_NX.unflatten(1, (self.shape.kv_heads, -1)) for x_NX in kv_NX.split(keys, dim=1))
         return self._placed(k_NGD, self.k_norm, batch), v_NGD
 
@@ -173,7 +189,7 @@ class Heads:
     def _keys_values(self) -> Linear:
         """The product of keys and values, with the last queries if they do not end where a product may begin."""
         queries = (2 if self.shape.gated else 1) * self.shape.heads * self.shape.head_dim
-        return self.qkv.outputs_from(queries // OUTPUT_GRID * OUTPUT_GRID)
+        return self._qkv.outputs_from(queries // OUTPUT_GRID * OUTPUT_GRID)
 
     def _placed(self, x_NHD: Tensor, norm: RMSNorm | None, batch: StepBatch) -> Tensor:
         """Norm each head and rotate it, in float32; round once."""

@@ -188,7 +188,7 @@ class DeltaRule(RecurrentMixer[Shape]):
 
 
 class GatedDeltaNet(DeltaRule[DeltaNet]):
-    """The mixer of Qwen3-Next and Qwen3.5."""
+    """The mixer of Qwen3-Next, Qwen3.5 and OLMo-Hybrid."""
 
     def __init__(self, shape: DeltaNet, weights: Weights) -> None:
         self.shape = shape
@@ -208,7 +208,7 @@ class GatedDeltaNet(DeltaRule[DeltaNet]):
         return projected_NE[:, : s.channels], projected_NE[:, s.channels + s.v_heads * s.v_dim :]
 
     def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
-        """Compute gates [N, 2, H]: the log decay, −e^A softplus(a + dt), and the strength, sigmoid(b)."""
+        """Compute gates [N, 2, H]: the log decay, −e^A softplus(a + dt), and the strength, a multiple of sigmoid(b)."""
         s = self.shape
         (projected_NE,) = products
         widths = (s.channels, s.v_heads * s.v_dim, s.v_heads, s.v_heads)
@@ -216,10 +216,10 @@ class GatedDeltaNet(DeltaRule[DeltaNet]):
         if has_kernels(a_NH.device):
             from headwater.mixers.gpu.pointwise import delta_gates  # needs Triton
 
-            gates_N2H = delta_gates(a_NH, b_NH, self.dt_bias_H, self.decay_H)
+            gates_N2H = delta_gates(a_NH, b_NH, self.dt_bias_H, self.decay_H, s.strength)
             return Rows(mixed_NC, gates_N2H, z_NX.unflatten(-1, (s.v_heads, s.v_dim)))
         g_NH = softplus(a_NH.float() + self.dt_bias_H).mul_(self.decay_H)
-        gates_N2H = torch.stack((g_NH, sigmoid(b_NH.float())), 1)
+        gates_N2H = torch.stack((g_NH, sigmoid(b_NH.float()).mul_(s.strength)), 1)
         return Rows(mixed_NC, gates_N2H, z_NX.unflatten(-1, (s.v_heads, s.v_dim)))
 
     def prepare(self, mixed_ntC: Tensor, gates_ntX: Tensor) -> Chunks:
@@ -242,7 +242,8 @@ def fused_projection(shape: DeltaNet, weights: Weights) -> Linear:
     Stored key head by key head, rows are q, k, then v and z of the value heads that share it (b and a likewise).
     """
     if not shape.by_key_head:
-        return weights.linear(*(f"in_proj_{name}" for name in ("qkv", "z", "b", "a")))
+        of_qkv = ("q", "k", "v") if shape.apart else ("qkv",)
+        return weights.linear(*(f"in_proj_{name}" for name in (*of_qkv, "z", "b", "a")))
     heads = shape.k_heads
     shared = shape.v_heads // heads
     widths = (shape.k_dim, shape.k_dim, shared * shape.v_dim, shared * shape.v_dim)

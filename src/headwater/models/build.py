@@ -24,7 +24,7 @@ from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
 from headwater.layers.short_conv import ShortConv
 from headwater.machine import return_free_memory
-from headwater.mixers.activations import RMSNorm, StreamNorm
+from headwater.mixers.activations import RMSNorm, StreamNorm, Unnormed
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.feed_forward import MixtureOfExperts, mlp_of
 from headwater.mixers.gdn import GatedDeltaNet
@@ -154,7 +154,10 @@ def _blocks(
                 held = QuantisedTensors(held, part.layer, BITS[spec.weights], at, convert)
             functions.append(layer_function(index, part.layer, Weights(held, tensors.dtype, tensors.device), mixers))
             index += 1
-        yield hybrid.Residual(block, _norm(spec, block.norm, tensors, prefix), tuple(functions))
+        name = block.norm if prefix + block.norm in tensors else block.norm_otherwise or block.norm
+        norm = _norm(spec, name, tensors, prefix)
+        before, after = (Unnormed(tensors.dtype), norm) if block.norm_after else (norm, None)
+        yield hybrid.Residual(block, before, tuple(functions), after)
         _give_back(tensors)
 
 

@@ -14,7 +14,7 @@ import torch
 from headwater.memory.arena import Arena
 from headwater.memory.slots import Segment, StateMemory
 from headwater.memory.tails import TailMemory
-from headwater.mixers.activations import StreamNorm
+from headwater.mixers.activations import StreamNorm, Unnormed
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.drafts import Kept
@@ -138,8 +138,9 @@ class Residual:
     """A block of the spec with the functions of its parts."""
 
     block: Block
-    norm: StreamNorm
+    norm: StreamNorm | Unnormed
     functions: tuple[Function, ...]
+    norm_after: StreamNorm | None = None
 
     def forward(self, x_NC: torch.Tensor, last: Output | None, step: Step) -> tuple[torch.Tensor, Output]:
         """Add the last block's output to the residual stream `x_NC` in place, and compute this block over it.
@@ -155,7 +156,9 @@ class Residual:
         for part, function in zip(block.parts, self.functions, strict=True):
             for output in outputs[-1:]:
                 kept_NC += _scaled(*output)
-            outputs.append((function(_scaled(normed_NC, part.in_scale), step), part.out_scale * block.scale))
+            out_NC = function(_scaled(normed_NC, part.in_scale), step)
+            out_NC = out_NC if self.norm_after is None else self.norm_after(out_NC)
+            outputs.append((out_NC, part.out_scale * block.scale))
         return kept_NC, outputs[-1]
 
 

@@ -183,6 +183,8 @@ class PartTensors(Mapping[str, Stored]):
             return self._of_experts(name, shape)
         if name.partition(".")[0] in QKV:
             return self._whole_or_third(name, shape)
+        if name == "conv1d.weight" and "in_proj_q.weight" in self._shapes:
+            return self._convolution_apart(name, shape)
         return self._whole_or_half(name, shape)
 
     def __iter__(self) -> Iterator[str]:
@@ -215,6 +217,16 @@ class PartTensors(Mapping[str, Stored]):
             return self._tensors.stored(whole, *shape)
         rows = [self._shapes[f"{part}.{of}"][0] for part in QKV]
         return cut(self._tensors.stored(joined, sum(rows), *shape[1:]), rows)[QKV.index(kind)]
+
+    def _convolution_apart(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return the taps of queries, keys and values, which are three tensors: transformers 5.24 writes equal ones."""
+        rows = [self._shapes[f"in_proj_{part}.weight"][0] for part in "qkv"]
+        names = [f"{self._prefix}{part}_{name}" for part in "qkv"]
+        try:
+            parts = [self._tensors.raw(name, n, *shape[1:]) for name, n in zip(names, rows, strict=True)]
+        except CheckpointError:
+            parts = [self._tensors.raw(name, sum(rows) // 3, *shape[1:]) for name in names]
+        return torch.cat(parts)
 
     def _of_experts(self, name: str, shape: tuple[int, ...]) -> Stored:
         """Return stacked weights [E, outputs, inputs], or a list of quantised ones, whichever way they are held."""

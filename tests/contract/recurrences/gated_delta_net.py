@@ -13,6 +13,8 @@ FAR = 1e4  # of a gate's input: a sigmoid is 0 or 1 there, and e^−softplus is 
 def projections(layer: DeltaNet, w: Tensors) -> list[torch.Tensor]:
     """Weights of q, k, v, z, b and a, each with the rows of its heads in order."""
     keys, values = layer.k_heads * layer.k_dim, layer.v_heads * layer.v_dim
+    if layer.apart:
+        return [w[f"in_proj_{name}.weight"] for name in "qkvzba"]
     if not layer.by_key_head:
         names = ("in_proj_z.weight", "in_proj_b.weight", "in_proj_a.weight")
         return [*w["in_proj_qkv.weight"].split((keys, keys, values)), *(w[name] for name in names)]
@@ -35,7 +37,7 @@ def reference(layer: DeltaNet, w: Tensors, x_LD: torch.Tensor) -> tuple[torch.Te
     q_LX, k_LX, v_LX = torch.nn.functional.silu(mixed_LC).split([len(q_w), len(k_w), len(v_w)], -1)
     q_LHK, k_LHK = (_unit(t.unflatten(-1, (layer.k_heads, -1)), layer) for t in (q_LX, k_LX))
     g_LH = -w["A_log"].exp() * torch.nn.functional.softplus(x_LD @ a_w.T + w["dt_bias"])
-    beta_LH = torch.sigmoid(x_LD @ b_w.T)
+    beta_LH = layer.strength * torch.sigmoid(x_LD @ b_w.T)
     v_LHV = v_LX.unflatten(-1, (layer.v_heads, -1))
     zero_HKV = x_LD.new_zeros(layer.v_heads, layer.k_dim, layer.v_dim)
     core_LHV, state_HKV = delta_rule(q_LHK * layer.k_dim**-0.5, k_LHK, v_LHV, g_LH, beta_LH, zero_HKV)
@@ -63,6 +65,7 @@ GATED_DELTA_NET = Recurrence(
         "by key head": DeltaNet(WIDTH, 2, 4, 16, 24, 4, by_key_head=True),
         "odd heads": DeltaNet(WIDTH, 3, 3, 24, 16, 2),
         "odd groups": DeltaNet(WIDTH, 1, 5, 8, 40, 3, by_key_head=True, norm_eps=1e-5),
+        "negative eigenvalues": DeltaNet(WIDTH, 2, 4, 16, 24, 4, apart=True, strength=2.0),
     },
     reference=reference,
     moved=moved,

@@ -40,6 +40,7 @@ def noted(kernel: Callable[..., torch.Tensor], ran: list[str]) -> Callable[..., 
         ("qwen3_window_odd_heads", 3, 3),
         ("kimi_linear", 2, 1),
         ("gpt_oss", 2, 2),
+        ("olmo_hybrid", 2, 1),
     ],  # attention and delta rule
 )
 def test_model_gives_the_logits_of_the_cpu(

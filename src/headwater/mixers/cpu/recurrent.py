@@ -72,7 +72,8 @@ class GatedDeltaNetKernel:
     def __init__(self, mixer: GatedDeltaNet) -> None:
         s = mixer.shape
         self.taps, self.norm = taps_of(mixer.convolution), padded(mixer.norm_V)
-        self.gates = torch.cat((mixer.decay_H, mixer.dt_bias_H)).numpy()
+        strength_H = torch.full_like(mixer.decay_H, s.strength)
+        self.gates = torch.cat((mixer.decay_H, mixer.dt_bias_H, strength_H)).numpy()
         self.sizes = (s.k_heads, s.v_heads, s.k_dim, s.v_dim, mixer.convolution.before)
         self.eps = s.norm_eps
         self.prefills = s.k_dim % LANES == 0 and s.v_dim % LANES == 0

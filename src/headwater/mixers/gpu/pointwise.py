@@ -65,7 +65,7 @@ def _convolve_token(
 
 
 @triton.jit
-def _delta_gates(a, b, dt_bias, decay, out, n_elements, heads, row, block: tl.constexpr):
+def _delta_gates(a, b, dt_bias, decay, strength, out, n_elements, heads, row, block: tl.constexpr):
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < n_elements
     which, head = (at // heads).to(tl.int64), at % heads
@@ -74,7 +74,7 @@ def _delta_gates(a, b, dt_bias, decay, out, n_elements, heads, row, block: tl.co
     g = activated(dt, "softplus") * tl.load(decay + head, mask=inside, other=0.0)
     beta = activated(tl.load(b + which * row + head, mask=inside, other=0.0).to(tl.float32), "sigmoid")
     tl.store(out + which * 2 * heads + head, g, mask=inside)
-    tl.store(out + (which * 2 + 1) * heads + head, beta, mask=inside)
+    tl.store(out + (which * 2 + 1) * heads + head, beta * strength, mask=inside)
 
 
 @triton.jit
@@ -88,13 +88,16 @@ def _open(x, gate, n_elements, width, heads, gate_row, gate_head, block: tl.cons
     tl.store(x + at, value * opened.to(value.dtype), mask=inside)
 
 
-def delta_gates(a_NH: Tensor, b_NH: Tensor, dt_bias_H: Tensor, decay_H: Tensor) -> Tensor:
-    """Return softplus(a + dt_bias) · decay and sigmoid(b), [N, 2, H] float32; a and b are parts of the same rows."""
+def delta_gates(a_NH: Tensor, b_NH: Tensor, dt_bias_H: Tensor, decay_H: Tensor, strength: float) -> Tensor:
+    """Return softplus(a + dt_bias) · decay and sigmoid(b) · strength, [N, 2, H] float32.
+
+    a and b are parts of the same rows.
+    """
     n, heads = a_NH.shape
     out_N2H = torch.empty(n, 2, heads, dtype=torch.float32, device=a_NH.device)
     if n:
         _delta_gates[(triton.cdiv(n * heads, GATES),)](
-            a_NH, b_NH, dt_bias_H, decay_H, out_N2H, n * heads, heads, a_NH.stride(0), block=GATES
+            a_NH, b_NH, dt_bias_H, decay_H, strength, out_N2H, n * heads, heads, a_NH.stride(0), block=GATES
         )  # fmt: skip
     return out_N2H
 

@@ -37,6 +37,7 @@ FILES = (
     "mamba",
     "lfm2",
     "gpt_oss",
+    "olmo_hybrid",
 )
 FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{file}").FAMILY for file in FILES)
 ALL_REFUSE = (

@@ -1,8 +1,8 @@
 """Hybrids of linear attention, and of Mamba: Ring-linear 2.0 and MiniMax (Lightning), Kimi Linear and Ling 3.0 (KDA).
 
 Those of Mamba or Mamba-2 are Jamba, Nemotron-H, Falcon-H1, Granite 4 and Bamba; Falcon Mamba and Mamba-2 have no
-attention; LFM2 has short convolutions. In all others, layers of grouped or latent attention stand between groups of
-recurrent ones.
+attention; LFM2 has short convolutions, OLMo-Hybrid Gated DeltaNet. In all others, layers of grouped or latent
+attention stand between groups of recurrent ones.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from headwater.layers.attention import GroupedAttention, WindowAttention
 from headwater.layers.feed_forward import CLAMPED_SWIGLU, Experts, Mlp
+from headwater.layers.gdn import DeltaNet
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
@@ -212,6 +213,15 @@ MODELS = (
     ),
     *(JAMBA, NEMOTRON_H, NEMOTRON_3_NANO, FALCON_H1, GRANITE_4, GRANITE_4_TINY, BAMBA, MAMBA_2, FALCON_MAMBA),
     *(LFM2, LFM2_MOE, LFM2_5_MOE),
+    Profile.of(
+        "olmo-hybrid-7b",
+        "transformers 5.24, defaults of OlmoHybridConfig (Olmo-Hybrid-7B)",
+        100_352,
+        (DeltaNet(3840, 30, 30, 96, 192, conv=4, norm_eps=1e-5, apart=True, strength=2.0), 24),
+        (GroupedAttention(3840, heads=30, kv_heads=30, head_dim=128, normed_whole=True), 8),
+        (Mlp(3840, 11_008), 32),
+        note=FLOAT32_ASSUMED,
+    ),
     _gpt_oss("20b", layers=24, experts=32),
     _gpt_oss("120b", layers=36, experts=128),
 )
