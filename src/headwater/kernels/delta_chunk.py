@@ -119,15 +119,14 @@ def write_dots(work, at, unread, rows, k_width):
 
 
 @lean_part
-def write_gates(work, at, projected, first, row, n, of_head, of_a):
-    """Write the gates of `n` tokens and what follows from them; b of a token is at `first`, a is `of_a` further.
+def write_gates(work, at, projected, first, row, n, gates, head, heads):
+    """Write the gates of `n` tokens and what follows from them; b of a token is at `first`, a is `heads` further.
 
-    `of_head` are a head's rate, the bias of its step and the factor of its strength.
     Vectors are written for each token, of which the next one overwrites all lanes but the first.
     """
-    rate, bias, strength = of_head
+    rate, bias, strength = gates[head], gates[heads + head], gates[2 * heads + head]
     for t in range(n):
-        step = softplus(spread(projected, first + t * row + of_a) + fill(bias))
+        step = softplus(spread(projected, first + t * row + heads) + fill(bias))
         store(work, at.high + t, fill(rate) * step)
         store(work, at.beta + t, sigmoid(spread(projected, first + t * row)) * fill(strength))
     for t in range(n, TOKENS):

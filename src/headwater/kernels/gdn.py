@@ -181,8 +181,7 @@ def _prefill_group(
             )  # fmt: skip
             chunk.clear(work, at.value + n * v_width, (rows - n) * v_width)
             b = begin + 2 * keys + 2 * values + head
-            numbers = gates[head], gates[value_heads + head], gates[2 * value_heads + head]
-            chunk.write_gates(work, at, projected, b, row, n, numbers, value_heads)
+            chunk.write_gates(work, at, projected, b, row, n, gates, head, value_heads)
             chunk.write_pairs(work, at, n, rows)
             chunk.advance(work, at, at.states + i * of_state, unread, rows, k_width, v_width)
             z, to = begin + 2 * keys + values + head * v_width, token * values + head * v_width
