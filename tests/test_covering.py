@@ -55,6 +55,9 @@ def test_cells_are_left_to_make_test_full(request: pytest.FixtureRequest, first:
     test = request.node.nodeid.partition("[")[0]
     cells = [item for item in request.session.items if item.nodeid.partition("[")[0] == test]
     quick = [item.callspec.params for item in cells if not item.get_closest_marker("full")]
+    if request.config.option.markexpr == "full":  # quick cells are not among the session's items
+        assert not quick
+        return
     assert {(cell["second"], cell["third"]) for cell in quick} == {*product(range(3), repeat=2)}
     assert {cell["first"] for cell in quick} == {0, 1}
     assert len(quick) == 9
