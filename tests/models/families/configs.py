@@ -85,6 +85,21 @@ LFM2_MOE: Config = {
     "num_experts_per_tok": 4, "norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0,
     "num_attention_heads": 32, "num_key_value_heads": 8, "rope_theta": 1_000_000.0, "norm_eps": 1e-05,
 }
+GPT_OSS: Config = {
+    "model_type": "gpt_oss", "vocab_size": 201_088, "hidden_size": 2880, "num_hidden_layers": 24, "head_dim": 64,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "attention_bias": True, "num_local_experts": 32,
+    "num_experts_per_tok": 4, "experts_per_token": 4, "intermediate_size": 2880, "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131_072,
+    "initial_context_length": 4096, "rms_norm_eps": 1e-05, "rope_theta": 150_000, "swiglu_limit": 7.0,
+    "rope_scaling": {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+        "rope_type": "yarn", "truncate": False,
+    },
+    "hidden_act": "silu", "tie_word_embeddings": False, "quantization_config": {"quant_method": "mxfp4"},
+}
+GPT_OSS_120B: Config = GPT_OSS | {
+    "num_hidden_layers": 36, "num_local_experts": 128, "layer_types": ["sliding_attention", "full_attention"] * 18,
+}
 NEMOTRON_H: Config = {
     "model_type": "nemotron_h", "vocab_size": 131_072, "hidden_size": 4096, "num_hidden_layers": 52,
     "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", "attention_head_dim": 128,

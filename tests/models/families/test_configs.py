@@ -4,18 +4,21 @@ import pytest
 
 from headwater.cli.inspect import flops_table
 from headwater.errors import CheckpointError
-from headwater.layers.attention import GroupedAttention, Rotary
+from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
+from headwater.layers.rotary_scaling import Yarn, mscale
 from headwater.models.families import read_config
 from headwater.models.profiles import PROFILES
 from headwater.spec import ModelSpec
 from tests.models.families.configs import (
     FALCON_H1,
+    GPT_OSS,
+    GPT_OSS_120B,
     JAMBA,
     KIMI,
     KIMI_FULL,
@@ -46,6 +49,8 @@ def read(config: Config, **changes: object) -> ModelSpec:
         (RING_MINI, "ring-mini-linear-2.0"),
         (LFM2, "lfm2-1.2b"),
         (LFM2_MOE, "lfm2-8b-a1b"),
+        (GPT_OSS, "gpt-oss-20b"),
+        (GPT_OSS_120B, "gpt-oss-120b"),
     ],
 )
 def test_published_model_has_the_costs_of_its_profile(config: Config, name: str) -> None:
@@ -59,7 +64,15 @@ def test_published_model_has_the_costs_of_its_profile(config: Config, name: str)
 
 @pytest.mark.parametrize(
     ("config", "billions"),
-    [(FALCON_H1, 0.521), (NEMOTRON_H, 8.1), (NEMOTRON_NANO, 31.6), (LFM2, 1.17), (LFM2_MOE, 8.34)],
+    [
+        (FALCON_H1, 0.521),
+        (NEMOTRON_H, 8.1),
+        (NEMOTRON_NANO, 31.6),
+        (LFM2, 1.17),
+        (LFM2_MOE, 8.34),
+        (GPT_OSS, 20.9),
+        (GPT_OSS_120B, 116.8),
+    ],
 )
 def test_models_have_their_published_sizes(config: Config, billions: float) -> None:
     assert sum(read(config).parameters_by_kind().values()) == pytest.approx(billions * 1e9, rel=0.005)
@@ -279,3 +292,15 @@ def test_a_list_of_names_is_as_good_as_a_pattern(key: str, names: tuple[str, str
     mamba, attention = names
     listed = {key: [mamba, "mlp", attention, "moe"], "num_hidden_layers": 4, "hybrid_override_pattern": None}
     assert read(NEMOTRON_NANO, **listed) == read(NEMOTRON_NANO, num_hidden_layers=4, hybrid_override_pattern="M-*E")
+
+
+def test_gpt_oss_scales_positions_from_4096_and_slides_in_every_second_layer() -> None:
+    spec = read(GPT_OSS)
+    window, full = spec.layers[0], spec.layers[2]
+    assert isinstance(window, WindowAttention)
+    assert (window.window, full.kind, spec.max_length) == (128, "attention", 131_072)
+    yarn = Rotary(64, 150_000.0, scaling=Yarn(32.0, 4096, truncate=False), amplitude=mscale(32.0))
+    assert isinstance(full, GroupedAttention)
+    assert full.rotary == window.rotary == yarn
+    bare = {key: value for key, value in GPT_OSS.items() if key not in ("rope_scaling", "layer_types", "rope_theta")}
+    assert read(bare).layers == spec.layers  # with transformers' defaults
