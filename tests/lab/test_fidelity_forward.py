@@ -134,6 +134,14 @@ def test_watched_attention_equals_the_layers_attention(checkpoint: Checkpoint) -
         assert not seen_HTT.triu(1).any()
 
 
+def test_watched_attention_leaves_a_sink_its_part(checkpoint: Checkpoint) -> None:
+    watch = AttentionWatch(load_model(checkpoint("gpt_oss"), "float32").model, 200)
+    (seen_HTT,) = watch.attention(prompt(150).tokens).values()
+    first_H = seen_HTT[:, 0, 0]
+    assert ((first_H > 0) & (first_H < 1)).all()
+    assert (seen_HTT.sum(-1) < 1).all()
+
+
 def test_attention_of_the_last_token_to_segments_is_watched(checkpoint: Checkpoint) -> None:
     watch = AttentionWatch(load_model(checkpoint("qwen3_5"), "float32").model, 300)
     one = prompt(50, 100, 80)

@@ -168,7 +168,11 @@ def probabilities(mixer: Attention, x_NC: torch.Tensor, step: Step) -> torch.Ten
     scale = q_NGQD.shape[-1] ** -0.5 if mixer.shape.scale is None else mixer.shape.scale
     score_GQNK = torch.einsum("ngqd,kgd->gqnk", q_NGQD.float(), k_KGD.float()) * scale
     unseen_NK = torch.ones(score_GQNK.shape[-2:], dtype=torch.bool).triu(1 + last.start)
-    return score_GQNK.masked_fill_(unseen_NK, -torch.inf).softmax(dim=-1).flatten(0, 1)
+    score_GQNK.masked_fill_(unseen_NK, -torch.inf)
+    attention_GQNK, sink_GQ = score_GQNK.softmax(dim=-1), mixer.heads.sink_GQ
+    if sink_GQ is not None:
+        attention_GQNK *= (score_GQNK.logsumexp(-1, keepdim=True) - sink_GQ[:, :, None, None]).sigmoid()
+    return attention_GQNK.flatten(0, 1)
 
 
 def studied(
