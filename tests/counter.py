@@ -1,9 +1,10 @@
 """Counts what is really computed: products of the model, pairs of attention, operations of a reference's recurrence."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,14 +36,20 @@ def counted(patch: pytest.MonkeyPatch) -> Iterator[Flops]:
     Heads and channels that only fill a product up are left out. The model is loaded within, and its products are PLAIN.
     """
     flops, product, attend = Flops(), Linear._side_by_side, torch.nn.functional.scaled_dot_product_attention
+    with_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
     def count_product(linear: Linear, x_RK: torch.Tensor, *of_outputs: Any) -> torch.Tensor:
         flops.products += 2 * x_RK.shape[0] * linear.n_in * linear.n_out
         return product(linear, x_RK, *of_outputs)
 
     def count_pairs(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None, **kwargs: Any
-    ) -> torch.Tensor:
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        attend: Callable[..., Any] = attend,
+        **kwargs: Any,
+    ) -> Any:
         seen = math.prod(q.shape[:-1]) * k.shape[-2]
         if attn_mask is not None:
             seen = int((attn_mask.expand(*q.shape[:-1], -1) == 0).sum())
@@ -53,6 +60,8 @@ def counted(patch: pytest.MonkeyPatch) -> Iterator[Flops]:
     with patch.context() as patched:
         patched.setattr(Linear, "_side_by_side", count_product)
         patched.setattr(torch.nn.functional, "scaled_dot_product_attention", count_pairs)
+        of_sinks = partial(count_pairs, attend=with_sums)
+        patched.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", of_sinks)
         yield flops
 
 

@@ -46,6 +46,7 @@ def test_trouble_page_lists_each_error_code():
         ("401", "invalid_api_key"),
         ("403", "host_not_allowed"),
         ("408", "request_timeout"),
+        ("429", "rate_limit_exceeded"),
         ("500", "internal_error"),
         ("503", "too_many_connections"),
     }

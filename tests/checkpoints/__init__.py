@@ -78,7 +78,7 @@ def of_run(name: str) -> Path:
     folder, written = _folder(root, name), root / f"{name}.written"
     with written.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        if not file.tell():
+        if not file.seek(0, os.SEEK_END):  # another process may have written it since the file was opened
             if name != TRAINED:
                 write(folder, RECIPES[name])
             file.write(json.dumps(_files(folder)))

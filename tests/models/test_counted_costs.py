@@ -26,7 +26,13 @@ from tests.counter import PLAIN, counted
 from tests.support import Bench
 
 PROMPT = 1024  # tokens: two blocks of keys, and no rows that are only there to fill one up
-FROM_THE_CONFIG = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # MiniMax's, kept with the weights
+FROM_THE_CONFIG = (
+    "slope_rate",
+    "query_decay",
+    "key_decay",
+    "diagonal_decay",
+    "_scales",
+)  # MiniMax's decays, MXFP4's scales
 POISON = -1  # of 4-byte words: a NaN that nothing computes
 NONE = torch.empty(0, dtype=torch.int64)
 PAGE = 64
@@ -88,6 +94,7 @@ def test_weights_are_those_of_the_checkpoints_file(folder: Path) -> None:
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
             stored |= {name: tensors.get_tensor(name).numel() for name in tensors.keys()}  # noqa: SIM118
+    stored |= {name: 2 * n for name, n in stored.items() if name.endswith("_blocks")}  # of MXFP4, two codes a byte
     weights = sum(n for name, n in stored.items() if not name.endswith(FROM_THE_CONFIG))
     assert sum(load_model(folder).spec.parameters_by_kind().values()) == weights
 

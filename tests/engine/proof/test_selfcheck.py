@@ -154,13 +154,13 @@ def test_a_kernel_that_depends_on_width_is_named(monkeypatch: pytest.MonkeyPatch
 
 def test_attention_that_depends_on_its_rows_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     attend = softmax.attend
-    monkeypatch.setattr(softmax, "attend", lambda q, *a: attend(q, *a) * (1 + (q.shape[2] == 64)))
+    monkeypatch.setattr(softmax, "attend", lambda q, *a, **n: attend(q, *a, **n) * (1 + (q.shape[2] == 64)))
     assert self_check(spec()).broken_by == "attention at 64 rows"
 
 
 def test_decoding_that_depends_on_its_company_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     decode = softmax.decode
-    monkeypatch.setattr(softmax, "decode", lambda q, *a: decode(q, *a) * (1 + (len(q) == 3)))
+    monkeypatch.setattr(softmax, "decode", lambda q, *a, **n: decode(q, *a, **n) * (1 + (len(q) == 3)))
     assert self_check(latent_spec()).broken_by == "attention at 3 decoding sequences"
 
 

@@ -91,7 +91,7 @@ def main() -> None:
     gated_rms_norm_into(random(7, 4, 128), random(7, 4, 128).float(), random(7, 4, 128), random(128).float(), 1e-6)
     place(random(7, 4, 256), RMSNorm(random(256), 1e-6), random(7, 2, 32).float(), False)
     open_(random(7, 4, 256), random(7, 4, 256))
-    delta_gates(random(7, 4), random(7, 4), random(4).float(), random(4).float())
+    delta_gates(random(7, 4), random(7, 4), random(4).float(), random(4).float(), 1.0)
     keys, values = random(2, 7, 512).unbind(0)
     write((random(4, 64 * 512), random(4, 64 * 512)), torch.zeros(7).long(), torch.zeros(7).long(), keys, values)
     choose(torch.zeros(7, 151_936), [Draw(row, temperature=1.0) for row in range(7)])

@@ -122,7 +122,7 @@ def test_paged_attention_that_depends_on_its_company_is_named(
 ) -> None:
     without()
     kernel, odd = getattr(paged_attention, name), {"prefill": 128, "decode": 2}[name]
-    monkeypatch.setattr(paged_attention, name, lambda q, *rest: kernel(q, *rest) * (1 + (len(q) == odd)))
+    monkeypatch.setattr(paged_attention, name, lambda q, *a, **n: kernel(q, *a, **n) * (1 + (len(q) == odd)))
     assert self_check(small).broken_by == broken_by
 
 

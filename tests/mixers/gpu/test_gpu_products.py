@@ -102,9 +102,9 @@ def test_gates_open_heads_and_decay_states() -> None:
     x_NHD, gate_NHD = random(5, 3, 24), random(5, 3, 48)[..., 24:]
     torch.testing.assert_close(open_(x_NHD.clone(), gate_NHD), x_NHD * torch.sigmoid(gate_NHD))
     rows_NX, dt_H, decay_H = random(5, 20), random(4), -random(4).abs()
-    gates_N2H = delta_gates(rows_NX[:, 8:12], rows_NX[:, 12:16], dt_H, decay_H)
+    gates_N2H = delta_gates(rows_NX[:, 8:12], rows_NX[:, 12:16], dt_H, decay_H, 2.0)
     torch.testing.assert_close(gates_N2H[:, 0], F.softplus(rows_NX[:, 8:12] + dt_H) * decay_H)
-    torch.testing.assert_close(gates_N2H[:, 1], torch.sigmoid(rows_NX[:, 12:16]))
+    torch.testing.assert_close(gates_N2H[:, 1], 2 * torch.sigmoid(rows_NX[:, 12:16]))
 
 
 def test_a_gated_norm_is_written_in_the_dtype_of_its_memory() -> None:
