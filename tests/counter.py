@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headwater.mixers.linear import Linear
 from headwater.mixers.numerics import Numerics
 
+WITH_SUMS = "_scaled_dot_product_flash_attention_for_cpu"  # torch's attention that returns each softmax's sum as well
 PLAIN = Numerics("plain")  # one torch product for each of the model's, without filled-up rows
 
 
@@ -36,7 +37,7 @@ def counted(patch: pytest.MonkeyPatch) -> Iterator[Flops]:
     Heads and channels that only fill a product up are left out. The model is loaded within, and its products are PLAIN.
     """
     flops, product, attend = Flops(), Linear._side_by_side, torch.nn.functional.scaled_dot_product_attention
-    with_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    with_sums = getattr(torch.ops.aten, WITH_SUMS)
 
     def count_product(linear: Linear, x_RK: torch.Tensor, *of_outputs: Any) -> torch.Tensor:
         flops.products += 2 * x_RK.shape[0] * linear.n_in * linear.n_out
@@ -61,7 +62,7 @@ def counted(patch: pytest.MonkeyPatch) -> Iterator[Flops]:
         patched.setattr(Linear, "_side_by_side", count_product)
         patched.setattr(torch.nn.functional, "scaled_dot_product_attention", count_pairs)
         of_sinks = partial(count_pairs, attend=with_sums)
-        patched.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", of_sinks)
+        patched.setattr(torch.ops.aten, WITH_SUMS, of_sinks)
         yield flops
 
 
