@@ -13,7 +13,6 @@ its answer, after all that precedes the engine. Goals hold a server of Headwater
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,10 +51,9 @@ class Resumed:
             raise RuntimeError(f"{server.name}: {answer!r} has {len(history) - len(prompt)} tokens, not {ANSWER}")
         return cls(server, prompt, history, history + server.prompt(length - after))
 
-    def turn(self, n_new: int, pause: float) -> Streamed:
-        """Answer the next turn, `pause` seconds after the answer before it."""
+    def turn(self, n_new: int) -> Streamed:
+        """Answer the next turn, right after the answer before it."""
         self.server.ask(self.prompt, ANSWER)
-        time.sleep(pause)
         return self.server.ask(self.history + self.server.prompt(n_new))
 
     def again(self) -> Streamed:
@@ -89,9 +87,9 @@ def first_tokens(name: str, talks: Sequence[Resumed], answers: Answers, max_rati
             yield Row(f"{name}: {ours.name} / {peer.name}", "x", ratio, f"<= {max_ratio}")
 
 
-def turn_rows(talks: Sequence[Resumed], given: argparse.Namespace, after: int, n_new: int) -> Iterator[Row]:
+def turn_rows(talks: Sequence[Resumed], repeats: int, after: int, n_new: int) -> Iterator[Row]:
     """Yield the rows of next turns with this number of new tokens."""
-    answers = in_turns(talks, given.repeats, lambda talk: talk.turn(n_new, given.pause))
+    answers = in_turns(talks, repeats, lambda talk: talk.turn(n_new))
     name = f"{n_new} new token{'s' * (n_new > 1)} after {after:,}"
     yield from first_tokens(name, talks, answers, MAX_RATIO_TURN)
     yield from computed_rows(name, talks, answers, n_new)
@@ -125,7 +123,7 @@ def rows_of(servers: Sequence[Running], tokenizer: Tokenizer, given: argparse.Na
     for after, length in zip(given.after, given.lengths, strict=True):
         talks = [Resumed.begun(server, tokenizer, after, length) for server in servers]
         for n_new in given.new:
-            yield from turn_rows(talks, given, after, n_new)
+            yield from turn_rows(talks, given.repeats, after, n_new)
         yield from again_rows(talks, given.repeats, length)
 
 
@@ -134,7 +132,6 @@ def main() -> None:
     parser.add_argument("--after", type=measure.numbers, default=(500, 2000, 8000), help="tokens before a next turn")
     parser.add_argument("--new", type=measure.numbers, default=(1, 8, 32, 128), help="new tokens of a next turn")
     parser.add_argument("--lengths", type=measure.numbers, default=(512, 2048, 8192), help="of prompts sent again")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds between an answer and the next turn")
     parser.add_argument("--about", default="", help="the model, as the page of results names it")
     given = servers_read(parser)
     if given.small:
