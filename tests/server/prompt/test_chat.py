@@ -196,6 +196,15 @@ def test_refused_conversation_reports_the_templates_error():
         ChatTemplate("{% if %}")
 
 
+@pytest.mark.parametrize(("shown", "wanted"), [("'// ' + tool.function.description", "// []"), ("tool | tojson", "[]")])
+def test_tool_without_description_gets_an_empty_one_if_template_needs_it(shown, wanted):
+    source = "{% for tool in tools %}{{ " + shown + " }}[]{% endfor %}{{ messages[0].content }}"
+    tool = {"type": "function", "function": {"name": "look"}}
+    text = whole(prepare(source, [user("one?")], [tool]))
+    assert wanted in text
+    assert "description" not in text
+
+
 def test_template_cannot_leave_its_sandbox():
     with pytest.raises(TemplateError):
         prepare("{{ messages.append(1) }}", [user("hello")])

@@ -20,7 +20,7 @@ from headwater.errors import TemplateError
 from headwater.plan import Retention
 from headwater.request import Boundaries, Generation, SamplingParams
 from headwater.server.prompt.encoding import Encoded
-from headwater.server.prompt.rules import call_form_of, rules_of
+from headwater.server.prompt.rules import call_form_of, described, needs_descriptions, rules_of
 from headwater.server.prompt.segments import Edge, SegmentEncoder, as_segment, marked, rendered_marks, shown
 from headwater.server.prompt.template import ChatTemplate, common_prefix
 from headwater.server.prompt.written import WrittenCalls, spliced, with_stand_ins
@@ -49,6 +49,7 @@ class ChatPrompter:
         self._encoder = SegmentEncoder(tokenizer) if encoder is None else encoder
         self._template = template.replacing(self._encoder.separator, Edge.SEPARATOR.value)
         self.rules, self._form = rules_of(template, billing), call_form_of(template)
+        self._describes = needs_descriptions(template)
         self.written = WrittenCalls()
 
     def prepare(self, conversation: Conversation, namespace: str = "") -> Generation:
@@ -84,7 +85,8 @@ class ChatPrompter:
         return self._rendered(conversation, generate)
 
     def _rendered(self, conversation: Conversation, generate: bool) -> str:
-        variables = {**conversation.variables, "tools": conversation.tools, "add_generation_prompt": generate}
+        tools = described(conversation.tools) if conversation.tools and self._describes else conversation.tools
+        variables = {**conversation.variables, "tools": tools, "add_generation_prompt": generate}
         messages = list(conversation.messages)
         if conversation.documents and self._template.reads("documents"):
             variables["documents"] = self._for_template(conversation)

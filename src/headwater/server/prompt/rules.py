@@ -64,6 +64,18 @@ def efforts_of(template: ChatTemplate) -> tuple[str, ...]:
     return USUAL_EFFORTS if len(found) == 1 else found
 
 
+def needs_descriptions(template: ChatTemplate) -> bool:
+    """Return whether a template refuses tools without a description, which clients may leave out (gpt-oss's does)."""
+    probe, user = Probe(template), message("user", QUERY)
+    tool = {"type": "function", "function": {"name": CALL_NAME, "parameters": {"type": "object", "properties": {}}}}
+    return probe.rendered([user], [tool]) is None and probe.rendered([user], described([tool])) is not None
+
+
+def described(tools: Sequence[Any]) -> list[Any]:
+    """Return tools, with an empty description where there is none."""
+    return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
+
+
 def message(role: str, content: Any, **more: Any) -> Message:
     return {"role": role, "content": content, **more}
 
@@ -91,10 +103,10 @@ class Probe:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
 
-    def rendered(self, messages: Sequence[Message]) -> str | None:
+    def rendered(self, messages: Sequence[Message], tools: list[Any] | None = None) -> str | None:
         """Render messages; None if the template refuses them."""
         try:
-            return self._template.render(list(messages), NOW, {"add_generation_prompt": True, "tools": None})
+            return self._template.render(list(messages), NOW, {"add_generation_prompt": True, "tools": tools})
         except TemplateError:
             return None
 
