@@ -1,5 +1,6 @@
 """`headwater demo`: the same requests to a server with a cache and to one without, over fake engines."""
 
+import os
 import queue
 import socket
 import subprocess
@@ -33,14 +34,16 @@ def scripts(monkeypatch):
     return answers
 
 
-def test_demo_shows_savings_and_equal_answers_in_80_columns(scripts, capsys):
+def test_demo_shows_savings_and_equal_answers_in_80_columns(scripts, monkeypatch, capsys):
+    monkeypatch.setattr(demo.shutil, "which", lambda name: None)
+    monkeypatch.setattr(demo.sys, "executable", os.path.abspath(".venv/bin/python"))
     assert run(["demo"]) == 0
     printed = capsys.readouterr().out
     assert "One document of 8,000 tokens, five questions" in printed
     assert "In which year was Lanby Works founded? 1931" in printed
     assert "to the letter: 28 of 28." in printed
     assert "What does Lanby Works sell? 1931 (right: iron gates)" in printed
-    assert "--weights int4 --memory 4GB" in printed
+    assert "  .venv/bin/headwater serve LiquidAI/LFM2.5-8B-A1B --weights int4 --memory 4GB" in printed
     assert max(map(len, printed.splitlines())) <= 80
 
 

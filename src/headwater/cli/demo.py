@@ -241,8 +241,10 @@ def next_steps() -> None:
     needed = weights + 4e9
     verdict = "enough" if needed < machine.total_memory() else "too little"
     heading("Next")
-    console.print(f"  {name} serve                 # this model; then, in another terminal:")
-    console.print(f"  {name} chat                  # /demo gives it a document")
+    console.print(f"  {name} serve")
+    console.print("    # this model; then, in another terminal:", style="dim")
+    console.print(f"  {name} chat")
+    console.print("    # /demo gives it a document", style="dim")
     console.print(f"  {name} serve {NEXT_MODEL} --weights int4 --memory {NEXT_MEMORY}")
     here = machine.in_units(machine.total_memory())
     console.print(
