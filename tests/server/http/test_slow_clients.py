@@ -157,14 +157,16 @@ def test_client_that_reads_nothing_loses_its_request(talkative, engine):
 
 
 def test_client_that_reads_slowly_gets_its_whole_answer(talkative, engine):
-    _, client = talkative(send_timeout=0.4)
+    _, client = talkative(send_timeout=1.5)
     received = b""
+    began = time.monotonic()
     with client:
         while b"[DONE]" not in received[-100:]:
             data = client.recv(50_000)
             assert data, received[-1000:]
             received += data
             time.sleep(0.02)
+    assert time.monotonic() - began > 1.5
     assert received.count(b"data: ") > 3900
     assert engine.cancelled == []
 
