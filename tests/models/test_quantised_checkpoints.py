@@ -301,6 +301,11 @@ def float8_of_one_scale(n: int, k: int) -> tuple[Parts, Weight]:
             "weight_format is 2, must be 0",
         ),
         ("fp8, blocks", {"weight": torch.zeros(N, K), "weight_scale": torch.ones(1)}, "torch.float32, must be of"),
+        (
+            "packed, 4 bits, symmetric",
+            with_part("weight_packed", packed(N, K)[0]["weight_packed"].long(), packed),
+            "32 by 128 integers are packed in weight_packed of torch.int64",
+        ),
     ],
 )
 def test_error_names_the_defect_of_a_quantised_weight(config: str, parts: Parts, error: str, tmp_path: Path) -> None:

@@ -131,7 +131,11 @@ class CheckpointTensors(ModelTensors):
     def _of_parts(self, name: str, parts: Mapping[str, torch.Tensor], n_out: int, n_in: int) -> Quantised:
         assert self._method is not None
         try:
-            return self._method.read(parts, n_out, n_in)
+            weight = self._method.read(parts, n_out, n_in)
+            if weight.shape != (n_out, n_in):  # words of another width than the method's
+                types = ", ".join(f"{part} of {tensor.dtype}" for part, tensor in parts.items())
+                raise ValueError(f"{weight.shape[0]} by {weight.shape[1]} integers are packed in {types}")
+            return weight
         except KeyError as error:
             module = name.removesuffix("weight")
             raise CheckpointError(f"{self._folder}: tensor {module + error.args[0]!r} is missing") from error
