@@ -56,9 +56,9 @@ def test_answers_are_undisturbed_if_the_disk_is_full(tmp_path: Path, size: str, 
         until(lambda: len(running.ups()) == 2)
         asked = [clients.submit(running.story, TOKENS, prompt=prompt) for prompt in PROMPTS * 2]
         until(lambda: sum(one.done() for one in asked) >= len(PROMPTS))
-        until(lambda: any(one["requests"] for one in running.workers().values()))
+        until(lambda: any(one["open"] for one in running.workers().values()))
         workers = running.workers()
-        os.kill(max(workers.values(), key=lambda one: one["requests"])["process"], signal.SIGKILL)
+        os.kill(max(workers.values(), key=lambda one: one["open"])["process"], signal.SIGKILL)
         answers = [one.result(PATIENCE) for one in asked]
         counts = running.counts()
         until(lambda: len(running.ups()) == 2)

@@ -162,9 +162,9 @@ class Hosts:
 
     def busy(self) -> str:
         """Return the worker with the most requests: where something fails, something is lost."""
-        until(lambda: any(one["requests"] for one in self.running.workers().values()))
+        until(lambda: any(one["open"] for one in self.running.workers().values()))
         workers = self.running.workers()
-        return max(workers, key=lambda name: workers[name]["requests"])
+        return max(workers, key=lambda name: workers[name]["open"])
 
     def of_worker(self, name: str) -> Host:
         process = self.running.workers()[name]["process"]

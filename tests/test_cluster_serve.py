@@ -203,7 +203,7 @@ def test_answer_continues_after_its_worker_is_killed(running: Running) -> None:
 
         def kill(count: int, after: int = after) -> None:
             if count == after:
-                (busy,) = (one for one in running.workers().values() if one["requests"])
+                (busy,) = (one for one in running.workers().values() if one["open"])
                 os.kill(busy["process"], signal.SIGKILL)
 
         assert running.story(tokens, kill) == whole
@@ -237,7 +237,7 @@ def test_status_shows_workers_and_outcomes_of_requests(running: Running) -> None
     running.story(3)
     until(running.ups)
     name = running.ups()[0]
-    row = rf"│ {name} +│ up +│ [0-9a-f]{{12}} │ +{running.workers()[name]['process']} │"
+    row = rf"│ {name} +│ up +│ [0-9a-f]{{12}} │ +{running.workers()[name]['process']} │ +[1-9]"
     until(lambda: re.search(row, running.cluster("status").stdout))  # it joins again if it was not heard for 0.8 s
     shown = running.cluster("status").stdout
     assert re.search(r"│ answered +│ +\d+ │", shown)

@@ -57,7 +57,9 @@ def test_answers_are_the_workers() -> None:
             assert received.finished.output_tokens == 20
         assert router.counts["answered"] == 12
         assert router.stats().running == 0
-        assert [one["state"] for one in router.health()["workers"]] == ["up", "up"]
+        workers = router.health()["workers"]
+        assert [one["state"] for one in workers] == ["up", "up"]
+        assert sum(one["answered"] for one in workers) == 12 and not any(one["open"] for one in workers)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.0])

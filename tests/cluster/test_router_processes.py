@@ -29,7 +29,7 @@ def pretending(given: Given, pipe: Connection) -> None:
             routed += command == "join"
             workers[name] = "draining" if command == "drain" else "up"
         shown = [
-            {"name": name, "state": state, "drained": state == "draining", "requests": 0, "running": 1}
+            {"name": name, "state": state, "drained": state == "draining", "open": 0, "answered": 2, "running": 1}
             for name, state in workers.items()
         ]
         pipe.send(("health", {"workers": shown, "requests": {"routed": routed}, "port": port, "rule": given.rule}))
@@ -57,6 +57,7 @@ def test_all_routers_get_the_members_and_their_counts_are_added(routers: RouterP
     state = routers.state()
     assert [one["name"] for one in state["workers"]] == ["a"]
     assert state["requests"] == {"routed": 2}
+    assert state["workers"][0]["answered"] == 4
     assert (routers.health()["port"], routers.health()["rule"]) == (routers._sock.getsockname()[1], "round_robin")
     assert not routers.is_idle("a")
     routers.drain("a")

@@ -89,9 +89,9 @@ group.command(cls=GroupedCommand, epilog=EPILOG)(with_options(up, SETTINGS))
 def status(address: Found = None) -> None:
     """Print the workers, and the outcomes of requests."""
     state = _state(_mailbox(address))
-    workers = Table("workers", ("name", "state", "fingerprint"), ("process", "requests", "running", "waiting"))
+    workers = Table("workers", ("name", "state", "fingerprint"), ("process", "answered", "running", "waiting"))
     for one in state["workers"]:
-        numbers = (f"{one[name]:,}" for name in ("requests", "running", "waiting"))
+        numbers = (f"{one[name]:,}" for name in ("answered", "running", "waiting"))
         workers.add_row(one["name"], one["state"], one["fingerprint"] or "", str(one["process"] or ""), *numbers)
     roles = Table("roles", ("role", "workers"), ())
     for role in (Role.PREFILL, Role.DECODE):

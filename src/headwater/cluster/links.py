@@ -61,6 +61,7 @@ class Link:
         self.backlog = NO_BACKLOG
         self.stats: EngineStats | None = None
         self.open: dict[int, Routed] = {}
+        self.answered = 0  # requests that it ended
         self.outstanding = OpenRequests()  # of them, as they were routed
         self.draining = False
         self.members: tuple[Peer, ...] = ()  # of its pool, as last sent
@@ -287,7 +288,8 @@ class Links(Mapping[str, Link]):
                 "process": link.info.process if link.info else None,
                 "role": link.info.role.value if link.info else None,
                 "state": "draining" if link.draining else "up" if link.info else "joining",
-                "requests": len(link.open),
+                "open": len(link.open),
+                "answered": link.answered,
                 "running": link.backlog.running,
                 "waiting": link.backlog.waiting,
                 "pulled_bytes": pulled_bytes(link.stats),

@@ -346,6 +346,7 @@ class Router:
             self.assigning.keep_answer(request, link, event)
             event = request.prefilled.whole(event)
         self.counts["answered"] += 1
+        link.answered += 1
         account = request.account_of(event.account)
         self._end(request, event if account is event.account else replace(event, account=account))
 

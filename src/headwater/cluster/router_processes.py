@@ -160,12 +160,13 @@ class RouterProcesses:
             routers = [child.process.pid for child in self._children]
         if not states:
             return {}
-        workers = {one["name"]: {**one, "requests": 0} for state in states for one in state["workers"]}
+        workers = {one["name"]: {**one, "open": 0, "answered": 0} for state in states for one in state["workers"]}
         counts = Counter[str]()
         for state in states:
             counts.update(state["requests"])
             for one in state["workers"]:
-                workers[one["name"]]["requests"] += one["requests"]
+                for count in ("open", "answered"):
+                    workers[one["name"]][count] += one[count]
         return {"workers": list(workers.values()), "requests": dict(counts), "routers": routers}
 
     # -- processes
