@@ -59,7 +59,8 @@ def test_answers_are_the_workers() -> None:
         assert router.stats().running == 0
         workers = router.health()["workers"]
         assert [one["state"] for one in workers] == ["up", "up"]
-        assert sum(one["answered"] for one in workers) == 12 and not any(one["open"] for one in workers)
+        assert sum(one["answered"] for one in workers) == 12
+        assert not any(one["open"] for one in workers)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.0])
