@@ -17,6 +17,7 @@ from benchmarks import measure
 from benchmarks.measure import Row, timed
 from benchmarks.mixer_layers import LAYERS, WIDTH, random_weight
 from headwater import machine
+from headwater.layers.architecture import Architecture, Block, Part
 from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.gdn import DeltaNet
@@ -30,7 +31,7 @@ from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
 from headwater.models.build import layer_classes, layer_function
 from headwater.models.hybrid import Function, Step
-from headwater.spec import Architecture, Block, ModelSpec, Part
+from headwater.spec import ModelSpec
 
 FULL = GroupedAttention(WIDTH, 8, 2, 256, gated=True, normed=True, rotary=Rotary(64, 1e7))
 KINDS: dict[str, Layer] = {

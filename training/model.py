@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from headwater.layers.architecture import Architecture
 from headwater.layers.attention import GroupedAttention, Rotary
 from headwater.layers.feed_forward import Mlp
 from headwater.layers.gdn import DeltaNet
 from headwater.layers.layer import Layer
-from headwater.spec import Architecture
 from training import convolution
 from training.convolution import ShortConvolution
 from training.delta_rule import Chunks, advance, prepare, read

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from headwater.layers.architecture import Architecture, MtpHead
 from headwater.models.families import read_config
-from headwater.spec import Architecture, MtpHead
 from training.batches import Batch, batches
 from training.export import TOKENIZER, adopt
 from training.loop import CLIP, progress

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from headwater.layers.architecture import Block
 from headwater.models.load import read_spec
-from headwater.spec import Block, ModelSpec
+from headwater.spec import ModelSpec
 
 FILE = "model.safetensors"
 CONFIG: dict[str, dict[str, Any]] = {"nemotron_h": {"mtp_layers_block_type": ["attention", "moe"]}}  # by model type

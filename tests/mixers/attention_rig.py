@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from headwater.layers.architecture import Architecture, Block, Part
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.layer import Layer
 from headwater.memory.arena import Arena
@@ -11,7 +12,7 @@ from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.slices import Slice
 from headwater.mixers.weights import Weights
-from headwater.spec import Architecture, Block, ModelSpec, Part
+from headwater.spec import ModelSpec
 
 
 def spec_of(layer: Layer, hidden: int, dtype: torch.dtype = torch.float32, page_size: int = 64) -> ModelSpec:

@@ -87,7 +87,8 @@ from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.numerics import prepare_process
-from headwater.spec import Architecture, Block, ModelSpec, Part
+from headwater.layers.architecture import Architecture, Block, Part
+from headwater.spec import ModelSpec
 prepare_process(2)
 torch.ones(1 << 20).add_(1)
 layers = [

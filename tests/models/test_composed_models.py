@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from headwater.layers.architecture import Architecture, Block, Part
 from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
 from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
@@ -23,7 +24,7 @@ from headwater.models.build import build_model
 from headwater.models.hybrid import HybridModel
 from headwater.models.load import load_model
 from headwater.models.tensors import CheckpointTensors
-from headwater.spec import Architecture, Block, ModelSpec, Part
+from headwater.spec import ModelSpec
 from tests.checkpoints import SMALLEST
 from tests.checkpoints.tokenizer import VOCAB
 from tests.contract.recurrences import RECURRENCES, Case

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from headwater.layers.architecture import Block
 from headwater.memory.arena import Arena
 from headwater.memory.slots import Segment, StateMemory
 from headwater.memory.tails import TailMemory
@@ -24,7 +25,7 @@ from headwater.mixers.mla import LatentAttentionMixer
 from headwater.mixers.recurrent import LayerState, RecurrentMixer, SegmentState
 from headwater.mixers.slices import Slice
 from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer
-from headwater.spec import Block, ModelSpec
+from headwater.spec import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from headwater.draft.drafter import MOST_DRAFTS
+from headwater.layers.architecture import Architecture, Block, Part
 from headwater.layers.attention import WindowAttention
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning
@@ -28,7 +29,7 @@ from headwater.mixers.numerics import Numerics, same_bits
 from headwater.mixers.weights import Weights
 from headwater.models.build import layer_classes, layer_function
 from headwater.models.hybrid import Step
-from headwater.spec import Architecture, Block, ModelSpec, Part
+from headwater.spec import ModelSpec
 
 NARROW = 64  # model width
 SEQUENCES = (2 + MOST_DRAFTS, 1, 3)  # rows of each: its next token, drafts, and the token after them

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headwater.config_keys import ConfigKeys
+from headwater.layers.architecture import Architecture, Block, Part
 from headwater.layers.feed_forward import Mlp
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.mla import LatentAttention
@@ -17,7 +18,6 @@ from headwater.models.families.family import DYNAMIC_ROTATION, FULL, LINEAR, OTH
 from headwater.models.families.kimi_linear import FEWER_KV_HEADS, SPARSE, read_experts, read_feed_forwards, read_latent
 from headwater.models.families.ring import EXPERT_NAMES, LIMIT_KEYS, OTHER_SHARED_EXPERTS, read_mtp
 from headwater.models.families.rotation import latent_scale, rotary_of
-from headwater.spec import Architecture, Block, Part
 
 MIXER_NAMES = {"o_proj": "dense"}
 DELTA_NAMES = (("o_proj", "o_proj"), ("o_proj", "dense"))  # as published, and as transformers writes it

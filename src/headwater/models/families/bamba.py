@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
+from headwater.layers.architecture import Architecture
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Mlp
 from headwater.layers.mamba2 import Mamba2
@@ -11,7 +12,6 @@ from headwater.models.families import reading
 from headwater.models.families.family import DYNAMIC_ROTATION, OTHER_ACTIVATIONS, Family
 from headwater.models.families.mamba2 import mixer_of
 from headwater.models.families.rotation import read_rotary
-from headwater.spec import Architecture
 
 EPS = 1e-5
 ROTATED = 0.5  # of a head's channels

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headwater.config_keys import ConfigKeys
+from headwater.layers.architecture import Architecture, Block, Part
 from headwater.layers.feed_forward import Mlp
 from headwater.layers.mamba2 import Mamba2
 from headwater.models.families import reading
 from headwater.models.families.bamba import read_attention, read_mixer
 from headwater.models.families.family import DYNAMIC_ROTATION, OTHER_ACTIVATIONS, Family, only
-from headwater.spec import Architecture, Block, Part
 
 EPS = 1e-5
 

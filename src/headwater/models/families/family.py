@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.config_keys import ConfigKeys
-from headwater.spec import Architecture
+from headwater.layers.architecture import Architecture
 
 LINEAR, FULL = "linear_attention", "full_attention"  # layer types, as most configurations name them
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from headwater.config_keys import ConfigKeys
+from headwater.layers.architecture import Architecture, Block, Part
 from headwater.layers.attention import GroupedAttention, WindowAttention
 from headwater.layers.feed_forward import CLAMPED_SWIGLU
 from headwater.models.families import reading
 from headwater.models.families.family import DYNAMIC_ROTATION, FULL, OTHER_ACTIVATIONS, Family, Refusal, only
 from headwater.models.families.qwen3 import SLIDING
 from headwater.models.families.rotation import DESCRIPTIONS, TRAINED, read_rotary
-from headwater.spec import Architecture, Block, Part
 
 LIMIT = "swiglu_limit"
 ROPE_THETA = 150_000.0

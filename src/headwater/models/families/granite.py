@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
+from headwater.layers.architecture import Architecture, Block, Part
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.models.families import reading
 from headwater.models.families.bamba import read_attention, read_mixer
 from headwater.models.families.family import FULL, LINEAR, OTHER_ACTIVATIONS, Family, Refusal
-from headwater.spec import Architecture, Block, Part
 
 SHARED_NAMES = (("gate_up_proj", "shared_mlp.input_linear"), ("down_proj", "shared_mlp.output_linear"))
 ROUTED_NAMES = (

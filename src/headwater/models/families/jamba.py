@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
+from headwater.layers.architecture import Architecture
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.mamba import Mamba
 from headwater.models.families import reading
 from headwater.models.families.family import OTHER_ACTIVATIONS, Family, only
-from headwater.spec import Architecture
 
 
 def read_jamba(keys: ConfigKeys) -> Architecture:

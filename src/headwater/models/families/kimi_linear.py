@@ -9,12 +9,12 @@ from typing import Any
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
+from headwater.layers.architecture import Architecture, Block, Part
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.mla import LatentAttention
 from headwater.models.families import reading
 from headwater.models.families.family import FULL, LINEAR, OTHER_ACTIVATIONS, Family, Refusal, only
-from headwater.spec import Architecture, Block, Part
 
 DENSE, SPARSE = "dense", "sparse"
 PLACES = ("mlp", "block_sparse_moe")  # of a dense layer's MLP; transformers writes it to the second

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from headwater.config_keys import ConfigKeys
+from headwater.layers.architecture import Architecture
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.short_conv import ShortConv
 from headwater.models.families import reading
 from headwater.models.families.family import DYNAMIC_ROTATION, FULL, Family, Refusal, only
 from headwater.models.families.rotation import read_rotary
-from headwater.spec import Architecture
 
 CONV = "conv"
 MOE = "lfm2_moe"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headwater.config_keys import ConfigKeys
+from headwater.layers.architecture import Architecture
 from headwater.layers.mla import LatentAttention
 from headwater.models.families import reading
 from headwater.models.families.bailing_hybrid import MIXER_NAMES as LATENT_NAMES
@@ -18,7 +19,6 @@ from headwater.models.families.family import DYNAMIC_ROTATION, OTHER_ACTIVATIONS
 from headwater.models.families.kimi_linear import read_latent
 from headwater.models.families.ring import LIMITED_EXPERTS, OTHER_SHARED_EXPERTS, in_groups, read_lightning
 from headwater.models.families.rotation import latent_scale, read_rotary, rotary_of
-from headwater.spec import Architecture
 
 THETA = 600_000.0
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from headwater.config_keys import ConfigKeys
+from headwater.layers.architecture import Architecture
 from headwater.layers.layer import Layer
 from headwater.layers.mamba import Mamba
 from headwater.models.families import reading
 from headwater.models.families.family import OTHER_ACTIVATIONS, Family
-from headwater.spec import Architecture
 
 MAX_LENGTH = 1 << 20  # a state has no positions: any length will do
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
+from headwater.layers.architecture import Architecture
 from headwater.layers.mamba2 import Mamba2
 from headwater.models.families import reading
 from headwater.models.families.family import OTHER_ACTIVATIONS, Family, Refusal
 from headwater.models.families.mamba import read_pure
-from headwater.spec import Architecture
 
 
 def read_mamba2(keys: ConfigKeys) -> Architecture:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
+from headwater.layers.architecture import Architecture, Block
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
 from headwater.layers.lightning import Lightning, alibi_slopes, geometric_slopes
@@ -25,7 +26,6 @@ from headwater.models.families.family import (
     only,
 )
 from headwater.models.families.rotation import read_rotary
-from headwater.spec import Architecture, Block
 
 EXPERTS = "experts"
 LINEAR_NAMES = {"g_proj": "output_gate", "g_norm": "norm", "o_proj": "out_proj"}

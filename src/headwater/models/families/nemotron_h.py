@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
+from headwater.layers.architecture import Architecture, Block, Part
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.layer import Layer
@@ -16,7 +17,6 @@ from headwater.models.families import reading
 from headwater.models.families.bamba import read_heads
 from headwater.models.families.family import FULL, LINEAR, Family, Refusal, only
 from headwater.models.families.mamba2 import read_mixer
-from headwater.spec import Architecture, Block, Part
 
 MLP, EXPERTS = "mlp", "moe"
 SIGNS = {"M": LINEAR, "*": FULL, "-": MLP, "E": EXPERTS}  # of hybrid_override_pattern

@@ -7,6 +7,7 @@ otherwise.
 from __future__ import annotations
 
 from headwater.config_keys import ConfigKeys
+from headwater.layers.architecture import Architecture, Block, Part
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Mlp
 from headwater.layers.gdn import DeltaNet
@@ -21,7 +22,6 @@ from headwater.models.families.family import (
     Family,
 )
 from headwater.models.families.rotation import DESCRIPTIONS, read_rotary
-from headwater.spec import Architecture, Block, Part
 
 NAMES = (
     *((f"in_proj_{ours}", f"{theirs}_proj") for ours, theirs in zip("qkvzba", "qkvgba", strict=True)),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
+from headwater.layers.architecture import Architecture
 from headwater.layers.attention import GroupedAttention, WindowAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.models.families import reading
 from headwater.models.families.family import DYNAMIC_ROTATION, FULL, OTHER_ACTIVATIONS, Family, Refusal
 from headwater.models.families.rotation import read_rotary
-from headwater.spec import Architecture
 
 SLIDING = "sliding_attention"
 MOE = "qwen3_moe"

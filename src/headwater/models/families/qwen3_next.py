@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headwater.config_keys import ConfigKeys
+from headwater.layers.architecture import Architecture, MtpHead
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.gdn import DeltaNet
@@ -18,7 +19,6 @@ from headwater.models.families.family import (
 )
 from headwater.models.families.qwen3 import is_routed
 from headwater.models.families.rotation import read_rotary
-from headwater.spec import Architecture, MtpHead
 
 NORM_OFFSET = 1.0
 

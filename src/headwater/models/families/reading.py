@@ -7,11 +7,11 @@ from typing import Any
 
 from headwater.config_keys import MAX_NUMBER, ConfigKeys
 from headwater.errors import CheckpointError
+from headwater.layers.architecture import Architecture, Block, MtpHead, Part
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
 from headwater.layers.layer import Layer
 from headwater.models.families.rotation import longest
-from headwater.spec import Architecture, Block, MtpHead, Part
 
 MAX_LAYERS = 10_000  # far above any model: a config.json that asks for more is broken
 

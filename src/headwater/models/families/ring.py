@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
+from headwater.layers.architecture import Architecture, MtpHead
 from headwater.layers.attention import GroupedAttention, Rotary
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.layer import Layer
@@ -18,7 +19,6 @@ from headwater.layers.mla import LatentAttention
 from headwater.models.families import reading
 from headwater.models.families.family import DYNAMIC_ROTATION, OTHER_ACTIVATIONS, Family, Refusal, only
 from headwater.models.families.rotation import read_rotary
-from headwater.spec import Architecture, MtpHead
 
 MIXER_NAMES = {"qkv_proj": "query_key_value", "o_proj": "dense", "q_norm": "query_layernorm", "k_norm": "key_layernorm"}
 EXPERT_NAMES = {"correction": "gate.expert_bias", "shared_expert": "shared_experts"}
