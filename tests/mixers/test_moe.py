@@ -27,6 +27,7 @@ FORMS = {
     "deepseek": DEEPSEEK,
     "one group": replace(DEEPSEEK, groups=1, groups_per_token=1),
     "groups of one": replace(DEEPSEEK, groups=12, groups_per_token=4),
+    "epsilon": replace(DEEPSEEK, sum_epsilon=0.3),
     "limits": replace(DEEPSEEK, limit=0.4, shared_limit=0.2),
     "clamped": replace(QWEN, shared=0, shared_gate=False, activation=CLAMPED_SWIGLU, limit=0.8, routed_bias=True),
     "nemotron": replace(DEEPSEEK, groups=1, gated=False, activation="relu2"),
@@ -100,7 +101,7 @@ class Plain:
         )
         allowed = [e for e in range(shape.experts) if e // size in groups[: shape.groups_per_token]]
         best = sorted(allowed, key=lambda e: -rank[e])[: shape.per_token]
-        total = sum(scores[e] for e in best) if shape.normalise else 1.0
+        total = sum(scores[e] for e in best) + shape.sum_epsilon if shape.normalise else 1.0
         return [(shape.scale * scores[e] / total, e) for e in best]
 
 
@@ -139,6 +140,19 @@ def test_the_correction_chooses_and_does_not_weigh() -> None:
     weight, expert = router.choose(x, 0)
     assert expert.tolist() == [[7]] * 20
     assert torch.allclose(weight[:, 0], (x @ weights["gate.weight"][7]).sigmoid(), atol=1e-6)
+
+
+@pytest.mark.parametrize(("exact", "shares"), [(False, [0.5, 0.5]), (True, [0.53, 0.47])])
+def test_float32_router_keeps_logits_apart_that_bfloat16_rounds(exact: bool, shares: list[float]) -> None:
+    shape = replace(QWEN, float32_router=exact)
+    weights = weights_of(shape)
+    weights["gate.weight"] = F.pad(torch.tensor([64.0, 0.125])[None], (0, WIDTH - 2)).repeat(shape.experts, 1)
+    weights["gate.weight"][1:, 1], weights["gate.weight"][2:, 0] = 0.0, 0.0  # logits of 64.125, 64 and 0
+    weight, expert = MixtureOfExperts.of(shape, Weights(weights, torch.bfloat16)).router.choose(
+        torch.ones(1, WIDTH, dtype=torch.bfloat16), 0
+    )
+    assert sorted(expert[0].tolist()) == [0, 1]
+    assert torch.allclose(weight[0].float(), torch.tensor(shares), atol=2e-3)
 
 
 def test_scores_that_are_all_zero_make_no_nan() -> None:

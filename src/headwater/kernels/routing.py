@@ -15,7 +15,6 @@ from headwater.kernels.vectors import LANES, fill, load, load_some, max_lanes, m
 
 SOFTMAX, SIGMOID = range(2)  # scores of logits
 LOWEST = np.float32(-np.inf)
-MIN_WEIGHT_SUM = np.float32(1e-20)  # sigmoids may all be zero
 ONE = np.float32(1)
 
 
@@ -71,7 +70,7 @@ def _leave_best_groups(rank, n, groups, groups_per_token):
 
 
 @part
-def _choose(weight, expert, at, score, rank, n, per_token, normalises, scale):
+def _choose(weight, expert, at, score, rank, n, per_token, normalises, epsilon, scale):
     """Write the experts of the largest ranks, the first choice first, and their weights."""
     total = np.float32(0)
     for j in range(at, at + per_token):
@@ -79,7 +78,7 @@ def _choose(weight, expert, at, score, rank, n, per_token, normalises, scale):
         expert[j], weight[j], rank[e] = e, score[e], LOWEST
         total += score[e]
     if normalises:
-        total = max(total, MIN_WEIGHT_SUM)
+        total += epsilon
         for j in range(at, at + per_token):
             weight[j] = weight[j] / total
     for j in range(at, at + per_token):
@@ -88,7 +87,7 @@ def _choose(weight, expert, at, score, rank, n, per_token, normalises, scale):
 
 @kernel
 def choose_into(
-    weight, expert, logits, row, rows, n, scores, correction, groups, best_groups, per_token, normalises, scale
+    weight, expert, logits, row, rows, n, scores, correction, groups, best_groups, per_token, normalises, epsilon, scale
 ):
     """Write each row's weights and experts, [N, J], from the router's logits: see `mixers.feed_forward.Router`."""
     for r in prange(rows):
@@ -103,7 +102,8 @@ def choose_into(
             rank[i] = score[i] + correction[i] if len(correction) else score[i]
         if groups > 1:
             _leave_best_groups(rank, n, groups, best_groups)
-        _choose(weight, expert, r * per_token, score, rank, n, per_token, normalises, np.float32(scale))
+        at, epsilon_32 = r * per_token, np.float32(epsilon)
+        _choose(weight, expert, at, score, rank, n, per_token, normalises, epsilon_32, np.float32(scale))
 
 
 @kernel

@@ -47,8 +47,10 @@ class Experts(Layer):
     intermediate: int
     shared: int = 0  # intermediate size of the shared expert, or of all of them together
     shared_gate: bool = False  # the shared expert has a gate of one channel
-    normalise: bool = True  # the chosen experts' weights are scaled to sum to 1
+    normalise: bool = True  # the chosen experts' weights are divided by their sum
+    sum_epsilon: float = 1e-20  # added to that sum: sigmoids may all be zero
     scores: str = "softmax"  # of the router's logits: "softmax" or "sigmoid"
+    float32_router: bool = False  # the router's product is computed in float32, as it always is for sigmoids
     corrected: bool = False  # experts are chosen by score + correction
     groups: int = 1  # of experts; those are chosen from the best ones only, by the sum of a group's two best
     groups_per_token: int = 1

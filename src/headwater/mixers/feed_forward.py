@@ -84,7 +84,7 @@ class Router:
     @classmethod
     def of(cls, shape: Experts, weights: Weights) -> Router:
         """Build a router; sigmoid scores of large logits are close to each other, so they are computed in float32."""
-        if shape.scores == "sigmoid":
+        if shape.scores == "sigmoid" or shape.float32_router:
             weights = weights.in_float32()
         correction_E = weights.vector("correction") if shape.corrected else None
         return cls(shape, weights.linear("gate"), correction_E)
@@ -98,7 +98,7 @@ class Router:
         expert_NJ = torch.topk(rank_NE, self.shape.per_token, dim=-1).indices
         weight_NJ = score_NE.gather(1, expert_NJ)
         if self.shape.normalise:
-            weight_NJ = weight_NJ / weight_NJ.sum(dim=-1, keepdim=True).clamp_min(1e-20)  # sigmoids may all be zero
+            weight_NJ = weight_NJ / (weight_NJ.sum(dim=-1, keepdim=True) + self.shape.sum_epsilon)
         return weight_NJ.mul_(self.shape.scale).to(x_NC.dtype), expert_NJ
 
     def _of_best_groups(self, rank_NE: Tensor) -> Tensor:

@@ -146,7 +146,7 @@ class ExpertsOnCpu(MixtureOfExperts):
         routing.choose_into(
             flat(weight_NJ), flat(expert_NJ), flat(logits_NE), logits_NE.stride(0), len(x_NX), shape.experts,
             SCORES[shape.scores], correction, shape.groups, shape.groups_per_token, shape.per_token,
-            shape.normalise, shape.scale,
+            shape.normalise, shape.sum_epsilon, shape.scale,
         )  # fmt: skip
         return self._sum(x_NX.contiguous(), flat(weight_NJ), flat(expert_NJ))
 

@@ -59,6 +59,7 @@ def _read_feed_forward(keys: ConfigKeys, i: int) -> Mlp | Experts:
         keys.positive("num_experts_per_tok", 4),
         "moe_intermediate_size",
         normalise=keys.flag("norm_topk_prob", True),
+        sum_epsilon=1e-6,
         scores="sigmoid",
         corrected=keys.flag("use_expert_bias", True),
         scale=keys.number("routed_scaling_factor", 1.0),
