@@ -11,6 +11,7 @@ import torch
 from headwater.models.files import embedded
 from tests.checkpoints import (
     gpt_oss,
+    lara_mini,
     linear_attention,
     ling_2_5,
     olmo_hybrid,
@@ -22,7 +23,7 @@ from tests.checkpoints import (
 )
 from tests.checkpoints.recipe import Recipe, write
 
-GROUPS = (qwen, state_spaces, linear_attention, ring, ling_2_5, short_convolutions, gpt_oss, olmo_hybrid)
+GROUPS = (qwen, state_spaces, linear_attention, ring, ling_2_5, short_convolutions, gpt_oss, olmo_hybrid, lara_mini)
 RECIPES: dict[str, Recipe] = {name: one for group in GROUPS for name, one in group.RECIPES.items()}
 SMALLEST = {  # of each family, by its name
     "Qwen3.5": "qwen3_5",
@@ -43,6 +44,7 @@ SMALLEST = {  # of each family, by its name
     "LFM2": "lfm2",
     "gpt-oss": "gpt_oss",
     "OLMo-Hybrid": "olmo_hybrid",
+    "Lara-mini": "lara_mini",
 }
 TRAINED = "headwater_tiny"  # comes with the package
 OWN = {  # by class

@@ -29,12 +29,12 @@ from tests.support import FULL
 FAMILIES = (
     "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3", "qwen3_window", "granite", "bamba", "mamba2", "minimax", "ring",
     "jamba", "kimi_linear", "ling", "ling_limits", "ling_2_5", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe",
-    "gpt_oss", "olmo_hybrid",
+    "gpt_oss", "olmo_hybrid", "lara_mini",
 )  # fmt: skip
 # their mixers are another family's: all but one scenario is behind the mark
 ALIKE = (
     "qwen3_5_moe", "qwen3_next", "bamba", "minimax", "ling", "ling_limits", "ling_2_5", "falcon_h1", "nemotron_h",
-    "lfm2_moe", "olmo_hybrid",
+    "lfm2_moe", "olmo_hybrid", "lara_mini",
 )  # fmt: skip
 BRIEF = ("chat_turn", "with_seven_other_requests_running")
 # they resume from checkpoints as qwen3_5 does: the scenarios that differ in cached positions are behind the mark

@@ -15,7 +15,10 @@ from tests import processors
 from tests.exactness.scenarios import SCENARIOS
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = ("qwen3_5", "granite", "kimi_linear", "ring", "jamba", "qwen3_window", "qwen3_5_moe")
+FAMILIES = (
+    "qwen3_5", "granite", "kimi_linear", "ring", "jamba", "qwen3_window", "qwen3_5_moe", "gpt_oss", "olmo_hybrid",
+    "lara_mini",
+)  # fmt: skip
 LESSER = ("AVX2", "AVX-512")
 DTYPES = ("float32", "bfloat16")
 

@@ -66,6 +66,7 @@ SERVED = {
     "falcon_mamba": ("FalconMambaForCausalLM",),
     "gpt_oss": ("GptOssForCausalLM",),
     "olmo_hybrid": ("OlmoHybridForCausalLM",),
+    "lara_mini": ("LaraMiniForCausalLM",),
     "granitemoehybrid": ("GraniteMoeHybridForCausalLM",),
     "jamba": ("JambaForCausalLM",),
     "kimi_linear": ("KimiLinearForCausalLM",),

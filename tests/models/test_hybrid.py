@@ -32,12 +32,12 @@ LONGER_BY = 97 if FULL else 41  # tokens of a prompt than of the one before
 FAMILIES = [
     "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3", "qwen3_window", "granite_moe", "bamba", "mamba2", "minimax",
     "ring", "jamba_moe", "kimi_linear", "ling", "ling_limits", "ling_2_5", "falcon_h1", "nemotron_h", "lfm2",
-    "lfm2_moe", "gpt_oss", "olmo_hybrid",
+    "lfm2_moe", "gpt_oss", "olmo_hybrid", "lara_mini",
 ]  # fmt: skip
 # Their mixers are another family's: in bfloat16, their slices and company are behind the mark.
 ALIKE = (
     "qwen3_5_moe", "qwen3_next", "bamba", "minimax", "ling", "ling_limits", "ling_2_5", "falcon_h1", "nemotron_h",
-    "lfm2_moe",
+    "lfm2_moe", "lara_mini",
 )  # fmt: skip
 SHAPES = [
     "qwen3_5_tied", "qwen3_5_odd_heads", "qwen3_next_odd_heads", "qwen3_5_sharded", "qwen3_5_moe_sharded",
@@ -48,7 +48,7 @@ SHAPES = [
     "ling_2_5_biases", "ling_2_5_odd_heads",
     "qwen3_5_yarn", "qwen3_longrope", "qwen3_window_llama3", "ling_yarn",
     "nemotron_h_latent", "nemotron_h_odd_heads", "mamba", "falcon_mamba", "lfm2_odd_heads", "lfm2_moe_odd",
-    "gpt_oss_odd", "olmo_hybrid_odd",
+    "gpt_oss_odd", "olmo_hybrid_odd", "lara_mini_odd",
 ]  # fmt: skip
 
 

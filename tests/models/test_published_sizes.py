@@ -22,6 +22,7 @@ MODELS = {  # family -> configuration and model in transformers
     "LFM2": ("Lfm2Config", "Lfm2ForCausalLM"),
     "gpt-oss": ("GptOssConfig", "GptOssForCausalLM"),
     "OLMo-Hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM"),
+    "Lara-mini": ("LaraMiniConfig", "LaraMiniForCausalLM"),
 }
 ELSEWHERE = {"Ling 2.5", "Ring-linear"}  # not in transformers
 

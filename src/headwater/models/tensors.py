@@ -22,7 +22,11 @@ from headwater.models.packing import Method
 from headwater.unreadable import why_missing, why_unreadable
 
 JOINED = re.compile(r"\b(gate|up)_proj\b")  # what may be one tensor, gate_up_proj
-QKV = ("q_proj", "k_proj", "v_proj")
+JOINED_ROWS = {  # tensors whose rows may be those of several, one after the other
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "in_proj": ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+}
+JOINED_IN = {part: joined for joined, parts in JOINED_ROWS.items() for part in parts}
 
 
 class ModelTensors(ABC):
@@ -163,7 +167,7 @@ class PartTensors(Mapping[str, Stored]):
 
     `names` are (ours, the checkpoint's) for those beginnings or whole names that differ; of several for one of ours,
     the first that there is. Gate and up of an MLP may be one tensor, gate first: `gate_up_proj.weight`, of a shared
-    expert `shared_expert.gate_up_proj…`; so may queries, keys and values: `qkv_proj`.
+    expert `shared_expert.gate_up_proj…`; so may others (`JOINED_ROWS`).
     Experts stand stacked (`experts.gate_proj`, or `experts.gate_up_proj`, and `experts.down_proj`), or one by one:
     `experts.0.gate_proj.weight`, where what follows the number is renamed as `expert.gate_proj`. In stacked ones that
     are `interleaved`, as `Part` describes it, gate and up alternate. Biases of stacked ones: `experts.down_proj_bias`.
@@ -185,8 +189,8 @@ class PartTensors(Mapping[str, Stored]):
         shape = self._shapes[name]
         if name.startswith("experts."):
             return self._of_experts(name, shape)
-        if name.partition(".")[0] in QKV:
-            return self._whole_or_third(name, shape)
+        if name.partition(".")[0] in JOINED_IN:
+            return self._whole_or_rows(name, shape)
         if name == "conv1d.weight" and "in_proj_q.weight" in self._shapes:
             return self._convolution_apart(name, shape)
         return self._whole_or_half(name, shape)
@@ -213,14 +217,15 @@ class PartTensors(Mapping[str, Stored]):
         both = self._tensors.stored(joined, *shape[:dim], 2 * shape[dim], *shape[dim + 1 :])
         return cut(both, [shape[dim]] * 2, dim)[half[1] == "up"]
 
-    def _whole_or_third(self, name: str, shape: tuple[int, ...]) -> Stored:
-        """Return the tensor, or its rows of a tensor that holds queries, keys and values one after the other."""
+    def _whole_or_rows(self, name: str, shape: tuple[int, ...]) -> Stored:
+        """Return the tensor, or its rows of a tensor that holds several, as `JOINED_ROWS` has them."""
         kind, _, of = name.partition(".")
-        whole, joined = self._prefix + self._theirs(name), self._prefix + self._theirs(f"qkv_proj.{of}")
+        whole, joined = self._prefix + self._theirs(name), self._prefix + self._theirs(f"{JOINED_IN[kind]}.{of}")
         if whole in self._tensors or joined not in self._tensors:
             return self._tensors.stored(whole, *shape)
-        rows = [self._shapes[f"{part}.{of}"][0] for part in QKV]
-        return cut(self._tensors.stored(joined, sum(rows), *shape[1:]), rows)[QKV.index(kind)]
+        parts = JOINED_ROWS[JOINED_IN[kind]]
+        rows = [self._shapes[f"{part}.{of}"][0] for part in parts]
+        return cut(self._tensors.stored(joined, sum(rows), *shape[1:]), rows)[parts.index(kind)]
 
     def _convolution_apart(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the taps of queries, keys and values, which are three tensors: transformers 5.24 writes equal ones."""

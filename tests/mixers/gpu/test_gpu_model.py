@@ -41,6 +41,7 @@ def noted(kernel: Callable[..., torch.Tensor], ran: list[str]) -> Callable[..., 
         ("kimi_linear", 2, 1),
         ("gpt_oss", 2, 2),
         ("olmo_hybrid", 2, 1),
+        ("lara_mini", 3, 2),
     ],  # attention and delta rule
 )
 def test_model_gives_the_logits_of_the_cpu(

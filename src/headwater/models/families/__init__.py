@@ -38,6 +38,7 @@ FILES = (
     "lfm2",
     "gpt_oss",
     "olmo_hybrid",
+    "lara_mini",
 )
 FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{file}").FAMILY for file in FILES)
 ALL_REFUSE = (

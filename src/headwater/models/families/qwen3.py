@@ -17,9 +17,9 @@ HEAD_DIM = 128
 
 
 def read_qwen3(keys: ConfigKeys) -> Architecture:
-    full = _read_attention(keys, FULL)
+    full = read_attention(keys, FULL)
     window = keys.positive("sliding_window") if keys.flag("use_sliding_window", False) else 0  # tokens, 0: none
-    mixers = {FULL: full} | ({SLIDING: WindowAttention.of(_read_attention(keys, SLIDING), window)} if window else {})
+    mixers = {FULL: full} | ({SLIDING: WindowAttention.of(read_attention(keys, SLIDING), window)} if window else {})
     experts = _read_experts(keys)
     blocks = []
     for i, name in enumerate(_read_types(keys, window)):
@@ -42,7 +42,8 @@ def _read_types(keys: ConfigKeys, window: int) -> tuple[str, ...]:
     return types
 
 
-def _read_attention(keys: ConfigKeys, layer_type: str) -> GroupedAttention:
+def read_attention(keys: ConfigKeys, layer_type: str) -> GroupedAttention:
+    """Read the attention of a type of layer, over all tokens."""
     head_dim = reading.head_dim(keys, None if keys.text("model_type") == MOE else HEAD_DIM)
     bias = keys.flag("attention_bias", False)
     return reading.attention(

@@ -27,7 +27,7 @@ def read_qwen(keys: ConfigKeys, by_key_head: bool) -> Architecture:
     """Both families; they differ in how the rows of a Gated DeltaNet's projections are stored."""
     n_layers, interval = reading.count(keys), keys.positive("full_attention_interval", 4)
     types = reading.types(keys, (LINEAR, FULL), [LINEAR if (i + 1) % interval else FULL for i in range(n_layers)])
-    mixers = {LINEAR: (_read_delta_net(keys, by_key_head), "linear_attn"), FULL: (_read_attention(keys), "self_attn")}
+    mixers = {LINEAR: (read_delta_net(keys, by_key_head), "linear_attn"), FULL: (_read_attention(keys), "self_attn")}
     experts = _read_experts(keys)
     mlp = Mlp(keys.positive("hidden_size"), keys.integer("intermediate_size", 0 if experts else None))
     blocks = []
@@ -67,7 +67,8 @@ def _read_attention(keys: ConfigKeys) -> GroupedAttention:
     )
 
 
-def _read_delta_net(keys: ConfigKeys, by_key_head: bool) -> DeltaNet:
+def read_delta_net(keys: ConfigKeys, by_key_head: bool = False) -> DeltaNet:
+    """Read a Gated DeltaNet, whose projections may be stored key head by key head."""
     keys.divides("linear_num_key_heads", "linear_num_value_heads")
     return DeltaNet(
         keys.positive("hidden_size"),

@@ -1,8 +1,8 @@
 """Hybrids of linear attention, and of Mamba: Ring-linear 2.0 and MiniMax (Lightning), Kimi Linear and Ling 3.0 (KDA).
 
 Those of Mamba or Mamba-2 are Jamba, Nemotron-H, Falcon-H1, Granite 4 and Bamba; Falcon Mamba and Mamba-2 have no
-attention; LFM2 has short convolutions, OLMo-Hybrid Gated DeltaNet. In all others, layers of grouped or latent
-attention stand between groups of recurrent ones.
+attention; LFM2 has short convolutions, OLMo-Hybrid and Lara-mini have Gated DeltaNet. In all others, layers of grouped
+or latent attention stand between groups of recurrent ones.
 """
 
 from __future__ import annotations
@@ -168,6 +168,7 @@ def _ring(name: str, source: str, hidden: int, groups: int, group: int, heads: i
 MINI = RING("Megatron-Bridge, BailingMoeV2Config of Ling-mini-2.0")
 FLASH = RING("ollama.com/MedAIBase/Ring-flash-2.0, the GGUF file's metadata")
 LATENT = LatentAttention(4096, heads=32, latent=512, nope_dim=128, rope_dim=64, v_dim=128, q_latent=1536)
+LARA_ATTENTION = GroupedAttention(1024, heads=16, kv_heads=4, head_dim=128, normed=True)
 LING_EXPERTS = Experts(2560, 512, 8, 768, 768, scores="sigmoid", corrected=True, groups=8, groups_per_token=4)
 MODELS = (
     _ring("ring-mini-linear-2.0", MINI, 2048, groups=4, group=5, heads=16, dense=5120, routed=512),
@@ -220,6 +221,17 @@ MODELS = (
         (DeltaNet(3840, 30, 30, 96, 192, conv=4, norm_eps=1e-5, apart=True, strength=2.0), 24),
         (GroupedAttention(3840, heads=30, kv_heads=30, head_dim=128, normed_whole=True), 8),
         (Mlp(3840, 11_008), 32),
+        note=FLOAT32_ASSUMED,
+    ),
+    Profile.of(
+        "lara-4-mini",
+        "transformers 5.24, defaults of LaraMiniConfig (Lara-4-Mini-Base)",
+        151_936,
+        (DeltaNet(1024, 8, 16, 128, 128, conv=4), 14),
+        (WindowAttention.of(LARA_ATTENTION, 512), 13),
+        (LARA_ATTENTION, 7),
+        (Experts(1024, 128, 4, 512, shared=512, float32_router=True), 34),
+        tied=True,
         note=FLOAT32_ASSUMED,
     ),
     _gpt_oss("20b", layers=24, experts=32),
