@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headwater.config_keys import ConfigKeys
+from headwater.layers.architecture import Architecture, Block, Part
 from headwater.layers.attention import WindowAttention
 from headwater.layers.layer import Layer
 from headwater.models.families import reading
 from headwater.models.families.family import DYNAMIC_ROTATION, FULL, LINEAR, OTHER_ACTIVATIONS, Family, Refusal
 from headwater.models.families.qwen3 import SLIDING, read_attention
 from headwater.models.families.qwen3_next import read_delta_net
-from headwater.spec import Architecture, Block, Part
 
 PATTERN = (LINEAR, SLIDING, LINEAR, FULL, SLIDING)
 
