@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 os.environ["SE_OFFLINE"] = "true"  # the installed driver, or none
+PATIENCE = 20  # seconds after which something that must happen has not
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -40,3 +41,34 @@ def chromium(profile: Path, *flags: str) -> Iterator[Any]:
         yield driver
     finally:
         driver.quit()
+
+
+def until(driver, condition):
+    """Wait for a change that the page makes by itself."""
+    from selenium.common.exceptions import StaleElementReferenceException
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    return WebDriverWait(driver, PATIENCE, 0.05, [StaleElementReferenceException]).until(lambda _: condition())
+
+
+def all_of(driver, selector):
+    return driver.find_elements("css selector", selector)
+
+
+def text(driver, selector):
+    return driver.find_element("css selector", selector).text
+
+
+def errors(driver):
+    """Return the console's errors since the last call."""
+    return [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def wide(driver):
+    """Return whether the page is wider than its window."""
+    return driver.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
+
+
+def resize(driver, width, height=800):
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)

@@ -152,6 +152,21 @@ def _hot(index: Index, node: Node, unit_tokens: int, now: int) -> HotPrefix:
     return HotPrefix(node.serial, node.end * unit_tokens, node.hits, now - node.kv_time, index.namespace(node), edges)
 
 
+def path_of(view: CacheView, namespace: str, key: bytes, unit_bytes: int) -> list[int]:
+    """Return the ids of the shown nodes that a key enters by at least a unit, from its namespace's root down."""
+    path: list[int] = []
+    at = 0
+    for node in view.nodes:
+        if node.parent is None:
+            path += [node.id] if node.namespace == namespace else []
+        elif path and node.parent == path[-1] and key.startswith(node.edge[:unit_bytes], at):
+            path.append(node.id)
+            if not key.startswith(node.edge, at):
+                break
+            at += len(node.edge)
+    return path
+
+
 class Fingerprints:
     """Names of prefixes that reveal nothing of their content: equal only if the prefixes are, within one process.
 

@@ -87,6 +87,28 @@ def test_tree_nodes_are_shown_by_size_and_fingerprint(client, engine):
     assert len({node["fingerprint"] for node in tree["nodes"]}) == 4
 
 
+def test_tree_path_ends_where_the_prompt_leaves_the_tree(engine):
+    engine.chat_template = "{{ messages[0].content }}"
+    client = TestClient(create_app(engine, ServeConfig()))
+    remember(engine, "a" * 128)
+    remember(engine, "a" * 64 + "b" * 64)
+    remember(engine, "a" * 128, namespace="other")
+    nodes = client.get("/cache").json()["tree"]["nodes"]
+    ids = {(node["parent"], node["end"]): node["id"] for node in nodes}
+    root, *_ = (node["id"] for node in nodes if node["parent"] is None)
+    shared = ids[root, 64]
+
+    def path(text, **fields):
+        body = {"messages": [{"role": "user", "content": text}], **fields}
+        return client.post("/cache/path", json=body).json()["nodes"]
+
+    assert path("a" * 64 + "c" * 64) == [root, shared]
+    assert len(path("a" * 150)) == 3
+    assert path("c" * 150) == [root]
+    assert path("a" * 150, cache_salt="unknown") == []
+    assert not {root, shared} & set(path("a" * 150, cache_salt="other"))
+
+
 def test_cache_overview_contains_no_prompt_text(client, engine):
     remember(engine, SECRET, namespace=SECRET)
     complete(client, prompt=SECRET, cache_salt=SECRET, user=SECRET)

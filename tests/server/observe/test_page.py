@@ -13,12 +13,12 @@ from headwater.config import ServeConfig
 from headwater.schedule.tier_load import TierStats
 from headwater.server.app import create_app
 from headwater.server.observe import overview
-from tests.browser import chromium
+from headwater.server.routes.observe import page_files
+from tests.browser import PATIENCE, all_of, chromium, errors, resize, text, until, wide
 from tests.server.fake_engine import FakeEngine
 from tests.server.observe.test_overview import remember
 from tests.server.routes.test_serving import Server
 
-PATIENCE = 20  # seconds after which something that must happen has not
 SOONER = "const wait = setTimeout; window.setTimeout = (then, ms) => wait(then, ms / 10)"  # the page asks each second
 EVIL = "<img src=x onerror=document.title='broken'>"
 
@@ -72,33 +72,8 @@ def page(driver, url):
     return driver
 
 
-def until(driver, condition):
-    """Wait for a change that the page makes by itself."""
-    from selenium.common.exceptions import StaleElementReferenceException
-    from selenium.webdriver.support.wait import WebDriverWait
-
-    return WebDriverWait(driver, PATIENCE, 0.05, [StaleElementReferenceException]).until(lambda _: condition())
-
-
-def all_of(driver, selector):
-    return driver.find_elements("css selector", selector)
-
-
-def text(driver, selector):
-    return driver.find_element("css selector", selector).text
-
-
 def complete(url, prompt="x" * 200, **headers):
     httpx.post(f"{url}/v1/completions", json={"prompt": prompt, "max_tokens": 4}, headers=headers).raise_for_status()
-
-
-def errors(driver):
-    """Return the console's errors since the last call."""
-    return [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
-
-
-def wide(driver):
-    return driver.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
 
 
 def node(driver, start, end):
@@ -293,8 +268,7 @@ def test_page_escapes_text_from_the_server(page):
 
 @pytest.mark.parametrize("width", [390, 820, 1280])
 def test_page_fits_its_window(page, url, engine, width, tmp_path):
-    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    resize(page, width)
     remember(engine, "a" * 128)
     complete(url)
     engine.tiers = DISK, REDIS
@@ -311,8 +285,7 @@ def test_page_fits_its_window(page, url, engine, width, tmp_path):
 
 
 def test_requests_are_cards_on_a_telephone(page, url):
-    size = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    resize(page, 390)
     complete(url)
     until(page, lambda: all_of(page, "#requests tr"))
     cells = all_of(page, "#requests td")
@@ -343,22 +316,26 @@ def test_every_control_and_picture_has_a_name(page, engine):
         assert element.accessible_name, element.get_attribute("outerHTML")[:200]
 
 
-def test_page_allows_itself_nothing_but_its_own_files(engine):
+@pytest.mark.parametrize("path", ["/", "/chat"])
+def test_page_allows_itself_nothing_but_its_own_files(engine, path):
     client = TestClient(create_app(engine, ServeConfig()))
-    answer = client.get("/")
+    answer = client.get(path)
     assert answer.headers["content-type"].startswith("text/html")
     policy = answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
     assert "unsafe" not in policy
-    for path in re.findall(r'(?:src|href)="(page/[^"]+)"', answer.text):
-        assert client.get(f"/{path}").status_code == 200
+    for file in re.findall(r'(?:src|href)="(page/[^"]+)"', answer.text):
+        assert client.get(f"/{file}").status_code == 200
     assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=|https?://", answer.text)
     assert client.get("/page/__init__.py").status_code == 404
     assert client.get("/page/..%2Fapp.py").status_code == 404
 
 
-def test_no_script_of_the_page_writes_markup(engine):
+def test_no_script_of_the_pages_writes_markup(engine):
     client = TestClient(create_app(engine, ServeConfig()))
-    for name in ("main.js", "dom.js", "chart.js", "icicle.js"):
+    scripts = [name for name in page_files() if name.endswith(".js")]
+    assert {"main.js", "chat.js", "markdown.js"} <= set(scripts)
+    for name in scripts:
         script = client.get(f"/page/{name}").text
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script), name
+        assert not re.search(r"https?://[\w.]", script.replace("http://www.w3.org/2000/svg", "")), name

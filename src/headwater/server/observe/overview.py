@@ -19,8 +19,9 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from headwater.account import Reason
-from headwater.cache.view import CacheView, Fingerprints, HotPrefix, NodeView
+from headwater.cache.view import CacheView, Fingerprints, HotPrefix, NodeView, path_of
 from headwater.engine.meter import EngineStats
+from headwater.schedule.sequence import key_of
 from headwater.server.http.exchange import ServedEngine
 from headwater.server.http.middleware import RequestContext
 from headwater.server.observe.metrics import computed_by_kind
@@ -75,6 +76,11 @@ class Overview:
             "requests": self.recent.since(request),
             "timeline": {"columns": COLUMNS, "rows": self.timeline.since(sample)},
         }
+
+    async def path(self, namespace: str, tokens: tuple[int, ...], page_size: int) -> list[int]:
+        """Return the ids of the tree's nodes that hold a prompt, from its namespace's root down."""
+        await self._tree.tree()
+        return path_of(self._tree.view, namespace, key_of(tokens), len(key_of(tokens[:page_size])))
 
 
 class Recent(Watcher):
@@ -184,6 +190,7 @@ class TreeWatch:
         self._looking = asyncio.Lock()
         self._good_until = 0.0
         self._tree: Json = {}
+        self.view = CacheView((), (), 0, 0, 0, 0)  # of the newest tree
 
     async def tree(self) -> Json:
         """Return the tree, at most a second old, or older if views would take more than MAX_VIEW_SHARE of the time."""
@@ -196,7 +203,7 @@ class TreeWatch:
         return self._tree
 
     def _look(self) -> Json:
-        view = self._engine.view()
+        view = self.view = self._engine.view()
         self._ticks.seen(view.now)
         prints = self._prints.of_nodes(view)
         return {

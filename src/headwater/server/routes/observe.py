@@ -1,4 +1,4 @@
-"""Endpoints /metrics and /cache, the live page at /, and the watchers of requests that these need."""
+"""Endpoints /metrics and /cache, the live page at /, the chat at /chat, and the watchers of requests for these."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client.exposition import choose_encoder
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
@@ -18,7 +19,7 @@ from headwater.errors import CheckpointError
 from headwater.models.files import model_config
 from headwater.models.hub import folder_of
 from headwater.server import observe
-from headwater.server.http.errors import refusals
+from headwater.server.http.errors import BODY_REFUSALS, refusals
 from headwater.server.http.exchange import ServedEngine
 from headwater.server.http.middleware import Identified, around, during
 from headwater.server.observe.logs import RequestLog
@@ -26,7 +27,8 @@ from headwater.server.observe.metrics import Metrics
 from headwater.server.observe.overview import Overview
 from headwater.server.observe.recording import RecordedEngine, Recorder
 from headwater.server.observe.tracing import Tracing, otlp_exporter
-from headwater.server.routes.service import Service, json_routes
+from headwater.server.requests.chat import ChatRequest
+from headwater.server.routes.service import Service, json_routes, service_of
 from headwater.traces.recordings import Served
 
 # description of /metrics in /openapi.json
@@ -122,9 +124,22 @@ async def cache(
     return JSONResponse(body, headers={"cache-control": "no-store"})
 
 
+class TreePath(BaseModel):
+    """Path of a prompt in the tree of /cache."""
+
+    nodes: list[int]  # ids, from the root of its namespace down
+
+
+@router.post("/cache/path", responses=BODY_REFUSALS)
+async def tree_path(body: ChatRequest, request: Request) -> TreePath:
+    service = service_of(request)
+    prompt = (await run_in_threadpool(service.conversation_prompt, body)).prompt
+    return TreePath(nodes=await request.app.state.overview.path(body.salt, prompt, service.config.page_size))
+
+
 @functools.cache
 def page_files() -> dict[str, bytes]:
-    """Return the files of the live page by name."""
+    """Return the files of the live page and the chat by name."""
     return {path.name: path.read_bytes() for path in PAGE.iterdir() if path.suffix in PAGE_TYPES}
 
 
@@ -132,6 +147,12 @@ def page_files() -> dict[str, bytes]:
 @router.get("/", include_in_schema=False)
 async def page() -> Response:
     return await part("index.html")
+
+
+@router.head("/chat", include_in_schema=False)
+@router.get("/chat", include_in_schema=False)
+async def chat_page() -> Response:
+    return await part("chat.html")
 
 
 @router.get("/page/{name}", include_in_schema=False)

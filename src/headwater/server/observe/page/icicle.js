@@ -11,7 +11,7 @@ const AGES = [0.02, 0.1, 0.3, 0.6]; // of the greatest age: steps of the colour
 
 export class Icicle {
   constructor(root, trail, text) {
-    Object.assign(this, { root, trail, text, weight: "subtree_tokens", zoomed: null, reading: null, nodes: new Map() });
+    Object.assign(this, { root, trail, text, weight: "subtree_tokens", zoomed: null, reading: null, path: null, nodes: new Map() });
     this.cells = svg("g");
     this.scale = svg("g", { class: "scale" });
     this.empty = svg("text", { class: "empty", "text-anchor": "middle" });
@@ -31,7 +31,21 @@ export class Icicle {
     for (const node of this.nodes.values()) (this.nodes.get(node.parent)?.children ?? this.roots).push(node);
     this.oldest = Math.max(1, ...tree.nodes.map((node) => (node.parent === null ? 0 : node.age)));
     if (!this.nodes.has(this.zoomed)) this.zoomed = null;
+    if (this.path?.isNew) this.#begin(this.path);
     this.draw();
+  }
+
+  // Mark the nodes of a prompt, from its namespace's root down, in this tree or the first that comes.
+  follow(ids) {
+    this.path = { ids, isNew: true };
+    if (this.nodes.size) this.show({ nodes: [...this.nodes.values()] });
+  }
+
+  #begin(path) {
+    const held = path.ids.filter((id) => this.nodes.has(id));
+    Object.assign(this, { reading: held.at(-1) ?? null, zoomed: held[1] ?? null });
+    path.isNew = false;
+    path.isGone = !held.length;
   }
 
   weigh(weight) {
@@ -144,7 +158,8 @@ export class Icicle {
     if (node.parent === null) return "root";
     const age = AGES.findIndex((limit) => node.age <= limit * this.oldest);
     const kind = node.dead ? "dead" : `age-${age < 0 ? AGES.length : age}`;
-    return `${kind}${node.speculative ? " speculative" : ""}${node.pins ? " pinned" : ""}`;
+    const onPath = this.path?.ids.includes(node.id) ? " on-path" : "";
+    return `${kind}${node.speculative ? " speculative" : ""}${node.pins ? " pinned" : ""}${onPath}`;
   }
 
   #describe(node) {
@@ -170,7 +185,8 @@ export class Icicle {
 
   #tell() {
     const node = this.nodes.get(this.reading) ?? this.nodes.get(this.zoomed);
-    const text = node ? this.#describe(node) : "Point at a prefix to read it; click to zoom in.";
+    const none = this.path?.isGone ? "The path is not in the tree any more, or among its smaller branches." : "Point at a prefix to read it; click to zoom in.";
+    const text = node ? this.#describe(node) : none;
     if (this.text.textContent !== text) this.text.textContent = text;
   }
 

@@ -3,6 +3,7 @@
 import { Chart } from "./chart.js";
 import { bytes, byId, clock, count, duration, el, join, number, percent, seconds, set, short } from "./dom.js";
 import { Icicle } from "./icicle.js";
+import { FULL, REASONS } from "./reasons.js";
 
 const EVERY = 1000; // milliseconds
 const PATIENCE = 8000; // milliseconds after which an answer is not waited for any more
@@ -18,17 +19,6 @@ const USES = [
   { name: "slot", label: "Running states" },
   { name: "segment", label: "Segments" },
 ];
-const REASONS = {
-  diverged: "the prompt leaves what is cached",
-  cold: "nothing begins like it",
-  other_namespace: "its namespace holds nothing",
-  no_checkpoint: "KV is there, a state is not",
-  evicted: "given up for memory",
-  no_memory: "no room to hold the match",
-  too_short: "less than a page",
-  cache_off: "the cache is off",
-  prompt_logprobs: "all of it was asked for",
-};
 
 const heads = (body) => [...byId(body).parentNode.querySelectorAll("th")].map((head) => head.textContent);
 const COLUMNS = heads("requests");
@@ -200,7 +190,7 @@ function showMisses({ misses, full_hits: full }) {
     .filter(([, prompts]) => prompts)
     .sort((a, b) => b[1] - a[1])
     .map(([reason, prompts]) => ({ id: reason, text: reason.replaceAll("_", " "), value: prompts, shown: number(prompts), note: REASONS[reason], kind: `reason ${reason}` }));
-  if (full) items.push({ id: "full", text: "full", value: full, shown: number(full), note: "all but the last page was cached", kind: "reason full" });
+  if (full) items.push({ id: "full", text: "full", value: full, shown: number(full), note: FULL, kind: "reason full" });
   bars(byId("misses"), items, "No prompt has been answered yet.");
 }
 
@@ -228,7 +218,7 @@ function showRequests() {
     texts.forEach((text, i) => text !== null && (row.children[i].textContent = text));
     if (!answered) return;
     row.children[3].replaceChildren(split(request));
-    row.children[5].replaceChildren(el("span", { class: `pill reason ${request.reason}`, title: REASONS[request.reason] ?? "all but the last page was cached" }));
+    row.children[5].replaceChildren(el("span", { class: `pill reason ${request.reason}`, title: REASONS[request.reason] ?? FULL }));
     row.children[5].firstChild.textContent = request.reason.replaceAll("_", " ");
   });
 }
@@ -303,5 +293,16 @@ byId("hottest").addEventListener("click", (event) => {
   const id = event.target.closest("li")?.dataset.id;
   if (id) icicle.zoom(Number(id));
 });
+
+// `#path=1,5,9`: nodes of the tree, as the chat links to them.
+function follow() {
+  const found = location.hash.match(/^#path=([\d,]*)$/);
+  if (!found) return;
+  icicle.follow(found[1].split(",").filter(Boolean).map(Number));
+  byId("tree").scrollIntoView({ block: "center" });
+}
+
+addEventListener("hashchange", follow);
+follow();
 for (const [id, items] of Object.entries(LEGENDS)) legend(id, items);
 run();
