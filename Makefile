@@ -8,7 +8,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 BUILD = $(if $(GPU)$(wildcard $(VENV)/.torch-cuda),cuda,cpu)
 DATA ?= ../shared/data
 
-.PHONY: install install-dev demo demo-cluster test test-full test-cluster test-peers quick-tests all-tests test-clients lint bench bench-lab results policies cells served-cells pages families train screenshot soak four-ways soak-memory tenant-timing fuzz clean help
+.PHONY: install install-dev demo demo-cluster test test-full test-cluster test-peers quick-tests all-tests test-clients lint bench bench-lab results policies cells served-cells served-policies pages families train screenshot soak four-ways soak-memory tenant-timing fuzz clean help
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python %d.%d is too old, 3.11 or later is needed: make demo PYTHON=python3.11" % sys.version_info[:2])'
@@ -117,6 +117,10 @@ cells: $(VENV)/.dev
 # its times to the first token against the best rivals', in the recorded and scripted cells; likewise: make served-cells [DATA=...]
 served-cells: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.served_cells $(if $(DATA),--data $(DATA))
+
+# policies in the running server on the same recorded requests, beside the lab's prediction: make served-policies [DATA=...]
+served-policies: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.served_policies $(if $(DATA),--data $(DATA))
 
 # the papers' figures on recorded traffic, and the page that shows them: make results [DATA=...] [PEERS=...] [FIGURES=marconi]
 # without FIGURES all of them, with those that need an engine

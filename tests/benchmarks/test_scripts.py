@@ -45,6 +45,7 @@ SMALLEST = {
     "benchmarks.segment_quality": ["--every", "40", "--out", "OUT"],
     "benchmarks.segment_states": ["hypic-table2", "--out", "OUT"],
     "benchmarks.served_cells": ["--small"],
+    "benchmarks.served_policies": [*SMALL_ON_DATA, "--out", "OUT/served_policies.json"],
     "benchmarks.segments": ["--small", "--repeats", "1", "--out", "OUT"],
     "benchmarks.sparse": [*SMALL_ON_DATA, "--out", "OUT"],
     "examples.demo": [],
@@ -71,6 +72,7 @@ OF_TRAFFIC = (
     "benchmarks.policies",
     "benchmarks.policy_map",
     "benchmarks.served_cells",
+    "benchmarks.served_policies",
     "benchmarks.sparse",
     "benchmarks.speculation",
 )
