@@ -28,7 +28,7 @@ $(VENV)/.torch-cuda: | $(BIN)/python
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/.torch-$(BUILD)
-	$(BIN)/pip install --quiet -e '.[demo,eval]'
+	$(BIN)/pip install --quiet -e '.[serve,demo,eval]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.torch-$(BUILD)

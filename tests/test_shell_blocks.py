@@ -44,6 +44,7 @@ SHORTER_OPTIONS = (
     (r"--warmup \d+", "--warmup 1"),
     (r"\bheadwater eval(?! .*--limit)", "headwater eval --limit 4"),
     (r"\bheadwater (replay|size)(?! .*--limit)", r"headwater \1 --jobs 1 --limit 40"),
+    (r"^pip install \"headwater\[serve\]\"", "true"),  # tests/test_wheel.py installs the wheel
     (r"^((?:\S*/)?headwater serve\b)", r"briefly \1"),
 )
 PRELUDE = """set -euo pipefail

@@ -134,6 +134,7 @@ def test_wheel_metadata_has_licence_and_readme_with_absolute_links(python: Path)
     assert readme.startswith("# Headwater\n")
     targets = re.findall(r"\]\(([^)]+)\)", readme)
     assert [target for target in targets if not target.startswith("https://")] == []
+    assert re.findall(r"\bmake [a-z-]+", readme) == []
 
 
 def test_with_a_repository_the_links_of_the_index_are_absolute() -> None:

@@ -22,6 +22,7 @@ from headwater.cli import (  # noqa: F401  they register commands
     tiers,
 )
 from headwater.cli.common import commands
+from headwater.cli.extras import remedy
 from headwater.errors import HeadwaterError
 
 ClickException: Any = typer.BadParameter.mro()[2]  # of the click that this typer brings, or the one it imports
@@ -40,6 +41,12 @@ def run(arguments: list[str], group: typer.Typer = commands, name: str = "headwa
         message = error.format_message()
     except (HeadwaterError, OSError) as error:
         message = str(error)
+    except ModuleNotFoundError as error:
+        lines = remedy(error)
+        if lines is None:
+            raise
+        print(f"{name}: {lines}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     print(f"{name}: {' '.join(message.split())}", file=sys.stderr)

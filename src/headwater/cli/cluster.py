@@ -20,6 +20,7 @@ from typer import Argument, Option
 
 from headwater.cli.cluster_upgrade import UPGRADABLE, check_roles, given_values, seen_of, steps, upgraded
 from headwater.cli.common import commands, show
+from headwater.cli.extras import require
 from headwater.cli.models import whole_folder
 from headwater.cli.serve import EPILOG, GroupedCommand, announce, make_server, say, start_logging, with_options
 from headwater.cli.settings import effective
@@ -200,11 +201,9 @@ def _command(mailbox: Any, *command: object) -> None:
 
 
 def _ray_modules() -> tuple[Any, Any]:
-    """Return the modules that need Ray: of its cluster, and of workers. Raises ConfigError if a package is missing."""
-    try:
-        from headwater.cluster import ray_cluster, ray_workers
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'headwater[cluster]'") from error
+    """Return the modules that need Ray: of its cluster, and of workers."""
+    from headwater.cluster import ray_cluster, ray_workers
+
     return ray_cluster, ray_workers
 
 
@@ -215,6 +214,7 @@ def serve_until_stopped(
     if config.kv_events:
         raise SettingError("kv_events", "on", "but the workers of a cluster publish to their router only")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
+    require("cluster", "serve")
     announce(config)
     ray_cluster, ray_workers = _ray_modules()
     from headwater.cluster.encryption import RouterKeys

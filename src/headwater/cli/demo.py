@@ -24,6 +24,7 @@ from rich.markup import escape
 from headwater import machine
 from headwater.cli.common import commands, progress_console
 from headwater.cli.demo_documents import QUESTIONS, archive
+from headwater.cli.extras import require
 from headwater.errors import HeadwaterError
 from headwater.load.answer import Answer
 from headwater.load.endpoint import CHAT, Client, ServerError, refusal_text, streamed
@@ -259,6 +260,7 @@ def demo() -> None:
     Asks about documents, chats, and serves eight clients, on two servers, one of which has no cache. The exit code is 1
     if an answer differs.
     """
+    require("serve")
     console.print("Headwater starts with its embedded model. The first start on a machine compiles")
     console.print("kernels and proves that a hit changes no bit, which takes a minute or more.")
     with (

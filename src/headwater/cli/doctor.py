@@ -12,6 +12,7 @@ from rich.text import Text
 from typer import Option
 
 from headwater.cli.common import HELP, Memory, Model, Weights, commands, one_of, show
+from headwater.cli.extras import install_commands
 from headwater.cli.machine_findings import FAIL, OK, SLOW, WARN, Finding, Intended, of_machine
 from headwater.cli.models import named
 from headwater.config import WEIGHTS
@@ -57,7 +58,7 @@ def examined(intended: Intended) -> list[Finding]:
     try:
         from headwater.cli.model_findings import of_model  # imports torch, which takes a second
     except (ImportError, OSError) as error:
-        return [*findings, Finding("torch", FAIL, f"cannot be imported: {error}", "reinstall headwater")]
+        return [*findings, Finding("torch", FAIL, f"cannot be imported: {error}", "\n".join(install_commands("serve")))]
     return findings + list(of_model(intended))
 
 

@@ -272,11 +272,9 @@ def _clusters(given: Namespace) -> list[Cluster | None]:
                 shown = f"{value:g}" if isinstance(value, float) else value
                 raise ConfigError(f"--{name.replace('_', '-')} {shown} needs --workers: one server has no router")
         return [None]
-    try:
-        from headwater.lab.cluster.rivals import make_choice
-        from headwater.lab.cluster.worker import roles
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'headwater[cluster]'") from error
+    from headwater.lab.cluster.rivals import make_choice
+    from headwater.lab.cluster.worker import roles
+
     rules, networks = common.choices(given.router or ROUTER, str), common.choices(given.pulls or OFF, Network.read)
     for rule in rules:
         make_choice(rule)

@@ -20,6 +20,7 @@ from typer import Option
 from typer.core import TyperCommand
 
 from headwater.cli.common import commands, progress_console
+from headwater.cli.extras import require
 from headwater.cli.models import config_folder, whole_folder
 from headwater.cli.settings import as_toml, effective, misspelt
 from headwater.config import SETTINGS, ServeConfig
@@ -131,6 +132,7 @@ def serve_until_stopped(config: ServeConfig) -> None:
     Raises KeyboardInterrupt if a second SIGINT ends the draining early.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
+    require("serve")
     announce(config)
     # imports of the web framework and of torch, without which `--help` and `inspect` start faster
     from headwater.server.http.process import listener, url
@@ -297,16 +299,12 @@ def load_engine(config: ServeConfig, report: Callable[[str], None] = lambda text
 def kv_events(config: ServeConfig) -> Iterator[Callable[[Engine], None]]:
     """Bind the sockets of KV events, if they are on; yield a function that publishes those of an engine.
 
-    Raises SettingError if they cannot be bound, or a package is missing.
+    Raises SettingError if they cannot be bound.
     """
     if not config.kv_events:
         yield lambda engine: None
         return
-    try:
-        from headwater.cluster.publisher import Publishing
-    except ModuleNotFoundError as error:
-        must = f"but {error.name} is not installed: pip install 'headwater[cluster]'"
-        raise SettingError("kv_events", "on", must) from error
+    from headwater.cluster.publisher import Publishing
 
     def publish(engine: Engine) -> None:
         engine.stepped = publishing.start(engine.scheduler.cache, engine.own_tiers)
