@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -72,9 +73,21 @@ def test_name_without_a_data_folder_is_an_error_with_the_options(asked):
         make_trace(asked)
 
 
-def test_file_of_unknown_format_is_an_error_with_the_formats(written):
-    with pytest.raises(TraceError, match=r"line 1: .\{'a': 1\}. is of no format that is known; there are .*Mooncake"):
-        read_trace(written({"a": 1}))
+@pytest.mark.parametrize(
+    ("first", "fields", "nearest"),
+    [
+        ({"a": 1}, "it has 'a'", ""),
+        ({"hash_ids": [1], "timestamp": 0}, "it has 'hash_ids', 'timestamp'", "Qwen-Bailian .*; Mooncake .*timestamp"),
+        ("when,ContextTokens", "it is not JSON", "Azure .*TIMESTAMP, ContextTokens"),
+        (7, "it has no fields", ""),
+    ],
+)
+def test_unknown_format_is_an_error_with_fields_and_nearest_formats(written, first, fields, nearest):
+    message = (
+        rf"line 1: .* is of no format that is known: {fields}; nearest are .*{nearest}.*; `headwater replay"
+    )
+    with pytest.raises(TraceError, match=message):
+        read_trace(written(first))
 
 
 @pytest.mark.parametrize("lines", [(), ("", " "), ({"conversations": []},)])
@@ -102,6 +115,11 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:50.6805900,396,2
 2023-11-16 18:15:51.1805900,879,55
 """
+BURST = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+5.0,a,1,GPT-4,100,60,160,Conversation log
+45.0,a,1,GPT-4,200,10,210,Conversation log
+50.0,,1,ChatGPT,300,0,300,API log
+"""
 CLIENT = {
     "trace": [[0, 5.0, 1.0, "Gamma", 1.0, 0.2], [600, 20.0, 3.0, "Weibull", 0.4, 0.01]],
     "dataset": {"0": {"input_tokens": {"7": 1.0}, "output_tokens": {"1": 0.25, "3": 0.75}}},
@@ -123,6 +141,24 @@ def test_azures_rows_are_points(file):
     points = list(Azure.read(Source(file / "azure.csv"), 0))
     assert [point.at for point in points] == pytest.approx([0.0, 4.0, 4.5])
     assert [(point.input_tokens, point.output_tokens) for point in points] == [(374, 44), (396, 2), (879, 55)]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/Los_Angeles", "Asia/Kolkata"])
+def test_azures_times_are_in_utc_with_any_fraction_of_a_second(tmp_path, monkeypatch, zone):
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    rows = "2024-05-10 00:00:00.009930+00:00,10,5", "2024-05-10 00:00:01+00:00,10,5", "2024-05-10 00:00:02.5+00:00,10,5"
+    (tmp_path / "azure.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    points = list(Azure.read(Source(tmp_path / "azure.csv"), 0))
+    monkeypatch.undo()
+    time.tzset()
+    assert [point.at for point in points] == pytest.approx([0.0, 0.99007, 2.49007])
+
+
+def test_burstgpts_rows_are_points(tmp_path):
+    (tmp_path / "burst.csv").write_text(BURST)
+    times = [at for at, _ in in_order(make_arrivals(trace(3), "like('burst', lengths=True)", data=tmp_path))]
+    assert times == [0.0, 40.0, 45.0]
 
 
 def test_servegens_windows_have_their_rates_shapes_and_lengths(file):
@@ -183,7 +219,7 @@ def test_equal_seeds_draw_equal_arrivals(file):
         ("bad.csv", AZURE + "soon,1,2\n", r"bad\.csv, line 5: no request that is known: .*soon"),
         ("short.csv", AZURE + "2023-11-16 18:15:46.6805900,1\n", r"short\.csv, line 5: no request that is known"),
         ("bad.jsonl", '{"trace": [[0, 1, 1, "Zipf", 1, 1]], "dataset": {"0": 3}}\n', r"bad\.jsonl, line 1: no request"),
-        ("other.jsonl", "[1, 2]\n", r"of no format that has arrivals; there are Azure, ServeGen"),
+        ("other.jsonl", "[1, 2]\n", r"of no format that has arrivals; there are Azure, BurstGPT, ServeGen"),
     ],
 )
 def test_file_that_cannot_be_overlaid_is_an_error(tmp_path, name, text, what):

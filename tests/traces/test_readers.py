@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.errors import TraceError
+from headwater.errors import ConfigError, TraceError
 from headwater.request import Boundaries
 from headwater.traces import documents
 from headwater.traces.read import READERS, read_trace
@@ -21,6 +21,8 @@ AGENT = {
     "calls": [2, 4],
 }
 MOONCAKE = {"timestamp": 1500, "input_length": 1100, "output_length": 7, "hash_ids": [4, 9, 5]}
+BAILIAN = {"chat_id": 7, "parent_chat_id": -1, "timestamp": 61.5, "input_length": 40, "output_length": 30, "turn": 1}
+BAILIAN |= {"type": "text", "hash_ids": [4, 9, 5]}
 CLAUDE = {"id": "s", "block_size": 64, "hash_id_scope": "global", "tool_tokens": 40, "system_tokens": 30}
 SHAREGPT = {"id": "x", "conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So it is."}]}
 STORY = {"id": "d", "text": "Once upon.", "questions": [{"question": "Who?", "answers": ["He.", "She."]}]}
@@ -31,6 +33,9 @@ RECORDING = {"headwater_recording": 1, "page_size": 64, "model": "m"}
 FIRST = {
     "recordings of headwater serve": [RECORDING, {"t": 1, "in": 3, "out": 1, "known": 3, "pages": ""}],
     "Mooncake": [MOONCAKE],
+    "Qwen-Bailian": [BAILIAN],
+    "Azure": ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.6805900,374,44"],
+    "BurstGPT": ["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", "5,GPT-4,70,8,78,API log"],
     "Claude Code": [{**CLAUDE, "requests": [{"t": 0, "type": "s", "in": 70, "out": 3, "hash_ids": [1]}]}],
     "sessions with messages": [AGENT],
     "ShareGPT": [SHAREGPT],
@@ -67,6 +72,7 @@ def test_every_reader_has_a_sample_here():
 @pytest.mark.parametrize("name", READERS)
 def test_format_is_detected_by_the_first_reader_of_its_record(written, name):
     first = FIRST[name][0]
+    first = first.encode() if isinstance(first, str) else first
     assert next(one for one, reader in READERS.items() if reader.matches(first)) == name
     trace = read_trace(written(*FIRST[name]))
     assert trace.requests
@@ -130,7 +136,7 @@ def test_times_must_be_as_many_as_calls(written):
 
 
 def test_mooncakes_full_blocks_count_and_its_outputs_are_unknown(written):
-    trace = read_trace(written(MOONCAKE, {**MOONCAKE, "timestamp": 2500, "input_length": 1024}))
+    trace = read_trace(written(MOONCAKE, {**MOONCAKE, "timestamp": 2500, "input_length": 1024, "hash_ids": [4, 9]}))
     assert trace.block_tokens == 512
     assert [one.text for one in trace.requests] == [blocks(4, 9)] * 2
     assert known(trace) == [(1100, 7, 1100), (1024, 7, 1024)]
@@ -139,9 +145,53 @@ def test_mooncakes_full_blocks_count_and_its_outputs_are_unknown(written):
     assert "no sessions" in trace.notes[0]
 
 
-def test_fewer_blocks_than_the_length_are_an_error(written):
-    with pytest.raises(TraceError, match=r"line 1: .*hash_ids has 1 blocks, input_length is 1,100: 2"):
-        read_trace(written({**MOONCAKE, "hash_ids": [4]}))
+@pytest.mark.parametrize(("ids", "tokens"), [([4], 512), ([4, 9, 5, 6], 512), ([1, 2, 3], 100)])
+def test_ids_that_do_not_fit_the_block_size_are_refused_with_both_numbers(written, ids, tokens):
+    blocks = -(-1100 // tokens)
+    message = rf"line 1: .*hash_ids has {len(ids)} blocks, input_length is 1,100: {blocks} of {tokens} tokens; --block-"
+    with pytest.raises(TraceError, match=message):
+        read_trace(written({**MOONCAKE, "hash_ids": ids}), block_tokens=None if tokens == 512 else tokens)
+
+
+def test_block_tokens_reads_ids_of_that_many_tokens(written):
+    trace = read_trace(written({**MOONCAKE, "input_length": 600, "hash_ids": list(range(10))}), block_tokens=64)
+    assert trace.block_tokens == 64
+    assert trace.requests[0].text == blocks(*range(9))
+    with pytest.raises(ConfigError, match="--block-tokens 64: this trace is not in hashed blocks"):
+        read_trace(written([1, 2]), block_tokens=64)
+
+
+def test_aiperfs_mooncake_sessions_have_delays_and_may_have_no_ids(written):
+    later = {"session_id": "a", "delay": 1500, "input_length": 600, "output_length": 5}
+    trace = read_trace(written(MOONCAKE, later, later))
+    assert [(one.session, one.think) for one in trace.requests] == [("0", None), ("a", 1.5), ("a", 1.5)]
+    texts = [one.text for one in trace.requests]
+    assert len({*texts}) == 3
+    assert len(texts[1]) == 8
+    assert trace.notes[-1] == "2 prompts without hash_ids share no text with others"
+
+
+def test_bailians_turns_share_blocks_and_their_answers_are_known(written):
+    second = {**BAILIAN, "chat_id": 8, "parent_chat_id": 7, "timestamp": 70, "turn": 2}
+    second |= {"input_length": 80, "hash_ids": [4, 9, 6, 7, 8]}
+    trace = read_trace(written(BAILIAN, {**BAILIAN, "chat_id": 9}, second))
+    assert trace.block_tokens == 16
+    assert [(one.session, one.at) for one in trace.requests] == [("7", 61.5), ("9", 61.5), ("7", 70.0)]
+    assert known(trace) == [(40, 30, 70), (40, 30, 40), (80, 30, 80)]
+    assert trace.requests[0].text == blocks(4, 9, 6, 7, 8)
+    assert trace.requests[1].text == blocks(4, 9)
+
+
+def test_rows_of_lengths_share_text_only_within_a_session_that_grows(written):
+    rows = "0,a,1,GPT-4,128,64,192,Conversation log", "9,a,1,GPT-4,256,64,320,Conversation log"
+    shorter = "20,a,1,GPT-4,100,64,164,Conversation log"
+    head = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    trace = read_trace(written(head, *rows, shorter, "30,,1,ChatGPT,256,0,256,API log"))
+    assert [one.session for one in trace.requests] == ["a", "a", "a", "line 4"]
+    texts = [one.text for one in trace.requests]
+    assert texts[0] is texts[1]
+    assert len(texts[1]) == 8 * 5
+    assert len({texts[1][:8], texts[2][:8], texts[3][:8]}) == 3
 
 
 def test_recording_shorter_than_its_prompt_is_an_error(written):
@@ -328,9 +378,18 @@ def test_conversations_without_an_answer_are_counted(written):
     assert trace.notes == ("1 conversations without an answer are left out",)
 
 
-def test_unknown_speaker_is_an_error(written):
-    with pytest.raises(TraceError, match=r"line 2: .*from is 'parrot', must be one of human"):
-        read_trace(written(SHAREGPT, {"conversations": [{"from": "parrot", "value": "?"}]}))
+def test_turns_of_unknown_roles_are_left_out_and_counted(written):
+    parrot = {"conversations": [{"from": "parrot", "value": "?"}, *SHAREGPT["conversations"]]}
+    trace = read_trace(written(SHAREGPT, parrot, {"conversations": [{"from": "parrot", "value": "?"}]}))
+    assert trace.requests[0].text == trace.requests[1].text
+    left = "1 conversations without an answer are left out", "2 turns of unknown roles are left out: parrot"
+    assert trace.notes == left
+
+
+def test_sharegpts_turns_may_have_role_and_content(written):
+    turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So it is."}]
+    first, second = read_trace(written(SHAREGPT, {"conversations": turns})).requests
+    assert first.text == second.text
 
 
 def test_questions_of_a_document_share_it_and_nothing_else(written):

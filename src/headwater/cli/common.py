@@ -54,6 +54,7 @@ ARRIVALS = (
     "When requests come: sessions a second (2.0), poisson(rate=2.0, think=5), recorded(speed=2), closed(clients=8), "
     "open(rate=8, sessions=10, think=5). Without it, as recorded, else Poisson."
 )
+BlockTokens = Annotated[int | None, Option(min=1, help="Tokens of a hashed block, if not the format's usual number.")]
 Arrival = Annotated[str | None, Option(help=ARRIVALS)]
 ModelName = Annotated[str | None, Option("--model", help=MODEL_HELP)]
 PageTokens = Annotated[int, Option("--page-size", min=1, help="Tokens a page.")]
@@ -77,10 +78,12 @@ def one_of(name: str, value: str, allowed: Iterable[str]) -> Any:
     return value
 
 
-def read(trace: str, data: Path | None, tokenizer: Path | None, limit: int | None, seed: int) -> Trace:
+def read(
+    trace: str, data: Path | None, tokenizer: Path | None, limit: int | None, seed: int, block_tokens: int | None = None
+) -> Trace:
     """Read or draw a trace, and print how long that took."""
     with progress_console.status(f"reading {trace}"):
-        found = make_trace(trace, data, tokenizer, limit, seed)
+        found = make_trace(trace, data, tokenizer, limit, seed, block_tokens)
     sessions = len({request.session for request in found.requests})
     tokens = sum(request.prompt_tokens for request in found.requests)
     counts = f"{len(found.requests):,} requests of {sessions:,} sessions, {tokens:,} prompt tokens"

@@ -144,6 +144,7 @@ def replay(
     limit: common.Limit = None,
     data: common.Data = None,
     tokenizer: common.Tokenizer = None,
+    block_tokens: common.BlockTokens = None,
     seed: common.Seed = 0,
     jobs: common.Jobs = 0,
     json_file: common.JsonFile = None,
@@ -226,7 +227,7 @@ def _replay(given: Namespace, setups: list[Setup]) -> None:
     _check(setups, engine is not None)
     files = given.json_file, given.per_request, given.report
     common.prepare_outputs(*files)
-    found = common.read(given.trace, given.data, given.tokenizer, given.limit, given.seed)
+    found = common.read(given.trace, given.data, given.tokenizer, given.limit, given.seed, given.block_tokens)
     load = partial(make_arrivals, spelling=given.arrival, seed=given.seed, data=given.data)
     load(found)  # malformed arrivals are an error before anything runs
     for setup in setups:

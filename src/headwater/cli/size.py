@@ -66,6 +66,7 @@ def size(
     limit: common.Limit = None,
     data: common.Data = None,
     tokenizer: common.Tokenizer = None,
+    block_tokens: common.BlockTokens = None,
     seed: common.Seed = 0,
     jobs: common.Jobs = 0,
     json_file: common.JsonFile = None,
@@ -82,7 +83,7 @@ def size(
     tiers = _tiers(tier, serve, check)
     engine = None if serve is None else Engine(StepCost(setup.profile, load_device(serve)), max_running, seed=seed)
     common.prepare_outputs(json_file)
-    found = common.read(trace, data, tokenizer, limit, seed)
+    found = common.read(trace, data, tokenizer, limit, seed, block_tokens)
     journal = _journal(given, found, setup, sampling)
     load = partial(make_arrivals, spelling=arrival, seed=seed, data=data)
     sizing = Sizing(found, setup, load(found), sampling, journal)

@@ -22,6 +22,9 @@ class Passages(Reader):
     The first of `answers` is the generated text.
     """
 
+    about = "questions with their retrieved passages"
+    fields = ("id", "question", "passages", "answers")
+
     def __init__(self, tokens: Tokens) -> None:
         super().__init__(Remembered(tokens))
         self._seen: set[str] = set()
@@ -52,6 +55,9 @@ class Stories(Reader):
     `answers` is the generated text.
     """
 
+    about = "long documents with questions about each (SQuALITY)"
+    fields = ("id", "text", "questions")
+
     @staticmethod
     def matches(first: Any) -> bool:
         return has(first, "text", "questions") and bool(first["questions"])
@@ -74,6 +80,9 @@ class Books(Reader):
 
     A book is a session: each request has all chapters so far. After CONTEXT_TOKENS the next chapter begins a new text.
     """
+
+    about = "books, chapter by chapter"
+    fields = ("id", "text", "chapter")
 
     @staticmethod
     def matches(first: Any) -> bool:
@@ -98,6 +107,9 @@ class Books(Reader):
 
 class PromptVersions(Reader):
     """Versions of prompts, one a line: `family`, `version`, `text`. A family is a session, its versions its prompts."""
+
+    about = "versions of system prompts"
+    fields = ("family", "version", "text")
 
     @staticmethod
     def matches(first: Any) -> bool:

@@ -16,35 +16,63 @@ from headwater.traces.tokens import Tokens
 
 SCOPE_BITS = 32  # local ids have their session's number above these bits
 IDS = b'"hash_ids"'
+NO_SESSIONS = "no sessions: answers are not known, so they are not cached"
 
 
 class Mooncake(Reader):
-    """Mooncake's traces (FAST '25): a request a line, in blocks of 512 tokens.
+    """Mooncake's traces (FAST '25), and those that AIPerf replays: a request a line, in blocks of 512 tokens.
 
     `timestamp` (ms), `input_length`, `output_length`, `hash_ids`: equal ids are equal blocks at equal prefixes. The
-    last block of a prompt may be partial: its id is left out.
+    last block of a prompt may be partial: its id is left out. AIPerf's lines may have a `session_id`, a `delay` (ms)
+    after the answer before instead of a time, and no `hash_ids`: their blocks equal no others.
+    Sources: github.com/kvcache-ai/Mooncake (FAST25-release), github.com/ai-dynamo/aiperf (docs, trace replay).
     """
 
+    about = "Mooncake (FAST '25), also AIPerf's: blocks of 512 tokens"
+    fields = ("timestamp", "input_length", "output_length", "hash_ids", "session_id", "delay")
+    is_sizable = True
     block_tokens = 512
+    interleaved = True
+
+    def __init__(self, tokens: Tokens) -> None:
+        super().__init__(tokens)
+        self._unknown = self._sessions = 0
 
     @staticmethod
     def matches(first: Any) -> bool:
-        return has(first, "input_length", "hash_ids")
+        return has(first, "input_length") and ("hash_ids" in first or "output_length" in first)
 
     def requests(self, source: Source) -> Iterator[Request]:
         for number, line in enumerate(source.records()):
-            length, ids = whole(line, "input_length"), line["hash_ids"]
-            blocks = length // self.block_tokens
-            if len(ids) < blocks:
-                raise ValueError(f"hash_ids has {len(ids):,} blocks, input_length is {length:,}: {blocks:,}")
+            length, session = whole(line, "input_length"), line.get("session_id")
+            ids = line["hash_ids"] if "hash_ids" in line or session is None else self._unknown_ids(length)
+            self._sessions += session is not None
+            blocks = self._checked(length, len(ids))
+            delay = line.get("delay")
+            think = None if delay is None else finite(delay, "delay") / 1000
             text = array("q", ids[:blocks]).tobytes()
-            yield Request(str(number), text, length, whole(line, "output_length"), length, seconds(line))
+            name = str(number) if session is None else str(session)
+            yield Request(name, text, length, whole(line, "output_length"), length, seconds(line), think)
 
     def notes(self) -> tuple[str, ...]:
+        lost = f"{self._unknown:,} prompts without hash_ids share no text with others"
         return (
-            "no sessions: answers are not known, so they are not cached",
+            "answers are not known, so they are not cached" if self._sessions else NO_SESSIONS,
             f"blocks of {self.block_tokens} tokens: only full ones count",
+            *([lost] if self._unknown else []),
         )
+
+    def _unknown_ids(self, length: int) -> list[int]:
+        self._unknown += 1
+        return [-(self._unknown << SCOPE_BITS) - block for block in range(-(-length // self.block_tokens))]
+
+    def _checked(self, length: int, ids: int) -> int:
+        """Return the number of full blocks. Raises ValueError for a number of ids that the length does not have."""
+        full, all_blocks = length // self.block_tokens, -(-length // self.block_tokens)
+        if ids not in (full, all_blocks):
+            needed = f"input_length is {length:,}: {all_blocks:,} of {self.block_tokens} tokens"
+            raise ValueError(f"hash_ids has {ids:,} blocks, {needed}; --block-tokens N reads blocks of N tokens")
+        return full
 
 
 class ClaudeCode(Reader):
@@ -55,6 +83,8 @@ class ClaudeCode(Reader):
     Some recordings hold a turn twice, streamed and not: the second of such a pair is dropped.
     """
 
+    about = "Claude Code sessions as blocks of 64 tokens (kv-cache-tester)"
+    fields = ("block_size", "hash_id_scope", "requests")
     block_tokens = 64
 
     def __init__(self, tokens: Tokens) -> None:
@@ -148,7 +178,16 @@ class BlockTexts:
         self._threads: dict[str, _Thread] = {}
         self._asked: list[tuple[Request, _Text]] = []
 
-    def add(self, session: str, raw: bytes, n_in: int, n_out: int, think: float | None, system: int) -> None:
+    def add(
+        self,
+        session: str,
+        raw: bytes,
+        n_in: int,
+        n_out: int,
+        think: float | None,
+        system: int,
+        at: float | None = None,
+    ) -> None:
         """Add a request. raw: ids of the prompt's full blocks, comma-separated. system: tokens of system and tools.
 
         The output of the previous request is known up to where this prompt continues it.
@@ -166,7 +205,7 @@ class BlockTexts:
             raise ValueError(f"hash_ids has {blocks:,} blocks, in is {n_in:,}: {n_in // self._block:,}")
         parts = Boundaries(system_end=system if 0 < system < n_in else None)
         thread.raw, thread.last = raw, len(self._asked)
-        self._asked.append((Request(session, b"", n_in, n_out, n_in, think=think, boundaries=parts), thread.text))
+        self._asked.append((Request(session, b"", n_in, n_out, n_in, at, think, parts), thread.text))
 
     def requests(self) -> Iterator[Request]:
         """Yield all requests; called when all have been added."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import heapq
 import math
 import random
@@ -10,7 +9,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
@@ -30,35 +28,13 @@ from headwater.traces.arrivals import (
     natural,
     positive,
 )
+from headwater.traces.azure import Azure
+from headwater.traces.burst_gpt import BurstGpt
+from headwater.traces.lengths import Point
 from headwater.traces.request import Request, Trace
 from headwater.traces.source import MALFORMED, Source, find
 
 WINDOW_SECONDS = 600.0  # of a row of ServeGen's `trace`
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Time and lengths of one request."""
-
-    at: float  # seconds from the recording's beginning
-    input_tokens: int
-    output_tokens: int
-
-
-class Azure:
-    """A CSV with TIMESTAMP, ContextTokens, GeneratedTokens: as recorded, from 0 seconds on. Nothing is drawn."""
-
-    @staticmethod
-    def matches(line: bytes) -> bool:
-        return line.startswith(b"TIMESTAMP,")
-
-    @staticmethod
-    def read(source: Source, seed: int) -> Iterator[Point]:
-        begin: float | None = None
-        for row in csv.DictReader(line.decode() for line in source.lines()):
-            at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()  # without the last digit
-            begin = at if begin is None else begin
-            yield Point(at - begin, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
 
 class ServeGen:
@@ -79,8 +55,8 @@ class ServeGen:
         return heapq.merge(*(client.points() for client in clients), key=lambda point: point.at)
 
 
-Format = type[Azure] | type[ServeGen]  # `matches` by a file's first line; `read` raises MALFORMED errors
-FORMATS: dict[str, Format] = {"Azure": Azure, "ServeGen": ServeGen}
+Format = type[Azure] | type[BurstGpt] | type[ServeGen]  # `matches` by a file's first line; `read` raises MALFORMED
+FORMATS: dict[str, Format] = {"Azure": Azure, "BurstGPT": BurstGpt, "ServeGen": ServeGen}
 
 
 class _Client:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from headwater.cache.spelling import build
 from headwater.errors import TraceError
+from headwater.traces.azure import Azure
+from headwater.traces.bailian import Bailian
+from headwater.traces.burst_gpt import BurstGpt
 from headwater.traces.documents import Books, Passages, PromptVersions, Stories
 from headwater.traces.generated.conversation import Compacted, ForkedChains
 from headwater.traces.generated.traffic import Generated
@@ -20,12 +24,17 @@ from headwater.traces.recordings import Recordings, Served
 from headwater.traces.request import Request, Trace
 from headwater.traces.request_logs import RequestLogs, TokenLists
 from headwater.traces.sessions import Collapsed, Sessions, ShareGpt
-from headwater.traces.source import MALFORMED, Source, find, name_of
+from headwater.traces.source import MALFORMED, Source, files_of, find, name_of
 from headwater.traces.tokens import Tokens, Vocabulary, Words
 
+NEAREST = 3  # formats that an error names
+# in the order in which they are tried
 READERS: dict[str, type[Reader]] = {
     "recordings of headwater serve": Recordings,
+    "Qwen-Bailian": Bailian,
     "Mooncake": Mooncake,
+    "Azure": Azure,
+    "BurstGPT": BurstGpt,
     "Claude Code": ClaudeCode,
     "sessions with messages": Sessions,
     "ShareGPT": ShareGpt,
@@ -55,45 +64,77 @@ DRAWN: dict[str, Callable[..., Drawing]] = {
 
 
 def make_trace(
-    spelling: str, data: Path | None = None, tokenizer: Path | None = None, limit: int | None = None, seed: int = 0
+    spelling: str,
+    data: Path | None = None,
+    tokenizer: Path | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    block_tokens: int | None = None,
 ) -> Trace:
     """Read a recorded trace (see `read_trace`), or draw one of DRAWN, spelled with its options in brackets."""
     if spelling.partition("(")[0].strip() not in DRAWN or "(" not in spelling:
-        return read_trace(Path(spelling), data=data, tokenizer=tokenizer, limit=limit)
+        return read_trace(Path(spelling), data=data, tokenizer=tokenizer, limit=limit, block_tokens=block_tokens)
     drawn = build("trace", spelling, DRAWN).trace(spelling, tokens_of(tokenizer), data, seed)
     return replace(drawn, requests=tuple(_first(iter(drawn.requests), limit, interleaved=True)))
 
 
 def read_trace(
-    path: Path, *, data: Path | None = None, tokenizer: Path | None = None, limit: int | None = None
+    path: Path,
+    *,
+    data: Path | None = None,
+    tokenizer: Path | None = None,
+    limit: int | None = None,
+    block_tokens: int | None = None,
 ) -> Trace:
-    """Read the requests of a file.
+    """Read the requests of a file, or of a folder in which each file is a session.
 
     `path` may be a name below `data`, with or without its endings, or a folder with one trace. `tokenizer` is a
     tokenizer.json or the folder of one; without it, words. `limit`: no more sessions than that, from the beginning.
+    `block_tokens`: of hashed blocks, if the file's are not of the format's usual size.
     Raises TraceError, with file and line, for a malformed file.
     """
     started = time.perf_counter()
-    source = Source(find(path, data))
-    try:
-        reader = _reader(source)(tokens_of(tokenizer))
-        requests = tuple(_first(reader.requests(source), limit, reader.interleaved))
-    except MALFORMED as error:
-        raise source.malformed(error) from error
+    sources, kind = _sources(path, data)
+    reader = kind(tokens_of(tokenizer))
+    if block_tokens is not None:
+        reader.read_blocks_of(block_tokens)
+    requests = tuple(_first(_requests_of(reader, sources), limit, reader.interleaved))
     if not requests:
-        raise _empty(source)
+        raise _empty(sources[0])
     given = reader.block_tokens, reader.notes(), reader.has_token_ids
     return Trace(name_of(path), requests, *given, time.perf_counter() - started)
+
+
+def _sources(path: Path, data: Path | None) -> tuple[list[Source], type[Reader]]:
+    """Return the files of a trace and their format: one file, or those of a folder in which each is a session."""
+    path = path.expanduser()
+    folder = next((one for one in (path, *([data / path] if data is not None else ())) if one.is_dir()), None)
+    if folder is not None:
+        found = [(Source(file), _format_of(Source(file))) for file in files_of(folder)]
+        for kind in (one for _, one in found if one is not None and one.is_folder):
+            return [source for source, one in found if one is kind], kind
+    source = Source(find(path, data))
+    return [source], _reader(source)
+
+
+def _requests_of(reader: Reader, sources: Sequence[Source]) -> Iterator[Request]:
+    for source in sources:
+        try:
+            for request in reader.requests(source):
+                if request.prompt_tokens < 1:
+                    raise ValueError(f"the prompt has {request.prompt_tokens} tokens, at least 1 is needed")
+                yield request
+        except MALFORMED as error:
+            raise source.malformed(error) from error
 
 
 def served_by(spelling: str, data: Path | None) -> Served | None:
     """Return the server that recorded a trace; None for other traffic. Reads one line."""
     if spelling.partition("(")[0].strip() in DRAWN:
         return None
-    source = Source(find(Path(spelling), data))
-    first: Any = next(source.records(), None)
+    (source, *_), kind = _sources(Path(spelling), data)
     try:
-        return Served.of(first) if Recordings.matches(first) else None
+        return Served.of(source.first()) if kind is Recordings else None
     except MALFORMED as error:
         raise source.malformed(error) from error
 
@@ -107,8 +148,6 @@ def _first(requests: Iterator[Request], limit: int | None, interleaved: bool) ->
     """Yield the requests of the first `limit` sessions; stop reading once no more of them can follow."""
     sessions: set[str] = set()
     for request in requests:
-        if request.prompt_tokens < 1:
-            raise ValueError(f"the prompt has {request.prompt_tokens} tokens, at least 1 is needed")
         if limit is not None and len(sessions) == limit and request.session not in sessions:
             if interleaved:
                 continue
@@ -119,14 +158,39 @@ def _first(requests: Iterator[Request], limit: int | None, interleaved: bool) ->
 
 def _reader(source: Source) -> type[Reader]:
     try:
-        first = next(source.records())
+        first = source.first()
     except StopIteration:
         raise _empty(source) from None
-    for reader in READERS.values():
-        if reader.matches(first):
-            return reader
-    known = ", ".join(READERS)
-    raise source.error(f"{str(first)[:60]!r} is of no format that is known; there are {known}")
+    found = _matching(first)
+    if found is None:
+        raise source.error(_unknown(first))
+    return found
+
+
+def _format_of(source: Source) -> type[Reader] | None:
+    """Return the format of a file; None if it is empty, or of none that is known."""
+    try:
+        return _matching(source.first())
+    except (StopIteration, TraceError):
+        return None
+
+
+def _matching(first: Any) -> type[Reader] | None:
+    return next((reader for reader in READERS.values() if reader.matches(first)), None)
+
+
+def _unknown(first: Any) -> str:
+    """Describe a first record of no known format: its fields, and the formats with most of them."""
+    has = "it has no fields"
+    if isinstance(first, dict) and first:
+        has = f"it has {', '.join(map(repr, first))}"
+    elif isinstance(first, bytes):
+        first, has = first.partition(b"\n")[0].decode(errors="replace"), "it is not JSON"
+    names = set(first) if isinstance(first, dict) else set(re.findall(r"[\w ]+", str(first)))
+    near = sorted(READERS, key=lambda name: -len(names & {*READERS[name].fields}))[:NEAREST]
+    nearest = "; ".join(f"{name} ({', '.join(READERS[name].fields)})" for name in near)
+    kind = f"{str(first)[:60]!r} is of no format that is known"
+    return f"{kind}: {has}; nearest are {nearest}; `headwater replay --formats` lists all"
 
 
 def _empty(source: Source) -> TraceError:

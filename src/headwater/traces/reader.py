@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, ClassVar
 
+from headwater.errors import ConfigError
 from headwater.traces.request import Request
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
@@ -18,6 +20,10 @@ class Reader(ABC):
     A record with a missing or wrong field raises KeyError, TypeError, ValueError or IndexError.
     """
 
+    about: ClassVar[str] = ""  # one line for `headwater replay --formats`
+    fields: ClassVar[tuple[str, ...]] = ()  # of its records, to find the nearest format of an unknown file
+    is_folder: ClassVar[bool] = False  # whether a file is one session, and a folder of files a trace
+    is_sizable: ClassVar[bool] = False  # whether its hashed blocks may have another size than usual
     block_tokens = 1  # of the trace; known once the file is read
     has_token_ids = True  # the same
     interleaved = False  # whether a session may continue after another has begun
@@ -28,7 +34,13 @@ class Reader(ABC):
     @staticmethod
     @abstractmethod
     def matches(first: Any) -> bool:
-        """Return whether a file whose first record is `first` has the format."""
+        """Return whether a file whose first record is `first` has the format; a first line without JSON is bytes."""
+
+    def read_blocks_of(self, tokens: int) -> None:
+        """Read hashed blocks of that many tokens. Raises ConfigError if the format has none, or states their size."""
+        if not self.is_sizable:
+            raise ConfigError(f"--block-tokens {tokens}: this trace is not in hashed blocks whose size it leaves open")
+        self.block_tokens = tokens
 
     @abstractmethod
     def requests(self, source: Source) -> Iterator[Request]:
@@ -63,12 +75,21 @@ def calls_of(session: Mapping[str, Any]) -> list[int]:
 
 
 def seconds(record: Mapping[str, Any]) -> float | None:
-    """Return `t`, `ts` or `time` (seconds) or `timestamp` (milliseconds) in seconds; None if none is recorded."""
+    """Return `t`, `ts` or `time` (seconds) or `timestamp` (milliseconds) in seconds; None if none is recorded.
+
+    A text is a date and time.
+    """
     for name, scale in (("t", 1.0), ("ts", 1.0), ("time", 1.0), ("timestamp", 1000.0)):
         value = record.get(name)
         if value is not None:
-            return finite(value, name) / scale
+            return instant(value) if isinstance(value, str) else finite(value, name) / scale
     return None
+
+
+def instant(text: str) -> float:
+    """Return an ISO 8601 date and time as seconds since 1970. Without a zone it is UTC. Raises ValueError."""
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def finite(value: Any, name: str) -> float:

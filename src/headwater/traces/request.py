@@ -12,6 +12,15 @@ BLOCK_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request as its provider counted them."""
+
+    prompt_tokens: int
+    cached_tokens: int | None = None  # of the prompt, read from the provider's cache; None: not reported
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request. `text` is the index's key: token ids of 4 bytes, or ids of blocks of 8 bytes.
 
@@ -33,6 +42,7 @@ class Request:
     retry: bool = False  # sent again, apart from its session: it does not end the conversation
     ended: bool = False  # hint: its conversation ends with this request
     priority: int = 0  # hint, as of a Generation
+    usage: Usage | None = None  # as reported in the recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,13 @@ class Trace:
     def element_bytes(self) -> int:
         """Bytes of a token id, or of a block's id."""
         return TOKEN_BYTES if self.block_tokens == 1 else BLOCK_BYTES
+
+    @property
+    def reported_hit_rate(self) -> float | None:
+        """Share of prompt tokens that the provider read from its cache, over the requests that report it."""
+        told = [one.usage for one in self.requests if one.usage is not None and one.usage.cached_tokens is not None]
+        prompts = sum(usage.prompt_tokens for usage in told)
+        return sum(usage.cached_tokens or 0 for usage in told) / prompts if prompts else None
 
     @property
     def has_segments(self) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headwater.errors import ConfigError
 from headwater.traces.chat import Chat, Message, text_of
 from headwater.traces.reader import Reader, calls_of, finite, has
-from headwater.traces.request import Request, Trace
+from headwater.traces.request import Request, Trace, Usage
 from headwater.traces.source import MALFORMED, Source, find
 from headwater.traces.tokens import Remembered, Tokens
 
@@ -25,7 +26,11 @@ class Sessions(Reader):
     `messages` and `calls` [n, ...]: call i has messages[:n_i] as its prompt and messages[n_i] as its answer, `t`[i]
     seconds after `t0`. `branches` [{`at`, `messages`, `reply`}] are requests that fork off messages[:at]. Without
     `calls`, messages that end with the assistant's are a chat: each assistant's message answers those before it.
+    `usage`[i] has the prompt's tokens, the answer's, and those of the prompt that were cached, as reported.
     """
+
+    about = "sessions or chats: messages, with calls, times, usage"
+    fields = ("session", "messages", "calls", "t0", "t", "usage", "branches")
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__(tokens)
@@ -46,8 +51,10 @@ class Sessions(Reader):
             for turn, reply in enumerate(calls):
                 request = chat.request(name, text, reply, times[turn])
                 if turn < len(usage):
+                    prompt, output, *cached = usage[turn]
                     self._prompt_tokens += request.prompt_tokens
-                    self._logged_tokens += usage[turn][0]
+                    self._logged_tokens += prompt
+                    request = replace(request, usage=Usage(prompt, cached[0] if cached else None, output))
                 yield request
             for branch, fork in enumerate(line.get("branches") or ()):
                 yield self._fork(f"{name}/{branch}", messages, fork)
@@ -77,12 +84,17 @@ class Sessions(Reader):
 class ShareGpt(Reader):
     """ShareGPT's JSON: an array of {"id", "conversations": [{"from": "human" | "gpt" | "system", "value"}]}.
 
-    Each answer that follows another message is a request's.
+    Turns may also have `role` and `content`. Each answer that follows another message is a request's. Turns with an
+    unknown role are left out, as are conversations without an answer, and both are counted.
     """
+
+    about = "ShareGPT: conversations with from/value or role/content"
+    fields = ("id", "conversations")
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__(tokens)
         self._unanswered = 0
+        self._unknown: Counter[str] = Counter()
 
     @staticmethod
     def matches(first: Any) -> bool:
@@ -90,7 +102,7 @@ class ShareGpt(Reader):
 
     def requests(self, source: Source) -> Iterator[Request]:
         for number, record in enumerate(source.records(), 1):
-            messages = [{"role": _role(turn["from"]), "content": turn["value"]} for turn in record["conversations"]]
+            messages = list(self._known(record["conversations"]))
             replies = _replies(messages)
             if not replies:
                 self._unanswered += 1
@@ -101,13 +113,18 @@ class ShareGpt(Reader):
                 yield chat.request(name, text, reply)
 
     def notes(self) -> tuple[str, ...]:
-        return (f"{self._unanswered:,} conversations without an answer are left out",) if self._unanswered else ()
+        left = [f"{self._unanswered:,} conversations without an answer are left out"] if self._unanswered else []
+        roles = ", ".join(sorted(self._unknown))
+        turns = [f"{self._unknown.total():,} turns of unknown roles are left out: {roles}"] if self._unknown else []
+        return (*left, *turns)
 
-
-def _role(name: str) -> str:
-    if name not in ROLES:
-        raise ValueError(f"from is {name!r}, must be one of {', '.join(ROLES)}")
-    return ROLES[name]
+    def _known(self, turns: Sequence[dict[str, Any]]) -> Iterator[Message]:
+        for turn in turns:
+            name, content = (turn["role"], turn["content"]) if "role" in turn else (turn["from"], turn["value"])
+            if name in ROLES:
+                yield {"role": ROLES[name], "content": content}
+            else:
+                self._unknown[str(name)] += 1
 
 
 def _replies(messages: list[Any]) -> list[int]:

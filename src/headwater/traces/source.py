@@ -1,4 +1,4 @@
-"""Recorded files: found by name, and read as a stream: plain, gzip or zstd, JSON lines or one JSON array."""
+"""Recorded files: found by name, and read as a stream: plain, gzip, zstd or Parquet, JSON lines or one JSON value."""
 
 from __future__ import annotations
 
@@ -18,11 +18,18 @@ from headwater.errors import TraceError
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # RFC 1952, section 2.3.1; RFC 8878, section 3.1.1
 # raised by reading a malformed record
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
-CHUNK_BYTES = 1 << 20  # of a read
-ENDINGS = {".jsonl", ".json", ".csv", ".trace"}  # of traces in a folder, .zst or .gz aside
+CHUNK_BYTES, HEAD_BYTES = 1 << 20, 1 << 16  # of a read
+PARQUET, PARQUET_ROWS = b"PAR1", 1024  # read at once
+ENDINGS = {".jsonl", ".json", ".csv", ".trace", ".traj", ".log", ".parquet"}  # of traces, .zst or .gz aside
 ARRAY_OF_OBJECTS = re.compile(rb"\s*\[\s*\{")
+OBJECT_OF_LINES = re.compile(rb"\s*\{\s*\n")  # one JSON value over several lines
 BETWEEN = re.compile(r"[\s,]*")
 NO_DATA = ", and no folder of traces is given (--data FOLDER); drawn traffic has options in brackets: generated(0)"
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return the traces in a folder and in all below it, by name."""
+    return [file for file in sorted(folder.rglob("*")) if file.is_file() and ENDINGS & set(file.suffixes)]
 
 
 def find(path: Path, data: Path | None = None) -> Path:
@@ -100,13 +107,32 @@ class Source:
                     yield line
 
     def records(self) -> Iterator[Any]:
-        """Yield the JSON value of each line, or each element if the file is one JSON array."""
-        with open_bytes(self.path) as file:
-            head = next(self._readable(iter(lambda: file.read(4096), b"")), b"")
-        if ARRAY_OF_OBJECTS.match(head):
+        """Yield the JSON value of each line, each element of a JSON array, each row, or the file's only value."""
+        head = self.head()
+        if head.startswith(PARQUET):
+            yield from self._rows()
+        elif ARRAY_OF_OBJECTS.match(head):
             yield from self._elements()
+        elif OBJECT_OF_LINES.match(head):
+            with open_bytes(self.path) as file:
+                yield self.parsed(b"".join(self._readable(iter(lambda: file.read(CHUNK_BYTES), b""))))
         else:
             yield from map(self.parsed, self.lines())
+
+    def head(self) -> bytes:
+        """Return the beginning of the file's contents."""
+        with open_bytes(self.path) as file:
+            return next(self._readable(iter(lambda: file.read(HEAD_BYTES), b"")), b"")
+
+    def first(self) -> Any:
+        """Return the first record, or the beginning of a file that is not JSON. Raises StopIteration if it is empty."""
+        try:
+            return next(self.records())
+        except TraceError:
+            head = self.head()
+            if head.lstrip()[:1] in (b"{", b"["):
+                raise
+            return head
 
     def parsed(self, line: bytes) -> Any:
         """Return a line's value. Raises TraceError if it is not JSON."""
@@ -129,6 +155,18 @@ class Source:
             yield from parts
         except (OSError, EOFError, zstandard.ZstdError) as error:
             raise TraceError(f"{self.path}, after {self.place}: cannot be unpacked: {error}") from error
+
+    def _rows(self) -> Iterator[Any]:
+        try:
+            from pyarrow.parquet import ParquetFile  # an extra
+        except ModuleNotFoundError as error:
+            raise self.error("Parquet is read by pyarrow: pip install 'headwater[parquet]'") from error
+        number = 0
+        for batch in ParquetFile(self.path).iter_batches(PARQUET_ROWS):
+            for row in batch.to_pylist():
+                number += 1
+                self.place = f"row {number:,}"
+                yield row
 
     def _elements(self) -> Iterator[Any]:
         """Yield the elements of an array; memory holds one of them, or a chunk of the file if that is longer."""
