@@ -83,9 +83,7 @@ def test_name_without_a_data_folder_is_an_error_with_the_options(asked):
     ],
 )
 def test_unknown_format_is_an_error_with_fields_and_nearest_formats(written, first, fields, nearest):
-    message = (
-        rf"line 1: .* is of no format that is known: {fields}; nearest are .*{nearest}.*; `headwater replay"
-    )
+    message = rf"line 1: .* is of no format that is known: {fields}; nearest are .*{nearest}.*; `headwater replay"
     with pytest.raises(TraceError, match=message):
         read_trace(written(first))
 
