@@ -45,8 +45,10 @@ ApiKey = Annotated[str | None, Option(envvar="HEADWATER_API_KEY", help="API key 
 ServedModel = Annotated[str | None, Option(help="Name of the model; without it, the first one listed.")]
 ANY_MODEL = "qwen3.5-9b"  # of traffic that names none
 MODEL_HELP = f"A profile (`headwater profiles`), a folder, or ORG/NAME. [default: the recording's, else {ANY_MODEL}]"
-SOURCES = "Recorded traffic: a file, or a name below --data; or drawn: rag(zipf=1), generated(17)."
+SOURCES = "Recorded traffic: a file, a folder of sessions, or a name below --data; or drawn: generated(17)."
 TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help=SOURCES)]
+LISTED = f"{SOURCES} Without it, the traces of --data are listed."
+OptionalTrace = Annotated[str | None, typer.Argument(metavar="TRACE", help=LISTED)]
 Data = Annotated[Path | None, Option(help="Folder in which traces are looked up by name.")]
 Tokenizer = Annotated[Path | None, Option(help="tokenizer.json for text; without one, a fast built-in split.")]
 Limit = Annotated[int | None, Option(min=1, help="Read only the first N sessions (or single requests).")]

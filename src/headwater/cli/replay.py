@@ -19,6 +19,7 @@ from headwater.cache_folder import write_whole
 from headwater.cli import common
 from headwater.cli.models import profile_for
 from headwater.cli.replay_tables import cluster_tables, notes, results_table
+from headwater.cli.traces import Formats, traces_table
 from headwater.errors import ConfigError
 from headwater.journal import Journal
 from headwater.lab.cost import StepCost, load_device
@@ -111,7 +112,7 @@ ReportFile = Annotated[Path | None, Option(help="Write one self-contained HTML p
 
 @common.commands.command()
 def replay(
-    trace: common.TraceFile,
+    trace: common.OptionalTrace = None,
     model: common.ModelName = None,
     weights: common.RecordedWeights = None,
     memory: Memories = "20GB",
@@ -150,12 +151,16 @@ def replay(
     json_file: common.JsonFile = None,
     per_request: PerRequest = None,
     report: ReportFile = None,
+    formats: Formats = False,
 ) -> None:
     """Replay recorded traffic under each policy and memory size.
 
     The code is that of the server, with a counting executor instead of a model.
     """
     given = Namespace(**locals())
+    if trace is None:
+        common.show(traces_table(data))
+        return
     _replay(given, _setups(given))
 
 

@@ -16,7 +16,7 @@ class Azure(LengthRows):
     Inferred: a time without a zone is UTC; no request shares text with another one.
     """
 
-    about = "Azure LLM inference 2023, 2024: a CSV of times and lengths"
+    about = "LLM inference 2023, 2024: a CSV of times and lengths"
     fields = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
     head = b"TIMESTAMP,"
 

@@ -20,7 +20,7 @@ class Bailian(Reader):
     parent that is not in the file begins a session.
     """
 
-    about = "Qwen-Bailian (ATC '25): blocks of 16 tokens, sessions, seconds"
+    about = "ATC '25: blocks of 16 tokens, sessions, seconds"
     fields = ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "turn", "hash_ids")
     is_sizable = True
     block_tokens = 16

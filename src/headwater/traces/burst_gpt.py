@@ -15,7 +15,7 @@ class BurstGpt(LengthRows):
     Inferred: a session's next prompt contains the one before and its answer if it is long enough for both.
     """
 
-    about = "BurstGPT: a CSV of times and lengths, sessions since 2.0"
+    about = "a CSV of times and lengths, sessions since 2.0"
     fields = ("Timestamp", "Model", "Request tokens", "Response tokens")
     head = b"Timestamp,"
 

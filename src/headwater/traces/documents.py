@@ -22,7 +22,7 @@ class Passages(Reader):
     The first of `answers` is the generated text.
     """
 
-    about = "questions with their retrieved passages"
+    about = "as retrieved"
     fields = ("id", "question", "passages", "answers")
 
     def __init__(self, tokens: Tokens) -> None:
@@ -81,7 +81,7 @@ class Books(Reader):
     A book is a session: each request has all chapters so far. After CONTEXT_TOKENS the next chapter begins a new text.
     """
 
-    about = "books, chapter by chapter"
+    about = "chapter by chapter"
     fields = ("id", "text", "chapter")
 
     @staticmethod
@@ -108,7 +108,7 @@ class Books(Reader):
 class PromptVersions(Reader):
     """Versions of prompts, one a line: `family`, `version`, `text`. A family is a session, its versions its prompts."""
 
-    about = "versions of system prompts"
+    about = "of system prompts"
     fields = ("family", "version", "text")
 
     @staticmethod

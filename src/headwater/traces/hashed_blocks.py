@@ -28,7 +28,7 @@ class Mooncake(Reader):
     Sources: github.com/kvcache-ai/Mooncake (FAST25-release), github.com/ai-dynamo/aiperf (docs, trace replay).
     """
 
-    about = "Mooncake (FAST '25), also AIPerf's: blocks of 512 tokens"
+    about = "FAST '25, also AIPerf's: blocks of 512 tokens"
     fields = ("timestamp", "input_length", "output_length", "hash_ids", "session_id", "delay")
     is_sizable = True
     block_tokens = 512
@@ -83,7 +83,7 @@ class ClaudeCode(Reader):
     Some recordings hold a turn twice, streamed and not: the second of such a pair is dropped.
     """
 
-    about = "Claude Code sessions as blocks of 64 tokens (kv-cache-tester)"
+    about = "sessions as blocks of 64 tokens (kv-cache-tester)"
     fields = ("block_size", "hash_id_scope", "requests")
     block_tokens = 64
 

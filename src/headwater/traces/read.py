@@ -24,7 +24,7 @@ from headwater.traces.recordings import Recordings, Served
 from headwater.traces.request import Request, Trace
 from headwater.traces.request_logs import RequestLogs, TokenLists
 from headwater.traces.sessions import Collapsed, Sessions, ShareGpt
-from headwater.traces.source import MALFORMED, Source, files_of, find, name_of
+from headwater.traces.source import MALFORMED, Source, files_of, find, name_of, stem
 from headwater.traces.tokens import Tokens, Vocabulary, Words
 
 NEAREST = 3  # formats that an error names
@@ -126,6 +126,22 @@ def _requests_of(reader: Reader, sources: Sequence[Source]) -> Iterator[Request]
                 yield request
         except MALFORMED as error:
             raise source.malformed(error) from error
+
+
+def traces_of(folder: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield name, format and bytes of each trace below a folder; a folder in which each file is a session is one."""
+    sessions: dict[tuple[str, str], int] = {}
+    for file in files_of(folder):
+        kind = _format_of(Source(file))
+        name = next((name for name, reader in READERS.items() if reader is kind), None)
+        if name is None or kind is None:
+            continue
+        if kind.is_folder:
+            own = (file.relative_to(folder).parts[0] if file.parent != folder else ".", name)
+            sessions[own] = sessions.get(own, 0) + file.stat().st_size
+        else:
+            yield (file.parent / stem(file)).relative_to(folder).as_posix(), name, file.stat().st_size
+    yield from ((where, name, size) for (where, name), size in sessions.items())
 
 
 def served_by(spelling: str, data: Path | None) -> Served | None:

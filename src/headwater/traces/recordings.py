@@ -129,7 +129,7 @@ def as_tokens(requests: Sequence[Recorded], page: int) -> Iterator[Request]:
 class Recordings(Reader):
     """Reader of recordings. Requests are in the order of arrival, lines in the order of completion."""
 
-    about = "headwater serve --record: hashes of pages, no text"
+    about = "hashes of pages, no text"
     fields = ("headwater_recording", "page_size", "model", "config", "dtype", "placement", "eviction")
     block_tokens = 0  # as the first line says
     has_token_ids = False

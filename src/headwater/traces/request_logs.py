@@ -65,7 +65,7 @@ class TokenLists(Reader):
     SegLen's have, too: `ts`, `session_id`, `input_tokens`, `output_tokens`.
     """
 
-    about = "token ids of prompts and answers, also Marconi's, SegLen's"
+    about = "ids of prompts and answers, also Marconi's, SegLen's"
     fields = ("t", "ts", "session", *INPUTS, *OUTPUTS, "segments")
     interleaved = True
 
@@ -100,7 +100,7 @@ class RequestLogs(Reader):
     `documents`; `exact` and `fidelity` are read, too.
     """
 
-    about = "logs of an OpenAI-style API: messages or prompt, response"
+    about = "of an OpenAI-style API: messages or prompt, response"
     fields = ("messages", "prompt", *PLACES, *ANSWERS, *SESSIONS, "timestamp")
     interleaved = True
 

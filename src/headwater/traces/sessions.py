@@ -29,7 +29,7 @@ class Sessions(Reader):
     `usage`[i] has the prompt's tokens, the answer's, and those of the prompt that were cached, as reported.
     """
 
-    about = "sessions or chats: messages, with calls, times, usage"
+    about = "agents and chats: messages, with calls, times, usage"
     fields = ("session", "messages", "calls", "t0", "t", "usage", "branches")
 
     def __init__(self, tokens: Tokens) -> None:
@@ -88,7 +88,7 @@ class ShareGpt(Reader):
     unknown role are left out, as are conversations without an answer, and both are counted.
     """
 
-    about = "ShareGPT: conversations with from/value or role/content"
+    about = "conversations with from/value or role/content"
     fields = ("id", "conversations")
 
     def __init__(self, tokens: Tokens) -> None:
