@@ -146,7 +146,7 @@ def test_mooncakes_full_blocks_count_and_its_outputs_are_unknown(written):
 
 
 @pytest.mark.parametrize(("ids", "tokens"), [([4], 512), ([4, 9, 5, 6], 512), ([1, 2, 3], 100)])
-def test_ids_that_do_not_fit_the_block_size_are_refused_with_both_numbers(written, ids, tokens):
+def test_ids_that_do_not_fit_the_block_size_are_refused(written, ids, tokens):
     blocks = -(-1100 // tokens)
     message = rf"line 1: .*hash_ids has {len(ids)} blocks, input_length is 1,100: {blocks} of {tokens} tokens; --block-"
     with pytest.raises(TraceError, match=message):

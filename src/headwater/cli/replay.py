@@ -157,11 +157,7 @@ def replay(
 
     The code is that of the server, with a counting executor instead of a model.
     """
-    given = Namespace(**locals())
-    if trace is None:
-        common.show(traces_table(data))
-        return
-    _replay(given, _setups(given))
+    _replay(Namespace(**locals()))
 
 
 def _setups(given: Namespace) -> list[Setup]:
@@ -223,8 +219,12 @@ def _check_clock_options(
         raise ConfigError(f"--workers {given.workers} needs --serve: without a clock a router has no costs to compare")
 
 
-def _replay(given: Namespace, setups: list[Setup]) -> None:
-    """Read the trace, and run the setups on it, under a clock with --serve."""
+def _replay(given: Namespace) -> None:
+    """Read the trace, and run the setups on it, under a clock with --serve; without a trace, list those of a folder."""
+    if given.trace is None:
+        common.show(traces_table(given.data))
+        return
+    setups = _setups(given)
     profile, engine = setups[0].profile, None
     if given.serve is not None:
         cost = StepCost(profile, load_device(given.serve))
