@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.checkpoints.gpt_oss import BIAS, BLOCK, E2M1
 from tests.checkpoints.quantised import Parts
 
 GROUP = 32
 EXPERT = re.compile(r"(.*)\.experts\.\d+\.(\w+)\.weight")
+PART_OF_EXPERTS = re.compile(r"(.*\.experts\.)(gate_up|down)_proj(?:_(bias|blocks|scales))?")  # of gpt-oss
 CENTRED = re.compile(r"(input_layernorm|post_attention_layernorm|model\.norm|[qk]_norm)\.weight$")
 RENAMED: dict[str, dict[str, str]] = {  # by `model_type` or class: patterns, and names of MLX
     "qwen3_5_text": {"^": "language_model."},
@@ -45,6 +47,9 @@ def write(plain: Path, folder: Path, bits: int | None = None) -> Path:
     shutil.copytree(plain, folder)
     config = json.loads((plain / "config.json").read_text())
     tensors = in_mlx(load_file(plain / "model.safetensors"), config)
+    if config.pop("quantization_config", None):
+        mode = {"group_size": GROUP, "bits": 4, "mode": "mxfp4"}
+        (folder / "config.json").write_text(json.dumps(config | {"quantization": mode, "quantization_config": mode}))
     if bits is not None:
         tensors = {name: part for at, weight in tensors.items() for name, part in quantised(at, weight, bits).items()}
         described = {"group_size": GROUP, "bits": bits, "mode": "affine"}
@@ -66,7 +71,7 @@ def in_mlx(tensors: Parts, config: dict[str, Any]) -> Parts:
     """The tensors of a checkpoint by MLX's names, in its shapes."""
     model_type = str(config["model_type"])
     found: Parts = {}
-    for name, tensor in stacked(tensors).items():
+    for name, tensor in stacked(of_gpt_oss(tensors) if model_type == "gpt_oss" else tensors).items():
         if name.endswith("conv1d.weight"):
             tensor = tensor.transpose(1, 2)
         if model_type.startswith(("qwen3_5", "qwen3_next")) and CENTRED.search(name):
@@ -94,6 +99,24 @@ def stacked(tensors: Parts) -> Parts:
         if one := EXPERT.fullmatch(name):
             lists.setdefault(f"{one[1]}.switch_mlp.{one[2]}.weight", []).append(tensors[name])
     return found | {name: torch.stack(experts) for name, experts in lists.items()}
+
+
+def of_gpt_oss(tensors: Parts) -> Parts:
+    """Experts as mlx-lm cuts them: gate and up apart, [E, N, K], or words of MXFP4."""
+    found: Parts = {}
+    for name, tensor in tensors.items():
+        at = PART_OF_EXPERTS.fullmatch(name)
+        if at is None:
+            found[name] = tensor
+            continue
+        if at[3] is None:
+            tensor = tensor.transpose(1, 2)
+        elif at[3] == "blocks":
+            tensor = tensor.flatten(-2).view(torch.uint32)
+        of_gates = {"gate": tensor[:, ::2], "up": tensor[:, 1::2]} if at[2] == "gate_up" else {at[2]: tensor}
+        part = at[3] if at[3] in ("bias", "scales") else "weight"
+        found |= {f"{at[1]}{half}_proj.{part}": rows for half, rows in of_gates.items()}
+    return found
 
 
 def halves(name: str, tensor: torch.Tensor, heads: int, nope_dim: int) -> Parts:
@@ -126,8 +149,17 @@ def values(parts: Parts, at: str, n_in: int) -> torch.Tensor:
     module = at.removesuffix(".weight")
     if f"{module}.scales" not in parts:
         return parts[at]
+    if parts[f"{module}.scales"].dtype == torch.uint8:
+        return of_mxfp4(parts[at], parts[f"{module}.scales"])
     scale, bias, byte = parts[f"{module}.scales"], parts[f"{module}.biases"], parts[at].view(torch.uint8).numpy()
     bits = 8 * byte.shape[-1] // n_in
     bit = np.unpackbits(byte, axis=-1, bitorder="little").reshape(*byte.shape[:-1], n_in, bits)
     code = torch.from_numpy((bit << np.arange(bits, dtype=np.uint8)).sum(-1)).float()
     return (code.unflatten(-1, (scale.shape[-1], -1)) * scale[..., None] + bias[..., None]).flatten(-2)
+
+
+def of_mxfp4(words: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The numbers of words in MXFP4, the first in the lowest bits: sign and number, times a power of two for 32."""
+    code = torch.stack([words.view(torch.uint8) & 15, words.view(torch.uint8) >> 4], -1).flatten(-2)
+    number = E2M1[(code & 7).long()] * (1 - 2.0 * (code >> 3))
+    return (number.unflatten(-1, (-1, BLOCK)) * (scales.float() - BIAS).exp2()[..., None]).flatten(-2)

@@ -200,13 +200,16 @@ class Mlx:
     """Affine integers of MLX: scale · code + bias, codes of 2 to 8 bits one after the other in words along the inputs.
 
     Tensors of a module: `weight` [N, K · bits / 32], `scales` and `biases` [N, X]. Bits and groups follow from the
-    tensors' shapes, so that modules may differ.
+    tensors' shapes, so that modules may differ. A module whose `scales` are bytes is in MXFP4, without `biases`.
     """
 
     marks = ("scales",)
     parts = ("weight", "scales", "biases")
 
     def read(self, parts: Mapping[str, Tensor], n_out: int, n_in: int) -> Quantised:
+        if parts["scales"].dtype == torch.uint8:
+            scale_NX = check_shape("scales", parts["scales"], n_out, n_in // 32)
+            return float4(parts["weight"].contiguous().view(torch.uint8), scale_NX, None, n_out, n_in, "weight")
         bits, words = 32 * parts["weight"].shape[-1] // n_in, parts["weight"]
         if bits not in MLX_BITS:
             raise ValueError(f"weight has {words.shape[-1]} words for {n_in} integers, not of {MLX_BITS} bits")

@@ -35,8 +35,9 @@ MODELOPT = {  # algorithms of ModelOpt, and how weights are held; those that dif
 UNQUANTISED = ("NONE", "UNQUANTIZED")
 PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}  # of AutoRound, and whose tensors they have
 AFFINE = "affine"
+MLX_MODES = (AFFINE, MXFP4)
 # the nearest form that is read, for the errors of a method, and of all others
-NEAREST = {"mlx": "take a folder that mlx-lm wrote with 'affine' ones, of 4 or 8 bits"}
+NEAREST = {"mlx": "take a folder that mlx-lm wrote in mode 'affine', of 4 or 8 bits"}
 NEAREST |= {"modelopt": "take a checkpoint of NVFP4 or FP8"}
 INSTEAD = "take the model in 16 bits, with --weights int4"
 MLX_BITS = (2, 3, 4, 5, 6, 8)
@@ -93,7 +94,7 @@ def packed(config: dict[str, Any], stored: str) -> Packed | None:
     keys = ConfigKeys(described)
     form = _form(keys)
     if form is not None:
-        experts_only = described.get("quant_method") == MXFP4
+        experts_only = described.get("quant_method") == MXFP4 or text_config(config).get("model_type") == "gpt_oss"
         return Packed(FLOAT8 if form == MXFP8 else form, ELEMENT_BYTES[form], experts_only=experts_only)
     if described["quant_method"] == "compressed-tensors":
         groups = groups_of(keys)
@@ -125,7 +126,7 @@ def _form(keys: ConfigKeys) -> str | None:
         return {"4, 16": NVFP4, "4, 32": MXFP4, "8, 32": MXFP8}.get(of_floats[0]) if of_floats else None
     if method == "bitsandbytes":
         return "int8" if keys.flag("load_in_8bit", False) else str(keys.optional("bnb_4bit_quant_type") or FP4)
-    return MXFP4 if method == MXFP4 else None
+    return MXFP4 if MXFP4 in (method, keys.optional("mode")) else None
 
 
 def _algorithms(keys: ConfigKeys) -> dict[str, str]:
@@ -189,7 +190,7 @@ def _check_compressed_weights(keys: ConfigKeys) -> None:
 
 def _check_mlx(keys: ConfigKeys) -> None:
     for mode in keys.listed("modes", []):
-        if mode != AFFINE:
+        if mode not in MLX_MODES:
             raise CheckpointError(f"config.json: quantised weights of MLX's mode {mode!r} are not read")
     if keys.integer("bits") not in MLX_BITS:
         raise CheckpointError(f"config.json: key 'bits' is {keys.integer('bits')}, must be one of {MLX_BITS}")

@@ -14,7 +14,7 @@ from headwater.unreadable import LONGEST_HEADER
 FAMILIES = (
     "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "qwen3", "qwen3_moe",
     "granitemoehybrid", "nemotron_h", "jamba", "mamba", "falcon_mamba", "mamba2", "kimi_linear",
-    "bailing_moe_linear", "bailing_hybrid",
+    "bailing_moe_linear", "bailing_hybrid", "gpt_oss",
 )  # fmt: skip
 CENTRED_NORMS = ("qwen3_5", "qwen3_next")  # beginnings of types whose norms' weights are stored as w, and here as 1 + w
 

@@ -2,7 +2,7 @@
 
 Facts of each family: `sanitize` in mlx_lm/models/*.py of github.com/ml-explore/mlx-lm. Convolutions are [C, K, 1]
 instead of [C, 1, K]; experts are stacked; `kv_b_proj` is cut into the keys' part of each head, transposed, and the
-values'. A quantised weight is integers in words of 32 bits, `weight`, with `scales` and `biases` of groups.
+values'. A quantised weight is integers in words of 32 bits, `weight`, with `scales` and `biases` of groups; or MXFP4.
 
 H heads, L width of a latent row, N outputs, K inputs, X groups of inputs.
 """
@@ -30,6 +30,10 @@ EXPERT_NAMES: Names = (
 FAMILY_NAMES: dict[str, Names] = {
     "bailing_moe_linear": ((r"\.gate\.gate_proj\.", ".gate."),),
     "bailing_hybrid": ((r"\.gate\.gate_proj\.", ".gate."),),
+    "gpt_oss": (
+        (r"\.experts\.(\w+_proj)\.weight$", r".experts.\1"),
+        (r"\.experts\.(\w+_proj)\.bias$", r".experts.\1_bias"),
+    ),
     "granitemoehybrid": (
         (r"\.block_sparse_moe\.experts\.down_proj$", ".block_sparse_moe.output_linear.weight"),
         (r"\.block_sparse_moe\.experts\.down_proj\.", ".block_sparse_moe.output_linear."),
