@@ -233,9 +233,8 @@ def serve_until_stopped(
         hosts = [cores] if address is None else ray_cluster.hosts() or [cores]
         mailbox = ray_cluster.OwnMailbox()
         workers = sum(roles.values())
-        running: RayWorkers = ray_workers.RayWorkers(
-            config, roles, router.members, keys.for_workers, address, hosts, share_weights
-        )
+        started = (config, roles, router.members, keys.for_workers, address, hosts, share_weights)
+        running: RayWorkers = ray_workers.RayWorkers(*started)
         router.members.lost, running.upgraded = running.lost, router.upgraded
         ended = threading.Event()
         try:

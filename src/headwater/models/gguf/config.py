@@ -5,7 +5,7 @@ What each family's converter writes: conversion/*.py of github.com/ggml-org/llam
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,10 @@ class Facts:
     def has(self, layer: int, name: str) -> bool:
         return f"blk.{layer}.{name}.weight" in self.header.tensors
 
+    def types(self, name: str, other: str = "linear_attention") -> list[str]:
+        """Return the type of each layer: full attention for those that have a tensor of this name."""
+        return ["full_attention" if self.has(i, name) else other for i in range(self.layers)]
+
     def rows(self, layer: int, name: str) -> int:
         """Return the outputs of a layer's tensor."""
         return self.header.tensors[f"blk.{layer}.{name}.weight"].shape[-2]
@@ -68,8 +72,7 @@ def gguf_config(path: Path) -> Config:
 
 
 def _common(facts: Facts) -> Config:
-    header = facts.header
-    table = header.tensors.get("token_embd.weight")
+    header, table = facts.header, facts.header.tensors.get("token_embd.weight")
     if table is None:
         raise CheckpointError(f"{header.path}: tensor 'token_embd.weight' is missing from the file")
     return {
@@ -81,13 +84,12 @@ def _common(facts: Facts) -> Config:
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "dtype": "float32" if table.type == FLOAT32 else "bfloat16",
         "packed": packed(header),
-        "eos_token_id": _ends(header),
+        "eos_token_id": _ends(header.metadata),
     }
 
 
-def _ends(header: GgufHeader) -> list[int]:
-    ends = (header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ENDS)
-    return list(dict.fromkeys(end for end in ends if end is not None))
+def _ends(metadata: Mapping[str, Any]) -> list[int]:
+    return list({end: 0 for name in ENDS if (end := metadata.get(f"tokenizer.ggml.{name}_token_id")) is not None})
 
 
 def _attention(facts: Facts) -> Config:
@@ -116,10 +118,8 @@ def _rope_scaling(facts: Facts) -> Config | None:
     attention = facts.get("rope.scaling.attn_factor", 1.0)
     same, short, long = (header.numbers(f"rope_{name}.weight") for name in ("freqs", "factors_short", "factors_long"))
     if same or (short and long):
-        divisors = {"short_factor": same or short, "long_factor": same or long}
-        return {"rope_type": "longrope", "original_max_position_embeddings": trained, "attention_factor": attention} | (
-            divisors
-        )
+        trained_for = {"original_max_position_embeddings": trained, "attention_factor": attention}
+        return {"rope_type": "longrope", "short_factor": same or short, "long_factor": same or long, **trained_for}
     if kind != "yarn":
         return None if kind == "none" or factor == 1 else {"rope_type": kind, "factor": factor}
     if facts.get("rope.scaling.yarn_ext_factor", 1.0) != 1:
@@ -151,9 +151,7 @@ def _delta_net(facts: Facts) -> Config:
     routed = bool(facts.get("expert_count", 0))
     config = {
         "model_type": "qwen3_5_moe_text" if routed else "qwen3_5_text",
-        "layer_types": [
-            "full_attention" if facts.has(i, "attn_q") else "linear_attention" for i in range(facts.layers)
-        ],
+        "layer_types": facts.types("attn_q"),
         "intermediate_size": facts.get("feed_forward_length", 0) if routed else facts.most("feed_forward_length"),
         "linear_conv_kernel_dim": facts.need("ssm.conv_kernel"),
         "linear_key_head_dim": facts.need("ssm.state_size"),
@@ -186,10 +184,9 @@ def _mamba2(facts: Facts) -> Config:
     }
 
 
-def _unprefixed_mamba2(facts: Facts) -> Config:
-    """Return sizes of a Mamba-2 layer by the keys that Mamba-2 and Nemotron-H share."""
+def _unprefixed(facts: Facts) -> Config:
+    """Return what is read of a recurrent layer by the keys that Mamba, Mamba-2 and Nemotron-H share."""
     return {
-        "n_groups": facts.need("ssm.group_count"),
         "conv_kernel": facts.need("ssm.conv_kernel"),
         "use_conv_bias": _convolution_has_bias(facts),
         "layer_norm_epsilon": facts.epsilon(),
@@ -206,9 +203,7 @@ def _granite(facts: Facts) -> Config:
     rotates = facts.get("rope.scaling.finetuned", False)
     config = {
         "model_type": "granitemoehybrid",
-        "layer_types": [
-            "full_attention" if facts.has(i, "attn_q") else "linear_attention" for i in range(facts.layers)
-        ],
+        "layer_types": facts.types("attn_q"),
         "num_local_experts": facts.get("expert_count", 0),
         "position_embedding_type": "rope" if rotates else "nope",
         "attention_multiplier": facts.get("attention.scale") or attention["head_dim"] ** -0.5,
@@ -254,6 +249,7 @@ def _nemotron(facts: Facts) -> Config:
         "layers_block_type": kinds,
         "mamba_num_heads": heads,
         "mamba_head_dim": facts.need("ssm.inner_size") // heads,
+        "n_groups": facts.need("ssm.group_count"),
         "ssm_state_size": facts.need("ssm.state_size"),
         "intermediate_size": facts.most("feed_forward_length"),
     }
@@ -269,13 +265,14 @@ def _nemotron(facts: Facts) -> Config:
             "routed_scaling_factor": facts.get("expert_weights_scale", 1.0),
             "moe_latent_size": facts.get("moe_latent_size", 0),
         }
-    return _attention(facts) | _unprefixed_mamba2(facts) | config
+    return _attention(facts) | _unprefixed(facts) | config
 
 
 def _pure_mamba2(facts: Facts) -> Config:
     heads, inner = facts.need("ssm.time_step_rank"), facts.need("ssm.inner_size")
-    return _unprefixed_mamba2(facts) | {
+    return _unprefixed(facts) | {
         "model_type": "mamba2",
+        "n_groups": facts.need("ssm.group_count"),
         "num_heads": heads,
         "head_dim": inner // heads,
         "state_size": facts.need("ssm.state_size"),
@@ -285,16 +282,13 @@ def _pure_mamba2(facts: Facts) -> Config:
 
 def _pure_mamba(facts: Facts) -> Config:
     """Read Mamba, and Falcon Mamba, which norms the step, B and C."""
-    eps, normed = facts.epsilon(), facts.get("ssm.dt_b_c_rms", False)
-    return {
+    normed = facts.get("ssm.dt_b_c_rms", False)
+    return _unprefixed(facts) | {
         "model_type": "falcon_mamba" if normed else "mamba",
         "intermediate_size": facts.need("ssm.inner_size"),
         "state_size": facts.need("ssm.state_size"),
-        "conv_kernel": facts.need("ssm.conv_kernel"),
         "time_step_rank": facts.need("ssm.time_step_rank"),
-        "use_conv_bias": _convolution_has_bias(facts),
-        "layer_norm_epsilon": eps,
-        **({"mixer_rms_eps": eps} if normed else {}),
+        **({"mixer_rms_eps": facts.epsilon()} if normed else {}),
     }
 
 
@@ -330,7 +324,7 @@ def _lfm2(facts: Facts) -> Config:
     """Read LFM2; widths of its MLPs are those of the tensors."""
     config = {
         "model_type": "lfm2",
-        "layer_types": ["full_attention" if facts.has(i, "attn_q") else "conv" for i in range(facts.layers)],
+        "layer_types": facts.types("attn_q", "conv"),
         "conv_L_cache": facts.need("shortconv.l_cache"),
         "norm_eps": facts.need("attention.layer_norm_rms_epsilon"),
         "intermediate_size": facts.most("feed_forward_length"),
@@ -350,9 +344,7 @@ def _kimi(facts: Facts) -> Config:
     heads, rope_dim = facts.most("attention.head_count"), facts.need("rope.dimension_count")
     return {
         "model_type": "kimi_linear",
-        "layer_types": [
-            "full_attention" if facts.has(i, "attn_kv_a_mqa") else "linear_attention" for i in range(facts.layers)
-        ],
+        "layer_types": facts.types("attn_kv_a_mqa"),
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
         "q_lora_rank": facts.get("attention.q_lora_rank", 0),
@@ -365,9 +357,7 @@ def _kimi(facts: Facts) -> Config:
         "linear_conv_kernel_dim": facts.need("ssm.conv_kernel"),
         "intermediate_size": facts.most("feed_forward_length"),
         "first_k_dense_replace": facts.get("leading_dense_block_count", 0),
-        "num_experts": facts.need("expert_count"),
-        "num_experts_per_tok": facts.need("expert_used_count"),
-        "moe_intermediate_size": facts.need("expert_feed_forward_length"),
+        **_experts(facts),
         "num_shared_experts": facts.get("expert_shared_count", 0),
         "routed_scaling_factor": facts.get("expert_weights_scale", 1.0),
     }
@@ -386,7 +376,7 @@ def _gpt_oss(facts: Facts) -> Config:
         "num_experts_per_tok": facts.need("expert_used_count"),
         "intermediate_size": facts.need("expert_feed_forward_length"),
         "rope_scaling": scaling and scaling | {"truncate": False},
-        "eos_token_id": [tokens.index(end) for end in HARMONY_ENDS if end in tokens] or _ends(facts.header),
+        "eos_token_id": [tokens.index(end) for end in HARMONY_ENDS if end in tokens] or _ends(facts.header.metadata),
     }
 
 

@@ -20,6 +20,8 @@ from headwater.mixers.quantised import Quantised
 
 Weight = Tensor | Quantised
 Change = Callable[[Weight], Weight]
+PARTS = ("gate", "up", "down")  # weights of a gated MLP
+ATTENTION = {f"{part}_proj": f"attn_{part}" for part in "qkv"}
 
 
 def plain(weight: Weight) -> Weight:
@@ -77,18 +79,13 @@ def _runs(part_NK: Tensor, run: int, order_R: Tensor) -> Tensor:
 
 def _in_runs(weight: Quantised, run: int, order_R: Tensor) -> Quantised:
     """Reorder inputs with their scales; a group that lies in several runs is cut, each part with the group's scale."""
-    n_in = weight.shape[1]
-    group = gcd(weight.group, run)
     parts: dict[str, Any] = {"code_NK": _runs(weight.code_NK, run, order_R)}
-    for name in ("scale_NX", "zero_NX", "minimum_NX"):
+    for name in ("scale_NX", "zero_NX", "minimum_NX", "outer_scale_NS", "outer_minimum_NS"):
         part_NX: Tensor | None = getattr(weight, name)
         if part_NX is not None and part_NX.shape[1] > 1:
-            parts[name] = _runs(part_NX.repeat_interleave(n_in // group // part_NX.shape[1], 1), run // group, order_R)
-    for name in ("outer_scale_NS", "outer_minimum_NS"):
-        part_NS: Tensor | None = getattr(weight, name)
-        if part_NS is not None:
-            outer = gcd(n_in // part_NS.shape[1], run)
-            parts[name] = _runs(part_NS.repeat_interleave(n_in // outer // part_NS.shape[1], 1), run // outer, order_R)
+            size = weight.shape[1] // part_NX.shape[1]  # of a group, or of a group of groups
+            cut = gcd(size, run)
+            parts[name] = _runs(part_NX.repeat_interleave(size // cut, 1), run // cut, order_R)
     return replace(weight, **parts)
 
 
@@ -110,17 +107,6 @@ def unpermuted(heads: int, head_dim: int) -> Tensor:
     """Return the order of rows of queries or keys whose converter put rotated pairs of channels side by side."""
     order: Tensor = torch.arange(heads * head_dim).view(heads, head_dim // 2, 2).transpose(1, 2)
     return order.flatten()
-
-
-def then(*changes: Change) -> Change:
-    """Return the changes one after the other, as one."""
-
-    def change(weight: Weight) -> Weight:
-        for one in changes:
-            weight = one(weight)
-        return weight
-
-    return change
 
 
 Config = dict[str, Any]
@@ -174,20 +160,29 @@ def _renamed(at: str, **names: str) -> Sources:
 
 
 def _attention(norm: Change) -> Sources:
-    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
     norms: Sources = {f"self_attn.{x}_norm.weight": (f"attn_{x}_norm.weight", norm) for x in "qk"}
-    return _renamed("self_attn.", **names) | norms
+    return _renamed("self_attn.", **ATTENTION, o_proj="attn_output") | norms
+
+
+def _mlp(at: str, end: str = "") -> Sources:
+    """Return the weights of a gated MLP, whose names in the file have this end."""
+    return _renamed(at, **{f"{part}_proj": f"ffn_{part}{end}" for part in PARTS})
+
+
+def _experts(at: str) -> Sources:
+    """Return the joined weights of gated experts."""
+    return {f"{at}{part}_proj": (f"ffn_{part}_exps.weight", plain) for part in PARTS}
 
 
 def _feed_forward() -> Sources:
     """An MLP, or experts; in a file either is missing."""
-    found = _renamed("mlp.", gate="ffn_gate_inp", shared_expert_gate="ffn_gate_inp_shexp")
-    for part in ("gate", "up", "down"):
-        found |= _renamed("mlp.", **{f"{part}_proj": f"ffn_{part}"})
-        found |= _renamed("mlp.shared_expert.", **{f"{part}_proj": f"ffn_{part}_shexp"})
-        found[f"mlp.experts.{part}_proj"] = (f"ffn_{part}_exps.weight", plain)
-    found["mlp.experts.gate_up_proj"] = ("ffn_gate_up_exps.weight", plain)
-    return found
+    return {
+        **_renamed("mlp.", gate="ffn_gate_inp", shared_expert_gate="ffn_gate_inp_shexp"),
+        **_mlp("mlp."),
+        **_mlp("mlp.shared_expert.", "_shexp"),
+        **_experts("mlp.experts."),
+        "mlp.experts.gate_up_proj": ("ffn_gate_up_exps.weight", plain),
+    }
 
 
 def _qwen3(config: Config) -> Sources:
@@ -209,7 +204,7 @@ def _delta_net(config: Config, order_H: torch.Tensor) -> Sources:
         "in_proj_b.weight": ("ssm_beta.weight", heads),
         "in_proj_a.weight": ("ssm_alpha.weight", heads),
         "conv1d.weight": ("ssm_conv1d.weight", mixed),
-        "A_log": ("ssm_a", then(logarithm, heads)),
+        "A_log": ("ssm_a", lambda weight: heads(logarithm(weight))),
         "dt_bias": ("ssm_dt.bias", heads),
         "norm.weight": ("ssm_norm.weight", plain),
         "out_proj.weight": ("ssm_out.weight", inputs(order_H, width)),
@@ -238,7 +233,11 @@ def _qwen3next(config: Config) -> Sources:
 
 
 def _mamba2(at: str) -> Sources:
-    vectors = {"A_log": ("ssm_a", then(logarithm, flat)), "D": ("ssm_d", flat), "dt_bias": ("ssm_dt.bias", plain)}
+    vectors = {
+        "A_log": ("ssm_a", lambda weight: flat(logarithm(weight))),
+        "D": ("ssm_d", flat),
+        "dt_bias": ("ssm_dt.bias", plain),
+    }
     return {
         **_renamed(at, in_proj="ssm_in", conv1d="ssm_conv1d", out_proj="ssm_out"),
         **{at + ours: source for ours, source in vectors.items()},
@@ -280,7 +279,7 @@ def _falcon_h1(config: Config) -> Sources:
         "pre_ff_layernorm.weight": ("ffn_norm", plain),  # without an ending
         **_mamba2("mamba."),
         **_attention(plain),
-        **_renamed("feed_forward.", gate_proj="ffn_gate", up_proj="ffn_up", down_proj="ffn_down"),
+        **_mlp("feed_forward."),
     }
 
 
@@ -298,16 +297,8 @@ def _nemotron(config: Config) -> Sources:
     }
 
 
-def _pure_mamba2(config: Config) -> Sources:
-    return _renamed("", norm="attn_norm") | _mamba2("mixer.")
-
-
-def _pure_mamba(config: Config) -> Sources:
-    """A step has a weight here, which Mamba-2's has not, and rates stand channel by channel."""
-    return _renamed("", norm="attn_norm") | _mamba("mixer.")
-
-
 def _mamba(at: str) -> Sources:
+    """A step has a weight here, which Mamba-2's has not, and rates stand channel by channel."""
     names = {"in_proj": "ssm_in", "conv1d": "ssm_conv1d", "x_proj": "ssm_x", "dt_proj": "ssm_dt", "out_proj": "ssm_out"}
     return {
         **_renamed(at, **names),
@@ -325,60 +316,54 @@ def _jamba(config: Config) -> Sources:
         **_mamba("mamba."),
         **_renamed("mamba.", **norms),
         **_attention(plain),
-        **_renamed("feed_forward.", router="ffn_gate_inp", **{f"{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}),
-        **{f"feed_forward.experts.{x}_proj": (f"ffn_{x}_exps.weight", plain) for x in ("gate", "up", "down")},
+        **_renamed("feed_forward.", router="ffn_gate_inp"),
+        **_mlp("feed_forward."),
+        **_experts("feed_forward.experts."),
     }
 
 
 def _lfm2(config: Config) -> Sources:
     norms = {f"{x}_layernorm": f"attn_{x}_norm" for x in "qk"}
-    attention = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "out_proj": "attn_output"}
+    attention = ATTENTION | {"out_proj": "attn_output"}
     return {
         **_renamed("", operator_norm="attn_norm", ffn_norm="ffn_norm"),
         **_renamed("conv.", **{name: f"shortconv.{name}" for name in ("in_proj", "conv", "out_proj")}),
         **_renamed("self_attn.", **attention, **norms),
         **_renamed("feed_forward.", w1="ffn_gate", w3="ffn_up", w2="ffn_down", gate="ffn_gate_inp"),
-        **{f"feed_forward.experts.{x}_proj": (f"ffn_{x}_exps.weight", plain) for x in ("gate", "up", "down")},
+        **_experts("feed_forward.experts."),
         "feed_forward.expert_bias": ("exp_probs_b.bias", plain),
     }
 
 
 def _kimi(config: Config) -> Sources:
     """Delta attention and latent attention have tensors of one name, which are their own."""
-    latent = {
-        "q_a_proj": "attn_q_a",
-        "q_a_layernorm": "attn_q_a_norm",
-        "q_b_proj": "attn_q_b",
-        "kv_b_proj": "attn_kv_b",
-    }
-    latent |= {"kv_a_proj_with_mqa": "attn_kv_a_mqa", "kv_a_layernorm": "attn_kv_a_norm"}
-    delta = {f"{x}_conv1d": f"ssm_conv1d_{x}" for x in "qkv"} | {
-        f"{x}_proj": f"ssm_{x}" for x in ("f_a", "f_b", "g_a", "g_b")
-    }
+    latent = {f"{x}_proj": f"attn_{x}" for x in ("q_a", "q_b", "kv_b")} | {"kv_a_proj_with_mqa": "attn_kv_a_mqa"}
+    latent |= {f"{x}_a_layernorm": f"attn_{x}_a_norm" for x in ("q", "kv")}
+    delta = {f"{x}_proj": f"ssm_{x}" for x in ("f_a", "f_b", "g_a", "g_b")}
+    delta |= {f"{x}_conv1d": f"ssm_conv1d_{x}" for x in "qkv"}
     moe = "block_sparse_moe."
     return {
         **_renamed("", input_layernorm="attn_norm", post_attention_layernorm="ffn_norm"),
         **_attention(plain),
         **_renamed("self_attn.", b_proj="ssm_beta", o_norm="ssm_norm", **latent, **delta),
-        "self_attn.A_log": ("ssm_a", then(logarithm, flat)),
+        "self_attn.A_log": ("ssm_a", lambda weight: flat(logarithm(weight))),
         "self_attn.dt_bias": ("ssm_dt.bias", plain),
-        **_renamed("mlp.", **{f"{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}),
-        **_renamed(f"{moe}shared_experts.", **{f"{x}_proj": f"ffn_{x}_shexp" for x in ("gate", "up", "down")}),
+        **_mlp("mlp."),
+        **_mlp(f"{moe}shared_experts.", "_shexp"),
         **_renamed(moe, gate="ffn_gate_inp"),
-        **{f"{moe}experts.{x}_proj": (f"ffn_{x}_exps.weight", plain) for x in ("gate", "up", "down")},
+        **_experts(f"{moe}experts."),
         f"{moe}gate.e_score_correction_bias": ("exp_probs_b.bias", plain),
     }
 
 
 def _gpt_oss(config: Config) -> Sources:
-    attention = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+    attention = ATTENTION | {"o_proj": "attn_output"}
     places = {f"self_attn.{ours}": theirs for ours, theirs in attention.items()} | {"mlp.router": "ffn_gate_inp"}
-    experts = {f"mlp.experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")}
     return {
         **_renamed("", input_layernorm="attn_norm", post_attention_layernorm="post_attention_norm", **places),
         **{f"{ours}.bias": (f"{theirs}.bias", plain) for ours, theirs in places.items()},
-        **{ours: (f"{theirs}.weight", plain) for ours, theirs in experts.items()},
-        **{f"{ours}_bias": (f"{theirs}.bias", plain) for ours, theirs in experts.items()},
+        **_experts("mlp.experts."),
+        **{f"mlp.experts.{part}_proj_bias": (f"ffn_{part}_exps.bias", plain) for part in PARTS},
         "self_attn.sinks": ("attn_sinks.weight", plain),
     }
 
@@ -390,6 +375,11 @@ def _backbone(layer: Callable[[Config], Sources]) -> Naming:
     return Naming(layer, prefix="backbone.", embedding="embeddings.weight", final_norm="norm_f.weight")
 
 
+def _pure(mixer: Callable[[str], Sources]) -> Naming:
+    """Name layers with nothing but a mixer."""
+    return _backbone(lambda config: _renamed("", norm="attn_norm") | mixer("mixer."))
+
+
 NAMINGS: dict[str, Naming] = {
     "falcon-h1": Naming(_falcon_h1, final_norm="final_layernorm.weight"),
     "gpt-oss": Naming(_gpt_oss),
@@ -398,8 +388,8 @@ NAMINGS: dict[str, Naming] = {
     "jamba": Naming(_jamba, final_norm="final_layernorm.weight"),
     "lfm2": LFM2,
     "lfm2moe": LFM2,
-    "mamba": _backbone(_pure_mamba),
-    "mamba2": _backbone(_pure_mamba2),
+    "mamba": _pure(_mamba),
+    "mamba2": _pure(_mamba2),
     "nemotron_h": _backbone(_nemotron),
     "nemotron_h_moe": _backbone(_nemotron),
     "qwen3": Naming(_qwen3),

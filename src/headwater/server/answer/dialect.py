@@ -249,7 +249,7 @@ def call_list(grammar: Grammar, calls: ToolFormat, use: ToolUse) -> str:
     """Add a rule for one call or, if allowed, several, without other text."""
     tools = list(use.tools.values())
     call = grammar.rule(f"{grammar.tag(calls.open)} {calls.rule(grammar, tools, use.one)}")
-    return call if use.one or calls.several else grammar.rule(f'{call} ("\\n" {call})*')
+    return call if use.one or calls.between is not None else grammar.rule(f'{call} ("\\n" {call})*')
 
 
 def text_with_calls(grammar: Grammar, calls: ToolFormat, tools: Sequence[FunctionDefinition], one: bool) -> str:

@@ -73,7 +73,7 @@ def test_calls_allowed_by_the_grammar_are_parsed(name, text, called):
     assert shape(parse([text], name)) == [called]
 
 
-@pytest.mark.parametrize("name", [name for name, tools in TOOLS.items() if tools.several])
+@pytest.mark.parametrize("name", [name for name, tools in TOOLS.items() if tools.between is not None])
 def test_formats_with_several_calls_between_their_tags_may_be_held_to_one(name):
     calls = [("weather", ALL), ("ping", {})]
     text = WRITTEN[name](calls)

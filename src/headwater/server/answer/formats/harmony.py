@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from headwater.request import Constraint
 from headwater.server.answer.formats.grammar import Grammar, either, literal
@@ -66,9 +67,7 @@ CALLS = HarmonyCalls(CHANNEL, CALL, "", None, "", (ANALYSIS,))
 class Harmony(ReasoningFormat):
     """Channels of messages, of which that of analysis is the reasoning."""
 
-    @property
-    def calls(self) -> ToolFormat:
-        return CALLS
+    calls: ClassVar[ToolFormat] = CALLS
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from typing import ClassVar
 
 from headwater.server.answer.formats.grammar import Grammar, either, literal
 from headwater.server.requests.tools import FunctionDefinition, Tools
@@ -18,11 +18,7 @@ class ReasoningFormat:
     open: str
     close: str
     models: tuple[str, ...] = ()  # models that write it although their chat templates do not; named in those templates
-
-    @property
-    def calls(self) -> ToolFormat | None:
-        """Format of tool calls, if it is part of this one."""
-        return None
+    calls: ClassVar[ToolFormat | None] = None  # format of tool calls, if it is part of this one
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -103,8 +99,7 @@ def first_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
 
 def possible_start(text: str, *tags: str) -> int:
     """Return the first position from which `text` ends in a proper prefix of a tag, or its length if there is none."""
-    longest = max(map(len, tags))
-    starts = range(max(0, len(text) - longest + 1), len(text))
+    starts = range(max(0, len(text) - max(map(len, tags)) + 1), len(text))
     return next((start for start in starts if may_become(text[start:], *tags)), len(text))
 
 
@@ -125,7 +120,6 @@ class AnswerParser:
         one: bool = False,
     ) -> None:
         """`thinking`: the prompt left the reasoning open. Without tools no calls are looked for.
-
         `forced`: the answer consists of calls only, so markup at its end is a call that was cut off, not content.
         `one`: the answer ends with its first call.
         """
@@ -147,8 +141,7 @@ class AnswerParser:
         calls = self._calls
         if calls is None:
             return deltas
-        split = (calls.push(delta.text) if isinstance(delta, Content) else [delta] for delta in deltas)
-        return list(chain.from_iterable(split))
+        return [one for delta in deltas for one in (calls.push(delta.text) if isinstance(delta, Content) else [delta])]
 
     def _limited(self, deltas: list[Delta]) -> list[Delta]:
         """Drop a call that is one too many, and all after it."""
@@ -212,10 +205,9 @@ class ReasoningSplitter(AnswerSplitter):
 
     def finish(self) -> list[Delta]:
         """Release the text that was held back."""
-        if self._step == self._held:
-            called = self._call is not None and self._call.whole > 0
-            return [Content(self._text) if called else Reasoning(self._text)]
         inside = self._step == self._inside or (self._step == self._start and self._thinking)
+        if self._step == self._held:
+            inside = self._call is None or not self._call.whole
         return [Reasoning(self._text) if inside else Content(self._text)]
 
     def _start(self, out: list[Delta]) -> bool:
@@ -246,22 +238,20 @@ class ReasoningSplitter(AnswerSplitter):
 
     def _held(self, out: list[Delta]) -> bool:
         """Hold back a text that may be a call, until the reasoning is closed or no known tool can be called by it."""
-        assert self._call is not None and self._calls is not None  # noqa: PT018
+        call, calls = self._call, self._calls
+        assert call is not None and calls is not None  # noqa: PT018
         before = max(0, self._read - len(self._tags.close))
         if self._text.find(self._tags.close, before) >= 0:
             return self._then(self._text, self._inside)
-        if self._call.rest is None and self._is_mention(self._call, self._calls[1]):
-            self._begun = True
-            out.append(Reasoning(self._take(self._mention)))
-            return self._then(self._text, self._inside)
+        if call.rest is None:
+            begun = call.begun
+            names = [delta.name for delta in call.push(self._text[self._read :]) if isinstance(delta, CallBegin)]
+            if not begun and (names[0] not in calls[1] if names else call.rest is not None):  # no call of a known tool
+                self._begun = True
+                out.append(Reasoning(self._take(self._mention)))
+                return self._then(self._text, self._inside)
         self._read = len(self._text)
         return False
-
-    def _is_mention(self, call: CallParser, tools: Tools) -> bool:
-        """Read on; return whether the tag does not begin a call of a known tool."""
-        begun = call.begun
-        names = [delta.name for delta in call.push(self._text[self._read :]) if isinstance(delta, CallBegin)]
-        return not begun and (names[0] not in tools if names else call.rest is not None)
 
     def _gap(self, out: list[Delta]) -> bool:
         self._text = self._text.lstrip("\n")
@@ -297,11 +287,6 @@ class ToolFormat(ABC):
     def openings(self) -> tuple[str, ...]:
         """Texts with which calls of this format begin."""
         return tuple(tag for tag in (self.open, self.bare) if tag)
-
-    @property
-    def several(self) -> bool:
-        """True if several calls may stand between one pair of tags."""
-        return self.between is not None
 
     def used_by(self, template: str) -> bool:
         """Return whether a chat template writes this format."""
@@ -407,11 +392,9 @@ class CallSplitter(Splitter):
     def _within(self, out: list[Delta]) -> bool:
         assert self._call is not None
         out += self._call.push(self._take(len(self._text)))
-        if self._call.rest is None:
-            return False
-        self._leave(self._call, self._call.rest)
-        return True
+        if self._call.rest is not None:
+            self._leave(self._call, self._call.rest)
+        return self._call is None
 
     def _leave(self, call: CallParser, rest: str) -> None:
-        self._after_call, self._text = call.begun, rest
-        self._call, self._step = None, self._content
+        self._call, self._after_call, self._text, self._step = None, call.begun, rest, self._content
