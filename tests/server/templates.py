@@ -55,7 +55,21 @@ SILENT = (
     REASONING[: REASONING.rindex("{% if enable_thinking")] + "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
 )
 
-# the same, with calls in Hermes' format
+# reads reasoning in a field only, and shows an empty block for that of answers before the last query
+FIELD_ONLY = """
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' and '</think>' not in m.content -%}
+{%- set thought = '\\n' + m.reasoning_content + '\\n' if m.reasoning_content and loop.index0 > ns.last else '' -%}
+<think>{{ thought }}</think>{% endif %}{{ m.content }}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+<think>
+{% endif %}"""
+
+# the same as the first, with calls in Hermes' format
 HERMES = REASONING.replace("<tool_call>{{ call", '<tool_call>"arguments"{{ call')
 
 # states its identity without a system message

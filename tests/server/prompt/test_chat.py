@@ -99,6 +99,17 @@ def test_output_is_kept_where_a_tool_may_answer_it():
     assert prepare(templates.REASONING, [user("one?")], TOOLS).keep_output is True
 
 
+def test_reasoning_that_a_template_reads_in_a_field_only_is_probed_there():
+    """The template writes an empty block for it in past answers, as Nemotron 3's does."""
+    system = "<|im_start|>user\none?<|im_end|>\n<|im_start|>assistant\n"
+    for tools in None, TOOLS:
+        prompt = prepare(templates.FIELD_ONLY, [user("one?")], tools)
+        assert text_before(prompt, prompt.boundaries.query_end) == system + "<think>"
+        assert prompt.keep_output is (tools is not None)
+        later = prepare(templates.FIELD_ONLY, [user("one?"), assistant("1"), user("two?")], tools)
+        assert whole(later).startswith(system + "<think></think>1")
+
+
 def test_output_is_kept_where_nothing_is_stripped():
     prompt = prepare(templates.DEFAULT_SYSTEM, [user("one?")])
     assert prompt.keep_output is True
@@ -196,8 +207,15 @@ def test_refused_conversation_reports_the_templates_error():
         ChatTemplate("{% if %}")
 
 
-@pytest.mark.parametrize(("shown", "wanted"), [("'// ' + tool.function.description", "// []"), ("tool | tojson", "[]")])
-def test_tool_without_description_gets_an_empty_one_if_template_needs_it(shown, wanted):
+@pytest.mark.parametrize(
+    ("shown", "wanted"),
+    [
+        ("'// ' + tool.function.description", "// []"),
+        ("tool.function.parameters.properties | length", "0[]"),
+        ("tool | tojson", "[]"),
+    ],
+)
+def test_tool_with_nothing_but_a_name_gets_what_its_template_needs(shown, wanted):
     source = "{% for tool in tools %}{{ " + shown + " }}[]{% endfor %}{{ messages[0].content }}"
     tool = {"type": "function", "function": {"name": "look"}}
     text = whole(prepare(source, [user("one?")], [tool]))

@@ -49,6 +49,7 @@ class ChatPrompter:
         self._encoder = SegmentEncoder(tokenizer) if encoder is None else encoder
         self._template = template.replacing(self._encoder.separator, Edge.SEPARATOR.value)
         self.rules, self._form = rules_of(template, billing), call_form_of(template)
+        self._thought_field = self.rules.thought_field if template.mentions(self.rules.thought_field) else None
         self._describes = needs_descriptions(template)
         self.written = WrittenCalls()
 
@@ -106,7 +107,7 @@ class ChatPrompter:
     def _probe(self, conversation: Conversation, text: str, encoded: Encoded) -> tuple[Boundaries, bool]:
         user_turns = [i for i, m in enumerate(conversation.messages) if m["role"] == "user"]
         queries = queries_of(conversation)
-        answer = dummy_answer(text)
+        answer, begun = dummy_answer(text, self._thought_field)
         nexts = [self._try_render(longer) for longer in next_turns(conversation, answer)]
 
         def boundary(probe: str | None) -> int | None:
@@ -118,7 +119,7 @@ class ChatPrompter:
         first = self._replaced(conversation, user_turns[:1])
         last = first if queries[-1:] == user_turns[:1] else self._replaced(conversation, queries[-1:])
         # a template may put a space before an answer that has none, since its model begins answers with one
-        kept = [rendered.startswith((text + answer, f"{text} {answer}")) for rendered in nexts if rendered is not None]
+        kept = [rendered.startswith((text + begun, f"{text} {begun}")) for rendered in nexts if rendered is not None]
         marked = {(at, ttl) for probe, ttl in self._marked(conversation) if (at := boundary(probe)) is not None}
         parts = Boundaries(
             system_end=boundary(first),
@@ -195,10 +196,16 @@ def with_documents(conversation: Conversation) -> list[Message]:
     return messages
 
 
-def dummy_answer(prompt: str) -> str:
-    """Return an answer like the model's: with reasoning first, if the generation prompt leaves that open."""
+def dummy_answer(prompt: str, thought_field: str | None) -> tuple[Message, str]:
+    """Return an answer like the model's, and the text that it begins with.
+
+    It has reasoning first, if the generation prompt leaves that open: in a field, as clients send it, or in its text.
+    """
     tag = OPEN_REASONING.search(prompt[-TAIL_CHARACTERS:])
-    return f"{REASONING}\n</{tag[1]}>\n\n{ANSWER}" if tag else ANSWER
+    if tag and thought_field:
+        return {"role": "assistant", "content": ANSWER, thought_field: REASONING}, REASONING
+    text = f"{REASONING}\n</{tag[1]}>\n\n{ANSWER}" if tag else ANSWER
+    return {"role": "assistant", "content": text}, text
 
 
 def with_content(conversation: Conversation, number: int, changed: Callable[[str], str]) -> Conversation:
@@ -218,10 +225,9 @@ def cut_at(point: Breakpoint, content: str) -> str:
     return content[: point.characters] + stand_in_for(content[point.characters :])
 
 
-def next_turns(conversation: Conversation, answer: str) -> list[Conversation]:
+def next_turns(conversation: Conversation, answer: Message) -> list[Conversation]:
     """Append possible next turns: a user's, and a tool's if there are tools."""
     turns: list[Message] = [{"role": "user", "content": QUESTION}]
     if conversation.tools:
         turns.append({"role": "tool", "content": QUESTION, "tool_call_id": "call"})
-    asked = (*conversation.messages, {"role": "assistant", "content": answer})
-    return [replace(conversation, messages=(*asked, turn)) for turn in turns]
+    return [replace(conversation, messages=(*conversation.messages, answer, turn)) for turn in turns]

@@ -65,15 +65,16 @@ def efforts_of(template: ChatTemplate) -> tuple[str, ...]:
 
 
 def needs_descriptions(template: ChatTemplate) -> bool:
-    """Return whether a template refuses tools without a description, which clients may leave out (gpt-oss's does)."""
+    """Return whether a template refuses tools with nothing but a name, the rest of which clients may leave out."""
     probe, user = Probe(template), message("user", QUERY)
-    tool = {"type": "function", "function": {"name": CALL_NAME, "parameters": {"type": "object", "properties": {}}}}
+    tool = {"type": "function", "function": {"name": CALL_NAME}}
     return probe.rendered([user], [tool]) is None and probe.rendered([user], described([tool])) is not None
 
 
 def described(tools: Sequence[Any]) -> list[Any]:
-    """Return tools, with an empty description where there is none."""
-    return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
+    """Return tools, with an empty description and no parameters where there are none."""
+    empty = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    return [{**tool, "function": empty | tool["function"]} for tool in tools]
 
 
 def message(role: str, content: Any, **more: Any) -> Message:
