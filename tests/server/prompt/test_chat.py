@@ -215,7 +215,7 @@ def test_refused_conversation_reports_the_templates_error():
         ("tool | tojson", "[]"),
     ],
 )
-def test_tool_with_nothing_but_a_name_gets_what_its_template_needs(shown, wanted):
+def test_tool_with_only_a_name_gets_empty_parts_if_template_needs_them(shown, wanted):
     source = "{% for tool in tools %}{{ " + shown + " }}[]{% endfor %}{{ messages[0].content }}"
     tool = {"type": "function", "function": {"name": "look"}}
     text = whole(prepare(source, [user("one?")], [tool]))

@@ -185,7 +185,7 @@ def _mamba2(facts: Facts) -> Config:
 
 
 def _unprefixed(facts: Facts) -> Config:
-    """Return what is read of a recurrent layer by the keys that Mamba, Mamba-2 and Nemotron-H share."""
+    """Return sizes of a recurrent layer by the keys that Mamba, Mamba-2 and Nemotron-H share."""
     return {
         "conv_kernel": facts.need("ssm.conv_kernel"),
         "use_conv_bias": _convolution_has_bias(facts),
