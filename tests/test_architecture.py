@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "headwater"
 PAGE = ROOT / "docs" / "architecture.md"
-AROUND = ("papers", "tests", "benchmarks", "stress", "training", "examples", "docs", "pages", "deploy")
+AROUND = ("papers", "tests", "benchmarks", "stress", "training", "examples", "docs", "pages")
 COLUMNS = 80
 HELP = "run `python -m tests.test_architecture` to write the block again"
 

@@ -16,6 +16,7 @@ import typer
 from packaging.requirements import Requirement
 
 from headwater.cli import commands
+from headwater.cli.deploy import FOLDER
 from headwater.cli.settings import NOT_SETTINGS
 from headwater.config import SETTINGS, WEIGHTS, ServeConfig
 from headwater.server.http.process import CLOSING_SECONDS
@@ -23,8 +24,8 @@ from tests.forked import address, listening
 from tests.test_serve import started
 
 ROOT = Path(__file__).parents[1]
-DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
-UNIT = ROOT / "deploy" / "headwater.service"
+DOCKERFILE = (FOLDER / "Dockerfile").read_text()
+UNIT = FOLDER / "headwater.service"
 # In a container: serve until the health check passes, then stop.
 SERVED = """headwater serve --memory 200MB & for i in $(seq 60); do
   if python -c "$CHECK" 2>/dev/null; then kill $!; wait $!; echo $(id -u) healthy; exit; fi; sleep 1
@@ -50,9 +51,9 @@ def flags(text):
 
 def test_image_is_made_of_files_that_exist_and_are_let_in():
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copied = {source for copy in instructions("COPY") for source in copy.split()[:-1]}
-    assert copied == let_in
-    assert all((ROOT / source).exists() for source in copied)
+    assert instructions("COPY") == [". /src"]
+    assert all((ROOT / source).exists() for source in let_in)
+    assert {"pyproject.toml", "src"} <= let_in
 
 
 def test_images_torch_and_extras_are_the_packages():
@@ -62,8 +63,8 @@ def test_images_torch_and_extras_are_the_packages():
     assert f" {torch} " in install
     assert install.endswith(" --index-url $TORCH_INDEX")
     assert instructions("ARG") == ["TORCH_INDEX=https://download.pytorch.org/whl/cpu"]
-    extras = re.search(r"'\.\[([\w,]+)\]'", package)[1].split(",")
-    assert {"serve", "eval", "otel"} == set(extras) <= set(project["optional-dependencies"])
+    extras = re.search(r"\)\[([\w,]+)\]\"", package)[1].split(",")
+    assert {"serve", "eval", "otel", "redis"} == set(extras) <= set(project["optional-dependencies"])
 
 
 def test_image_runs_the_command_without_root_on_its_exposed_port():
@@ -98,7 +99,7 @@ def test_image_is_built_and_runs(tmp_path):
         pytest.skip(f"no image {base} here to build from")
     mounts, index = pip_of_this_machine(tmp_path)
     options = ["--pull-never", "--isolation", "chroot", "--network", "host", *mounts, *index]
-    build = [*buildah, "bud", *options, "-t", "headwater-test", "-f", ROOT / "deploy" / "Dockerfile", ROOT]
+    build = [*buildah, "bud", *options, "-t", "headwater-test", "-f", FOLDER / "Dockerfile", ROOT]
     subprocess.run(build, check=True)
     new = subprocess.run([*buildah, "from", "--pull-never", "headwater-test"], capture_output=True, text=True)
     container = new.stdout.strip()

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from headwater.cli.deploy import FOLDER
 from tests.test_serve import PATIENCE
 
 ROOT = Path(__file__).parents[1]
@@ -32,8 +33,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 def copied() -> list[str]:
     """Return what the container's image is built from: the package must need nothing else."""
-    lines = re.findall(r"^COPY (.*)$", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
-    return [source for line in lines for source in line.split()[:-1]]
+    return re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_every_file_of_the_live_page_is_served(python: Path, tmp_path: Path) -> 
 
 def check_health(url: str) -> None:
     """Run the health check of the container's image against a server."""
-    (program,) = re.findall(r'"(import os, .*)"\]$', (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
+    (program,) = re.findall(r'"(import os, .*)"\]$', (FOLDER / "Dockerfile").read_text(), re.MULTILINE)
     port = url.rsplit(":", 1)[1]
     command = [sys.executable, "-c", program.replace('\\"', '"')]
     for healthy, at in ((True, port), (False, "1")):

@@ -1,12 +1,13 @@
 """Alert rules for Prometheus select metrics and labels that exist."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
-RULES = Path(__file__).parents[2] / "deploy" / "prometheus-alerts.yml"
+from headwater.cli.deploy import FOLDER
+
+RULES = FOLDER / "prometheus-alerts.yml"
 METRIC = r"(?:headwater|process)_\w+"
 
 

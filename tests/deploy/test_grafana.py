@@ -3,11 +3,12 @@
 import itertools
 import json
 import re
-from pathlib import Path
 
 import pytest
 
-FILE = Path(__file__).parents[2] / "deploy" / "grafana-dashboard.json"
+from headwater.cli.deploy import FOLDER
+
+FILE = FOLDER / "grafana-dashboard.json"
 ADDED = {"job", "instance", "le"}  # by Prometheus, and by histograms
 
 

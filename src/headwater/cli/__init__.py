@@ -13,6 +13,7 @@ from headwater.cli import (  # noqa: F401  they register commands
     chat,
     cluster,
     demo,
+    deploy,
     doctor,
     eval,
     inspect,
