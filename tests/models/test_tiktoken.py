@@ -5,19 +5,24 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiktoken
+from tiktoken_ext import openai_public
 from tokenizers import Tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from headwater.errors import CheckpointError
 from headwater.models.files import is_whole
-from headwater.models.gguf.tokenizer import KIMI
+from headwater.models.gguf.tokenizer import KIMI, tokenizer_of
 from headwater.models.load import read_texts
 from headwater.models.tiktoken import tiktoken_tokenizer
 from tests.checkpoints.tokenizer import train
+from tests.models.test_gguf import of_tokens
+from tests.support import FULL
 
 NAMED = {0: "[BOS]", 1: "[EOS]", 3: "<|im_end|>", 4: "<think>", 250: "[PAD]"}  # by their places after the ranks
 LETTERS = (
@@ -26,11 +31,16 @@ LETTERS = (
     "\x00\x7f\ufffd\U0010ffff",
 )  # fmt: skip
 
+BREAKS = (  # contractions in any case and after any word, words by case, numbers by three, slashes and line ends
+    ["'s", "'S", "'T", "'re", "'vE", "'LL", "'d", "'\u017f", "\u2019s", "I", "we", "\u00c9", "\u00df", " ", "'"],
+    ["iPhone", "HTTPServer", "McDonald", "\u01c5ungla", "\u02b0", "\u00aa", "e\u0301", "\u0301", " ", "_", "3D"],
+    ["1", "22", "4444", "\u0663", "\u00b2", "\u00bd", ",", ".", " ", "a", "\n"],
+    ["\n", "\r\n", "\r", " ", "  ", "\t", "/", "//", "\u3000", "\u0085", "\u200b", "x", "!"],
+)
+
 
 def trained() -> dict[bytes, int]:
     """The ranks of the tests' byte-level BPE, without its special tokens."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
     tokenizer = train()
     byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
@@ -89,6 +99,29 @@ def test_random_texts_have_the_tokens_of_tiktoken(ranks: str, tmp_path: Path) ->
         assert ours.encode(text).ids == ids, repr(text)
         assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids)
     assert ours.get_vocab_size() == theirs.n_vocab
+
+
+def test_texts_split_by_gpt_4o_have_the_tokens_of_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The published pattern of o200k, with a token for each pair of bytes, so that each place of a split shows."""
+    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: {})
+    pattern = openai_public.o200k_base()["pat_str"]
+    pairs = [bytes(pair) for pair in product(range(256), repeat=2)]
+    random.Random(3).shuffle(pairs)
+    rank_of = {token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *pairs])}
+    theirs = tiktoken.Encoding("o200k", pat_str=pattern, mergeable_ranks=rank_of, special_tokens={})
+    letter = bytes_to_unicode()
+    merges = [f"{letter[first]} {letter[second]}" for first, second in pairs]
+    tokens = ["".join(letter[byte] for byte in token) for token in rank_of]
+    ours = tokenizer_of(of_tokens(tokens, [1] * len(tokens), model="gpt2", pre="gpt-4o", merges=merges))
+    points = range(0, 0xD800, 1 if FULL else 41), range(0xE000, 0x110000, 1 if FULL else 2003)
+    around = (f"aB{c}bA{c}{c}1{c}2 {c} \t{c}\n'{c}x '{c} !{c}/" for c in map(chr, chain(*points)))
+    for text in chain(around, texts(3000), words_and_breaks(3000)):
+        assert ours.encode(text).ids == theirs.encode(text), repr(text)
+
+
+def words_and_breaks(n: int) -> list[str]:
+    dice = random.Random(8)
+    return ["".join(dice.choices(dice.choice(BREAKS), k=dice.randint(1, 12))) for _ in range(n)]
 
 
 def test_special_tokens_are_those_that_the_configuration_names(tmp_path: Path) -> None:
