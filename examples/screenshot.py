@@ -1,6 +1,8 @@
-"""Screenshot of the live page, of a server with the embedded model that several tenants chat with.
+"""Screenshots of the live page and the chat, of a server with the embedded model that several tenants chat with.
 
     python examples/screenshot.py [--out docs/images/live-page.png] [--seconds 100] [--dark] [--width 1280]
+
+The picture of the chat is chat.png in the same folder.
 
 Needs chromium and chromedriver.
 """
@@ -118,6 +120,29 @@ def picture(driver: webdriver.Chrome, url: str, out: Path, size: dict[str, Any])
     out.write_bytes(driver.get_screenshot_as_png())
 
 
+def picture_of_chat(driver: webdriver.Chrome, url: str, out: Path, size: dict[str, Any]) -> None:
+    """Save a picture of a chat about a document, with a question that was edited."""
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, "height": 900})
+    driver.get(f"{url}/chat")
+    wait = WebDriverWait(driver, 60)
+
+    def ask(field: str, question: str, answers: int) -> None:
+        driver.find_element("css selector", field).send_keys(question + "\n")
+        wait.until(lambda d: len(d.find_elements("css selector", ".assistant .account a")) == answers)
+
+    wait.until(lambda d: d.find_elements("css selector", "#model option"))
+    driver.find_element("css selector", "#sample").click()
+    ask("#text", "", 1)
+    ask("#text", "Who is the head of Selvale Glass?", 2)
+    ask("#text", "What does it sell?", 3)
+    driver.find_elements("css selector", "[data-do=edit]")[-1].click()
+    driver.find_element("css selector", ".edited").clear()
+    driver.find_element("css selector", ".edited").send_keys("When was Selvale Glass founded?\n")
+    wait.until(lambda d: d.find_elements("css selector", ".version"))
+    wait.until(lambda d: d.find_element("css selector", "#send").text == "Send")
+    out.write_bytes(driver.get_screenshot_as_png())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT)
@@ -125,16 +150,19 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1280)
     parser.add_argument("--dark", action="store_true")
     given = parser.parse_args()
-    with server() as url, httpx.Client(base_url=url, timeout=60) as client, browser(given.width, given.dark) as driver:
+    of_chat = given.out.with_name("chat.png")
+    with server() as url, httpx.Client(base_url=url, timeout=300) as client, browser(given.width, given.dark) as driver:
         until = time.monotonic() + given.seconds
         with ThreadPoolExecutor() as pool:
             chats = [pool.submit(converse, client, seed % 3, until, seed) for seed in range(5)]
             time.sleep(max(0.0, given.seconds - 8))
             size = {"width": given.width, "height": 1000, "deviceScaleFactor": 1, "mobile": given.width < 600}
             picture(driver, url, given.out, size)
+            picture_of_chat(driver, url, of_chat, size)
         for chat in chats:
             chat.result()
-    print(f"{given.out}: {given.out.stat().st_size:,} bytes")
+    for out in (given.out, of_chat):
+        print(f"{out}: {out.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,8 @@ def test_embedded_model_serves_hits_keeps_answers_and_stops_on_sigterm(server):
     health = httpx.get(f"{address(said).removesuffix('/v1')}/health").json()
     assert re.fullmatch(rf"Weights are held in {health['weights']}, as stored: \S+ MB\n", said[2])
     assert re.fullmatch(r"--weights would save: int8 \S+ MB \(\d+%\), int4 \S+ MB \(\d+%\)\n", said[3])
-    assert said[-2] == f"Live page: {address(said).removesuffix('v1')}\n"
+    page = address(said).removesuffix("v1")
+    assert said[-2] == f"Live page: {page}, chat: {page}chat\n"
     assert said[-1] == f"Deterministic: yes, proven {health['proven'][:16].replace('T', ' ')} UTC\n"
     messages = [{"role": "user", "content": PROMPT}]
     asked = {"max_tokens": 130, "temperature": 0, "extra_body": {"ignore_eos": True}}

@@ -245,7 +245,7 @@ def next_steps() -> None:
     console.print(f"  {name} serve")
     console.print("    # this model; then, in another terminal:", style="dim")
     console.print(f"  {name} chat")
-    console.print("    # /demo gives it a document", style="dim")
+    console.print("    # /demo gives it a document; in a browser: http://127.0.0.1:8000/chat", style="dim")
     console.print(f"  {name} serve {NEXT_MODEL} --weights int4 --memory {NEXT_MEMORY}")
     here = machine.in_units(machine.total_memory())
     console.print(

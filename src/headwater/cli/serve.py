@@ -160,7 +160,8 @@ def serve_until_stopped(config: ServeConfig) -> None:
         sock.listen()  # before the line that announces the URL
         say(f"Headwater {version('headwater')} serves {engine.model_name} on {url(sock, config)}")
         if config.uds is None:
-            say(f"Live page: {url(sock, config).removesuffix('v1')}")
+            page = url(sock, config).removesuffix("v1")
+            say(f"Live page: {page}, chat: {page}chat")
         publish(engine)
         proven = engine.check.proven
         say(f"Deterministic: {engine.health()['deterministic']}" + (f", proven {proven:%F %R} UTC" if proven else ""))

@@ -28,7 +28,12 @@ def client(engine):
 
 def remember(engine, text, checkpoints=(64, 128), namespace=""):
     """Put a prompt of two pages into the fake's tree."""
-    key = np.array(byte_tokenizer().encode(text[:128]).ids, dtype=np.int32).tobytes()
+    remember_tokens(engine, byte_tokenizer().encode(text[:128]).ids, checkpoints, namespace)
+
+
+def remember_tokens(engine, tokens, checkpoints=(64, 128), namespace=""):
+    """Put the first two pages of a prompt into the fake's tree."""
+    key = np.array(tokens[:128], dtype=np.int32).tobytes()
     request = engine.tree.stats().reserves
     draft = Draft(request, namespace, key, 0, 128, 128, Saving(checkpoints))
     engine.tree.commit(engine.tree.reserve(draft))

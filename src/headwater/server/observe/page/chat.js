@@ -7,6 +7,13 @@ import { sends, thread } from "./messages.js";
 
 const MAX_FILE_CHARACTERS = 1_000_000;
 
+const LOGBOOK = [
+  ...Array.from({ length: 88 }, (_, i) => `Day ${i + 1}: the harbour counted ${(37 * (i + 1)) % 91} boats.`),
+  "Ravkeld lies by the river Narnon. The mayor of Ravkeld is Berta Wesworth. Ravkeld has its yearly fair on 9 May.",
+  "Selvale Glass was founded in 1874. The head of Selvale Glass is Kanor Milstead. It sells blue bottles.",
+];
+const SAMPLE = { name: "logbook.txt", text: LOGBOOK.join("\n\n"), question: "Who is the mayor of Ravkeld?" };
+
 const conversations = new Conversations();
 const running = new Map(); // by conversation: its answer, and what stops that
 const messages = thread({
@@ -226,6 +233,12 @@ byId("files").addEventListener("change", async ({ target }) => {
   target.value = "";
 });
 byId("new").addEventListener("click", () => open(begin(conversation.settings)));
+byId("sample").addEventListener("click", () => {
+  attached.push({ name: SAMPLE.name, text: SAMPLE.text });
+  showAttached();
+  byId("text").value = SAMPLE.question;
+  byId("text").focus();
+});
 byId("export").addEventListener("click", download);
 byId("delete").addEventListener("click", forget);
 byId("drawer").addEventListener("click", () => drawer(!("drawer" in document.body.dataset)));
