@@ -11,13 +11,21 @@ from typing import Any, Protocol
 
 from headwater.cache.spelling import build
 from headwater.errors import TraceError
+from headwater.traces.aiperf import AiPerf
 from headwater.traces.azure import Azure
 from headwater.traces.bailian import Bailian
 from headwater.traces.burst_gpt import BurstGpt
+from headwater.traces.claude_transcripts import ClaudeTranscripts
+from headwater.traces.codex import Codex
 from headwater.traces.documents import Books, Passages, PromptVersions, Stories
+from headwater.traces.genai_spans import GenAiSpans
 from headwater.traces.generated.conversation import Compacted, ForkedChains
 from headwater.traces.generated.traffic import Generated
 from headwater.traces.hashed_blocks import ClaudeCode, Mooncake
+from headwater.traces.lite_llm import LiteLlm
+from headwater.traces.lmsys_chat import LmsysChat
+from headwater.traces.open_hands import OpenHands
+from headwater.traces.openai_batch import OpenAiBatch
 from headwater.traces.rag import Rag
 from headwater.traces.reader import Reader
 from headwater.traces.recordings import Recordings, Served
@@ -25,25 +33,39 @@ from headwater.traces.request import Request, Trace
 from headwater.traces.request_logs import RequestLogs, TokenLists
 from headwater.traces.sessions import Collapsed, Sessions, ShareGpt
 from headwater.traces.source import MALFORMED, Source, files_of, find, name_of, stem
+from headwater.traces.swe_agent import SweAgent
 from headwater.traces.tokens import Tokens, Vocabulary, Words
+from headwater.traces.trace_lab import TraceLab
+from headwater.traces.vllm_logs import VllmLogs
 
 NEAREST = 3  # formats that an error names
 # in the order in which they are tried
 READERS: dict[str, type[Reader]] = {
     "recordings of headwater serve": Recordings,
+    "Codex": Codex,
+    "Claude Code": ClaudeTranscripts,
+    "Claude Code in blocks": ClaudeCode,
+    "TraceLab": TraceLab,
+    "OpenHands": OpenHands,
+    "SWE-agent": SweAgent,
+    "sessions with messages": Sessions,
+    "ShareGPT": ShareGpt,
+    "LMSYS-Chat": LmsysChat,
     "Qwen-Bailian": Bailian,
     "Mooncake": Mooncake,
     "Azure": Azure,
     "BurstGPT": BurstGpt,
-    "Claude Code": ClaudeCode,
-    "sessions with messages": Sessions,
-    "ShareGPT": ShareGpt,
-    "request logs": RequestLogs,
-    "token lists": TokenLists,
     "documents with questions": Stories,
     "questions with passages": Passages,
     "books": Books,
     "versions of prompts": PromptVersions,
+    "AIPerf": AiPerf,
+    "OpenAI batches": OpenAiBatch,
+    "LiteLLM": LiteLlm,
+    "OpenTelemetry spans": GenAiSpans,
+    "vLLM logs": VllmLogs,
+    "request logs": RequestLogs,
+    "token lists": TokenLists,
 }
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from headwater.request import Boundaries
 from headwater.traces.chat import Chat, documents_of, encoded, fidelity_of, pieces_of_prompt, spans_of, text_of
 from headwater.traces.reader import Reader, has, seconds
-from headwater.traces.request import TOKEN_BYTES, Request
+from headwater.traces.request import TOKEN_BYTES, Request, Usage
 from headwater.traces.source import Source
 from headwater.traces.tokens import Remembered, Tokens
+from headwater.traces.usage import part_text, usage_of
 
 PLACES = ("body", "request")
 ANSWERS = ("response", "completion")
@@ -90,18 +91,31 @@ class TokenLists(Reader):
         yield from texts.requests()
 
 
-class RequestLogs(Reader):
-    """Requests to an OpenAI-style API: `messages` or `prompt`, and the answer if it was logged.
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One request of a log, and what the log has of its answer."""
 
-    The request may be the line itself, or in its `body` (OpenAI's batches) or `request`; the answer is in `response` or
-    `completion`: text, a message, or the API's own answer. Without it, at most the number of generated tokens is known.
-    Lines of one `session` (`session_id`, `conversation_id`) continue each other; others are independent requests.
-    `cache_salt` is the namespace. Segments are marked as for the server, by its usual separator, in parts or as
-    `documents`; `exact` and `fidelity` are read, too.
+    asked: Mapping[str, Any]  # as sent to an OpenAI-style API
+    answer: Any = None  # text, a message, or the API's own answer; None: not logged
+    session: str | None = None
+    at: float | None = None
+    usage: Usage | None = None
+    think: float | None = None  # seconds after the session's answer before
+
+
+class RequestLogs(Reader):
+    """Requests to an OpenAI-style API: `messages`, `prompt` or `input`, and the answer if it was logged.
+
+    The request may be the line itself, or in its `body` (OpenAI's batches) or `request`; the answer is in `response`
+    or `completion`, or in `output` next to an `input`: text, a message, or the API's own answer. Without it, at most
+    the number of generated tokens is known. Lines of one `session` (`session_id`, `conversation_id`) continue each
+    other; others are independent requests. `cache_salt` is the namespace. Segments are marked as for the server, by
+    its usual separator, in parts or as `documents`; `exact` and `fidelity` are read, too. Inputs of vLLM's benchmark
+    (`prompt`, `output_tokens`) have the length of the answer.
     """
 
     about = "of an OpenAI-style API: messages or prompt, response"
-    fields = ("messages", "prompt", *PLACES, *ANSWERS, *SESSIONS, "timestamp")
+    fields: ClassVar[tuple[str, ...]] = ("messages", "prompt", *PLACES, *ANSWERS, *SESSIONS, "timestamp")
     interleaved = True
 
     def __init__(self, tokens: Tokens) -> None:
@@ -110,23 +124,38 @@ class RequestLogs(Reader):
 
     @staticmethod
     def matches(first: Any) -> bool:
-        return isinstance(first, dict) and ("messages" in _asked(first) or isinstance(_asked(first).get("prompt"), str))
+        if not isinstance(first, dict):
+            return False
+        asked = _asked(first)
+        texts = [asked.get("prompt"), asked.get("input") if "output" in asked else None]
+        return "messages" in asked or any(isinstance(text, str) for text in texts)
 
     def requests(self, source: Source) -> Iterator[Request]:
         texts = SharedTexts()
         for number, line in enumerate(source.records(), 1):
-            asked = _asked(line)
-            session = next((str(line[name]) for name in SESSIONS if line.get(name) is not None), f"line {number}")
-            output, length = self._answer(line, asked)
-            prompt, beginning = self._prompt(asked, session, seconds(line))
-            texts.add(prompt, output, length, beginning)
+            for turn, one in enumerate(self.logged(line)):
+                session = f"line {number}" + (f"/{turn}" if turn else "") if one.session is None else one.session
+                prompt, beginning = self._prompt(one, session)
+                texts.add(prompt, *self._answer(one), beginning)
         yield from texts.requests()
+
+    def logged(self, line: Any) -> Iterable[Logged]:
+        """Return the requests of a line. Raises KeyError or ValueError if it has none."""
+        asked = _asked(line)
+        answer = next((line[name] for name in ANSWERS if line.get(name) is not None), None)
+        if isinstance(asked.get("input"), str) and "output" in asked:
+            asked, answer = {"prompt": asked["input"]}, asked["output"]
+        output = line.get("output_tokens")
+        usage = line.get("usage") or ({"completion_tokens": output} if output else None)
+        session = next((str(line[name]) for name in SESSIONS if line.get(name) is not None), None)
+        yield Logged(asked, answer, session, seconds(line), usage_of(usage))
 
     def notes(self) -> tuple[str, ...]:
         return (f"{self._unknown:,} requests without their answer: it is not cached",) if self._unknown else ()
 
-    def _prompt(self, asked: Mapping[str, Any], session: str, at: float | None) -> tuple[Request, bytes]:
+    def _prompt(self, one: Logged, session: str) -> tuple[Request, bytes]:
         """Return the request without its answer, and the tokens that identify the conversation."""
+        asked = one.asked
         if "messages" in asked:
             chat = _chat(self._tokens, asked)
             text, boundaries = chat.asked()
@@ -140,23 +169,36 @@ class RequestLogs(Reader):
             beginning = text[: 64 * TOKEN_BYTES]
         namespace, length = str(asked.get("cache_salt") or ""), len(text) // TOKEN_BYTES
         parts = boundaries, namespace, () if asked.get("exact") else segments, fidelity_of(asked)
-        return Request(session, text, length, 0, length, at, None, *parts), beginning
+        usage = one.usage or usage_of(_unwrapped(one.answer).get("usage"))
+        request = Request(session, text, length, 0, length, one.at, one.think, *parts)
+        return replace(request, usage=usage if usage and usage.prompt_tokens else None), beginning
 
-    def _answer(self, line: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[bytes, int]:
+    def _answer(self, one: Logged) -> tuple[bytes, int]:
         """Return the known generated tokens, and the number of all generated tokens."""
-        answer = next((line[name] for name in ANSWERS if line.get(name) is not None), None)
-        if isinstance(answer, dict) and isinstance(answer.get("body"), dict):
-            answer = answer["body"]
-        usage = answer.get("usage") if isinstance(answer, dict) else line.get("usage")
-        length = int((usage or {}).get("completion_tokens") or 0)
-        text = _text(answer)
+        answer = one.answer
+        usage = usage_of(_unwrapped(answer).get("usage")) or one.usage
+        text = _text(_unwrapped(answer) or answer)
         if text is None:
             self._unknown += 1
-            return b"", length
+            return b"", usage.output_tokens if usage else 0
         ids = self._tokens.of(text)
-        if "messages" in asked:
+        if "messages" in one.asked:
             ids = ids + self._tokens.footer()[:1]
         return ids.tobytes(), len(ids)
+
+
+def messages_of(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a request of the responses API with `messages`; others as they are."""
+    if "messages" in asked or "input" not in asked:
+        return asked
+    items = asked["input"]
+    items = [{"role": "user", "content": items}] if isinstance(items, str) else items
+    system = [{"role": "system", "content": asked["instructions"]}] if asked.get("instructions") else []
+    return {"messages": [*system, *({"role": _role(item), "content": part_text(item)} for item in items)]}
+
+
+def _role(item: Mapping[str, Any]) -> str:
+    return str(item.get("role") or ("assistant" if "call_id" in item and "output" not in item else "tool"))
 
 
 def _chat(tokens: Tokens, asked: Mapping[str, Any]) -> Chat:
@@ -170,6 +212,13 @@ def _chat(tokens: Tokens, asked: Mapping[str, Any]) -> Chat:
 
 def _asked(line: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((line[name] for name in PLACES if isinstance(line.get(name), dict)), line)
+
+
+def _unwrapped(answer: Any) -> Mapping[str, Any]:
+    """Return an answer that is an object, out of its `body`; {} for others."""
+    if isinstance(answer, dict) and isinstance(answer.get("body"), dict):
+        return dict(answer["body"])
+    return answer if isinstance(answer, dict) else {}
 
 
 def _text(answer: Any) -> str | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from headwater.errors import ConfigError
 from headwater.traces.chat import Chat, Message, text_of
@@ -89,7 +89,8 @@ class ShareGpt(Reader):
     """
 
     about = "conversations with from/value or role/content"
-    fields = ("id", "conversations")
+    fields: ClassVar[tuple[str, ...]] = ("id", "conversations")
+    turns = "conversations"  # field with the turns
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__(tokens)
@@ -102,7 +103,7 @@ class ShareGpt(Reader):
 
     def requests(self, source: Source) -> Iterator[Request]:
         for number, record in enumerate(source.records(), 1):
-            messages = list(self._known(record["conversations"]))
+            messages = list(self._known(record[self.turns]))
             replies = _replies(messages)
             if not replies:
                 self._unanswered += 1

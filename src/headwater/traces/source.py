@@ -130,7 +130,7 @@ class Source:
             return next(self.records())
         except TraceError:
             head = self.head()
-            if head.lstrip()[:1] in (b"{", b"["):
+            if head.startswith(PARQUET) or head.lstrip()[:1] in (b"{", b"["):
                 raise
             return head
 
