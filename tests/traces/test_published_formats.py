@@ -56,7 +56,7 @@ def test_claude_codes_parts_are_one_answer_with_its_usage(written):
     assert second.prompt_tokens > first.known_tokens
 
 
-def test_claude_codes_rewind_summary_and_sub_agent_begin_anew(written):
+def test_claude_codes_rewind_summary_and_sub_agent_leave_the_history(written):
     rewound = published.claude("user", "u3", "a2", "Rather this.", 20)
     answer = published.claude_answer("a4", "u3", "m3", {"type": "text", "text": "Yes."}, 0)
     summary = published.claude("user", "u4", None, "In short.", 30, isCompactSummary=True)
@@ -87,7 +87,7 @@ def test_folder_of_sessions_is_one_trace_and_other_files_are_left_out(tmp_path):
     assert [(name, kind) for name, kind, _ in traces_of(tmp_path)] == [("2026", "Codex")]
 
 
-def test_tracelabs_rounds_share_what_their_lengths_imply(written):
+def test_tracelabs_rounds_share_prefixes_that_lengths_imply(written):
     later = {**published.ROUND, "round_index": 1, "input_tokens_total": 960, "prefix_tokens": 600}
     shorter = {**published.ROUND, "round_index": 2, "input_tokens_total": 320, "prefix_tokens": 128}
     trace = read_trace(written(published.ROUND, later, shorter))

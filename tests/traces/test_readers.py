@@ -32,7 +32,7 @@ CHAPTER = {"id": "author_book/one", "chapter": "One", "text": "It was a day.", "
 VERSION = {"family": "f", "version": 1, "text": "You are kind."}
 RECORDING = {"headwater_recording": 1, "page_size": 64, "model": "m"}
 FIRST = {
-    "recordings of headwater serve": [RECORDING, {"t": 1, "in": 3, "out": 1, "known": 3, "pages": ""}],
+    "headwater recordings": [RECORDING, {"t": 1, "in": 3, "out": 1, "known": 3, "pages": ""}],
     "Mooncake": [MOONCAKE],
     "Qwen-Bailian": [BAILIAN],
     "Azure": ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.6805900,374,44"],

@@ -16,7 +16,7 @@ class LmsysChat(ShareGpt):
     Inferred: times are left out: WildChat's are those of answers, LMSYS-Chat has none.
     """
 
-    about = "also WildChat: conversation of role and content, Parquet"
+    about = "also WildChat: role and content, Parquet"
     fields = ("conversation_id", "conversation_hash", "model", "conversation", "language", "timestamp")
     turns = "conversation"
 

@@ -41,7 +41,7 @@ from headwater.traces.vllm_logs import VllmLogs
 NEAREST = 3  # formats that an error names
 # in the order in which they are tried
 READERS: dict[str, type[Reader]] = {
-    "recordings of headwater serve": Recordings,
+    "headwater recordings": Recordings,
     "Codex": Codex,
     "Claude Code": ClaudeTranscripts,
     "Claude Code in blocks": ClaudeCode,

@@ -20,8 +20,8 @@ class TraceLab(Reader):
 
     Source: github.com/uw-syfi/TraceLab (CC BY 4.0; arXiv 2606.30560), rows in file order.
     Inferred: a round has the prompt before it and its answer if it is long enough, else the prompt only, and if it is
-    shorter (a compaction) as much as the provider had cached. Reasoning is not sent again. So what is predicted does
-    not depend on what was measured, except after a compaction. Sessions share nothing.
+    shorter (a compaction) as much as the provider had cached. Reasoning is not sent again. So the prediction does
+    not depend on the measurement, except after a compaction. Sessions share nothing.
     """
 
     about = "rounds of agents: lengths, cached prefix, times"
