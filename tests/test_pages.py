@@ -11,7 +11,7 @@ import pytest
 
 import pages
 from headwater.models.profiles import PROFILES
-from pages.files import file_bytes
+from headwater.models.published import file_bytes
 from pages.numbers import Number
 
 ROOT = Path(__file__).parents[1]

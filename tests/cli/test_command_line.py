@@ -161,10 +161,13 @@ def test_memory_for_few_prompts_is_a_warning(folder, capsys):
     assert "Warning" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["serve", "inspect"])
-def test_profile_as_a_model_is_refused_by_its_name(command, capsys):
-    assert run([command, "qwen3.5-9b"]) == 2
-    assert "qwen3.5-9b is a profile, which has sizes but no weights" in capsys.readouterr().err
+def test_profile_as_a_model_is_refused_with_its_repository_and_inspected(capsys):
+    assert run(["serve", "qwen3.5-9b"]) == 2
+    said = capsys.readouterr().err
+    assert "qwen3.5-9b is a profile, which has sizes but no weights" in said
+    assert "its weights are Qwen/Qwen3.5-9B" in said
+    assert run(["inspect", "qwen3.5-9b"]) == 0
+    assert "51,511,296" in capsys.readouterr().out
 
 
 def test_missing_extra_is_refused_before_the_model_is_loaded(monkeypatch, capsys):

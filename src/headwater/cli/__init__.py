@@ -15,6 +15,7 @@ from headwater.cli import (  # noqa: F401  they register commands
     demo,
     deploy,
     doctor,
+    downloads,
     eval,
     inspect,
     replay,

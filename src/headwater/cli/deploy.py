@@ -28,7 +28,7 @@ def deploy(
     kind: Annotated[str, typer.Argument(help=f"{', '.join(FILES)}.")],
     out: Annotated[Path | None, Option(help="Write the file, and those that it names, to this folder.")] = None,
 ) -> None:
-    """Print a file for systemd, Docker, Compose, Grafana or Prometheus.
+    """Print a file for systemd, Docker, Grafana or Prometheus.
 
     Each begins with how to use it, but the dashboard, which Grafana imports.
     """

@@ -91,8 +91,11 @@ def inspect(
 ) -> None:
     """Print the costs of a model's cache, without loading its weights.
 
-    For ORG/NAME only its config.json is downloaded.
+    For ORG/NAME only its config.json is downloaded. A profile has only the sizes that the lab knows.
     """
+    if str(model) in PROFILES:
+        profiles([str(model)])
+        return
     folder = config_folder(named(model))
     spec = read_spec(folder, dtype, page_size, weights)
     budget = parse_bytes(memory)

@@ -19,6 +19,7 @@ from headwater.models.families import read_config
 from headwater.models.files import EMBEDDED_FOLDER, embedded
 from headwater.models.hub import Listing, cached, cached_config
 from headwater.models.profiles import PROFILES, Profile, load_profile, profile_named
+from headwater.models.published import repository_of
 from headwater.traces.recordings import Served
 
 LINE_SECONDS = 10  # between lines of progress without a terminal
@@ -30,8 +31,9 @@ def by_name(model: Path) -> Path | HubName | None:
     Raises ConfigError for the name of a profile.
     """
     if str(model) in PROFILES:
-        takers = "`headwater size` and `headwater replay` take it as --model"
-        raise ConfigError(f"{model} is a profile, which has sizes but no weights: {takers}, a model here is ORG/NAME")
+        takers = "`headwater inspect`, `size` and `replay` take it"
+        wanted = repository_of(str(model)) or "ORG/NAME"
+        raise ConfigError(f"{model} is a profile, which has sizes but no weights: {takers}; its weights are {wanted}")
     return EMBEDDED_FOLDER if str(model) == EMBEDDED_FOLDER.name else HubName.parse(str(model))
 
 

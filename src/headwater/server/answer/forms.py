@@ -224,10 +224,12 @@ def finite(logprob: float | None) -> float | None:
 class RecordingParser:
     """Parser that gives each call an id, and keeps the calls when the answer ends."""
 
-    def __init__(self, parser: Parser, written: WrittenCalls, namespace: str, id_prefix: str, close: str) -> None:
-        """`close`: the tag that ends reasoning."""
+    def __init__(
+        self, parser: Parser, written: WrittenCalls, namespace: str, id_prefix: str, close: str, space: bool = False
+    ) -> None:
+        """`close`: the tag that ends reasoning; `space`: the template writes a space before the content."""
         self._parser, self._written, self._namespace = parser, written, namespace
-        self._id_prefix, self._close = id_prefix, close
+        self._id_prefix, self._close, self._space = id_prefix, close, space
         self._text = ""
         self._content: list[str] = []  # before the first call
         self._calls: list[Call] = []
@@ -256,6 +258,8 @@ class RecordingParser:
                 self._goes_on = self._goes_on or bool(text.strip())
             case Content(text):
                 self._content.append(text)
+                if text and self._space:
+                    self._space, delta = False, Content(text.removeprefix(" "))
             case Reasoning(text):
                 self._reasons = self._reasons or bool(text)
         return delta

@@ -20,7 +20,7 @@ from headwater.errors import TemplateError
 from headwater.plan import Retention
 from headwater.request import Boundaries, Generation, SamplingParams
 from headwater.server.prompt.encoding import Encoded
-from headwater.server.prompt.rules import call_form_of, described, needs_descriptions, rules_of
+from headwater.server.prompt.rules import call_form_of, described, needs_descriptions, rules_of, writes_space
 from headwater.server.prompt.segments import Edge, SegmentEncoder, as_segment, marked, rendered_marks, shown
 from headwater.server.prompt.template import ChatTemplate, common_prefix
 from headwater.server.prompt.written import WrittenCalls, spliced, with_stand_ins
@@ -52,6 +52,7 @@ class ChatPrompter:
         self._thought_field = self.rules.thought_field if template.mentions(self.rules.thought_field) else None
         self._describes = needs_descriptions(template)
         self.written = WrittenCalls()
+        self.writes_space = writes_space(template)
 
     def prepare(self, conversation: Conversation, namespace: str = "") -> Generation:
         """Return a generation of default sampling with the prompt, its boundaries and segments, and `keep_output`.

@@ -98,6 +98,18 @@ def call_form_of(template: ChatTemplate) -> CallForm | None:
     return CallForm(first, last)
 
 
+def writes_space(template: ChatTemplate) -> bool:
+    """Return whether a template writes a space before an answer that the prompt does not end with.
+
+    The model's answers begin with it.
+    """
+    probe, user = Probe(template), message("user", QUERY)
+    prompt, said = probe.rendered([user]), probe.rendered([user, message("assistant", ANSWER), user])
+    if prompt is None or said is None:
+        return False
+    return said.partition(ANSWER)[0].endswith(" ") and not prompt.endswith(" ")
+
+
 class Probe:
     """Renderings of small conversations."""
 

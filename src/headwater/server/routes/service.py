@@ -119,7 +119,8 @@ class Service:
         parser = partial(self._dialect.parser, end, use)
         if self._prompter is None:
             return nth_answers(shaped, body), parser
-        kept = (self._prompter.written, body.salt, body.call_id_prefix, self._dialect.reasoning_close)
+        prompter, close = self._prompter, self._dialect.reasoning_close
+        kept = (prompter.written, body.salt, body.call_id_prefix, close, prompter.writes_space)
         return nth_answers(shaped, body), lambda: RecordingParser(parser(), *kept)
 
     def conversation_prompt(self, body: ConversationRequest) -> Generation:
