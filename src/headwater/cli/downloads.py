@@ -53,7 +53,7 @@ def models(context: typer.Context) -> None:
 
 @group.command()
 def pull(name: Name) -> None:
-    """Download a model, or what is missing of it."""
+    """Download a model, or its missing files."""
     show(f"{name} is complete", f"in {whole_folder(named_on_hub(name))}")
 
 

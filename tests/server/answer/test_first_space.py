@@ -1,4 +1,4 @@
-"""The space that a template writes before an answer is no part of the answer's content."""
+"""Answers lose the space that their template writes before the content."""
 
 import pytest
 
