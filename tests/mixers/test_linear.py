@@ -339,6 +339,10 @@ def test_integers_give_the_bits_of_the_reference(bits: int, rows: int) -> None:
         linear = Linear(weight, numerics=Numerics("compiled"))
         assert torch.equal(linear(x_RK, 0), rounded_product(weight, x_RK))
         assert torch.equal(linear.rows(torch.tensor([69, 3, 69])), weight.values()[[69, 3, 69]])
+    largest = Quantised(torch.full_like(plain.code_NK, (1 << bits) - 1), bits, random(70, 16), of_row)
+    for x_RK in torch.ones(rows, 512), -torch.ones(rows, 512):  # each product is the largest that is possible
+        assert torch.equal(Linear(largest, numerics=Numerics("compiled"))(x_RK, 0), rounded_product(largest, x_RK))
+    x_RK = random(rows, 512)
     in_bfloat16 = Linear(plain, numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK.bfloat16(), 0)
     assert torch.equal(in_bfloat16, rounded_product(plain, x_RK.bfloat16().float()).bfloat16())
 

@@ -34,13 +34,20 @@ INT, FLOAT = ir.IntType(32), ir.FloatType()
 NIBBLES = 0x0F0F0F0F
 SHORTS_OF_INTS = ir.VectorType(ir.IntType(16), 2 * LANES)
 TABLE = 16  # bytes, each of which a code of 4 bits stands for
+IS_ARM = platform.machine() in ("aarch64", "arm64")
 # the processor's lookup of several bytes in a table, and their number
 if WIDE:
     LOOKUP, LOOKUPS = "llvm.x86.avx512.pshuf.b.512", 64
-elif platform.machine() in ("aarch64", "arm64"):
+elif IS_ARM:
     LOOKUP, LOOKUPS = "llvm.aarch64.neon.tbl1.v16i8", 16
 else:
     LOOKUP, LOOKUPS = "llvm.x86.avx2.pshuf.b", 32
+# its products of bytes, and of 16 bits, that are added in pairs
+ADDED_BYTES, ADDED_SHORTS = (
+    ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512")
+    if WIDE
+    else ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd")
+)
 
 
 def _each(builder: ir.IRBuilder, of: ir.VectorType, operation: str, value: ir.Value, by: int) -> ir.Value:
@@ -95,7 +102,9 @@ class Dot:
 
     @staticmethod
     def added(builder: ir.IRBuilder, total: ir.Value, weights: list[ir.Value], inputs: list[ir.Value]) -> ir.Value:
-        return called(builder, "llvm.x86.avx512.vpdpbusd.512", INTS, total, weights[0], inputs[0])
+        for weight, four in zip(weights, inputs, strict=True):
+            total = called(builder, "llvm.x86.avx512.vpdpbusd.512", INTS, total, weight, four)
+        return total
 
 
 class Pairs:
@@ -128,7 +137,26 @@ class Pairs:
         return total
 
 
+class Nibbles(Dot):
+    """The sums of `Pairs`, in half the instructions, for codes of 4 bits: 16 bits hold the sum of four products."""
+
+    @staticmethod
+    def added(builder: ir.IRBuilder, total: ir.Value, weights: list[ir.Value], inputs: list[ir.Value]) -> ir.Value:
+        at_once = LANES if WIDE else LANES // 2
+        shorts, ints = (ir.VectorType(ir.IntType(bits), at_once * 32 // bits) for bits in (16, 32))
+        of_bytes, parts = ir.VectorType(ir.IntType(8), 4 * at_once), []
+        for first in range(0, LANES, at_once):
+            pairs = (
+                [builder.bitcast(_bytes(builder, some, some, range(first, first + at_once)), of_bytes) for some in both]
+                for both in zip(weights, inputs, strict=True)
+            )
+            four = builder.add(*(called(builder, ADDED_BYTES, shorts, *pair) for pair in pairs))
+            parts.append(called(builder, ADDED_SHORTS, ints, four, ir.Constant(shorts, [1] * shorts.count)))
+        return builder.add(total, parts[0] if WIDE else _bytes(builder, *parts, range(LANES)))
+
+
 KIND: Any = Dot if machine.compiles("avx512_vnni") else Pairs
+KIND_OF_NIBBLES: Any = KIND if KIND is Dot or IS_ARM else Nibbles  # of eight codes that no table gives
 
 
 def tile_of(rows: int) -> Any:
@@ -182,21 +210,22 @@ def _dots(builder, eight, table, first_xs, first_w, steps, vectors) -> dict[tupl
     }
     for total in totals.values():
         builder.store(int_constant(0), total)
+    kind, halves = KIND_OF_NIBBLES if eight and table is None else KIND, 2 if eight else 1
     with cgutils.for_range(builder, steps) as loop:
         at_w = builder.mul(loop.index, INDEX(VECTORS))
         weights = []
         for v in vectors:
             codes = builder.load(builder.gep(first_w, [builder.add(at_w, INDEX(v))]), align=4)
             parts = bytes_of_codes(builder, codes, table) if eight else [codes]
-            weights.append([KIND.weights(builder, some) for some in parts])
+            weights.append([one for some in parts for one in kind.weights(builder, some)])
         for r, first_x in enumerate(first_xs):
-            for half in range(2 if eight else 1):
-                at_x = builder.add(builder.mul(loop.index, INDEX(2 if eight else 1)), INDEX(half))
+            inputs = []
+            for half in range(halves):
+                at_x = builder.add(builder.mul(loop.index, INDEX(halves)), INDEX(half))
                 four = filled(builder, builder.load(builder.gep(first_x, [at_x]), align=4))
-                inputs = KIND.inputs(builder, four)
-                for v, weight in zip(vectors, weights, strict=True):
-                    total = totals[r, v]
-                    builder.store(KIND.added(builder, builder.load(total), weight[half], inputs), total)
+                inputs += kind.inputs(builder, four)
+            for v, weight in zip(vectors, weights, strict=True):
+                builder.store(kind.added(builder, builder.load(totals[r, v]), weight, inputs), totals[r, v])
     return {at: builder.sitofp(builder.load(total), FLOATS) for at, total in totals.items()}
 
 
