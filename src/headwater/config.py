@@ -64,6 +64,9 @@ class ServeConfig:
         "Folder in Hugging Face format, a GGUF file, or ORG/NAME or ORG/NAME@REVISION, which is downloaded.",
         unset="the embedded model",
     )
+    more_models: tuple[str, ...] = setting(
+        (), NAMES, MODEL, "Further models in this process. A request names one, and --memory is divided among all."
+    )
     model_name: str | None = setting(
         None, TEXT, MODEL, "Name of the model for clients; without it, ORG/NAME stays.", unset="the folder's name"
     )
@@ -301,6 +304,7 @@ class ServeConfig:
                 raise SettingError(name, f"{getattr(self, name):g}", "must be 0 to 1")
         if self.record is not None and not self.record.parent.is_dir():
             raise SettingError("record", repr(str(self.record)), "must be in a folder that exists")
+        self._check_several()
         self._check_drafts()
         self._check_tiers()
         self._check_tls()
@@ -320,6 +324,15 @@ class ServeConfig:
         except (OSError, ValueError) as error:
             shown = repr(str(self.api_key_file))
             raise SettingError("api_key_file", shown, f"which cannot be read: {error}") from error
+
+    def _check_several(self) -> None:
+        """Refuse, for several models, settings that fit only one."""
+        of_memory = [place for place in self.tier if place.partition(",")[0] == "memory"]
+        of_one = {name: getattr(self, name) for name in ("model_name", "draft_model", "record", "kv_events")}
+        for name, value in (of_one | {"tier": " ".join(of_memory)}).items():
+            if self.more_models and value:
+                shown = "on" if value is True else repr(str(value))
+                raise SettingError(name, shown, f"but {1 + len(self.more_models)} models are served: it fits only one")
 
     def _check_drafts(self) -> None:
         if self.speculation == "draft" and self.draft_model is None:

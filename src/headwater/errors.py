@@ -49,6 +49,12 @@ class TemplateError(HeadwaterError):
     """A chat template fails on a request's messages."""
 
 
+class UnknownModel(HeadwaterError):
+    """A request names a model that is not served."""
+
+    param = "model"
+
+
 class EngineStopped(HeadwaterError):
     """The engine takes no more requests."""
 

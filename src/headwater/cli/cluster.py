@@ -211,6 +211,8 @@ def serve_until_stopped(
     config: ServeConfig, roles: dict[Role, int], routers: int, address: str | None, rule: str, share_weights: bool
 ) -> None:
     """Bind, start the workers, serve, and stop in order. Raises KeyboardInterrupt after a second SIGINT."""
+    if config.more_models:
+        raise SettingError("more_models", ", ".join(config.more_models), "but the workers of a cluster serve one model")
     if config.kv_events:
         raise SettingError("kv_events", "on", "but the workers of a cluster publish to their router only")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain

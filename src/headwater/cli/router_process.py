@@ -67,7 +67,7 @@ class RequestsCollector:
 def app_of(router: Router, config: ServeConfig) -> FastAPI:
     """Return a server's app over a router; /metrics has its requests, too."""
     app = create_app(router, config)
-    app.state.metrics.registry.register(RequestsCollector(router))
+    app.state.registry.register(RequestsCollector(router))
     return app
 
 

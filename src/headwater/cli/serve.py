@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -21,9 +21,10 @@ from typer.core import TyperCommand
 
 from headwater.cli.common import commands, progress_console
 from headwater.cli.extras import require
-from headwater.cli.models import config_folder, whole_folder
+from headwater.cli.models import config_folder, named, whole_folder
 from headwater.cli.settings import as_toml, effective, misspelt
 from headwater.config import SETTINGS, ServeConfig
+from headwater.hub_name import name_of
 from headwater.machine import cpu_quota, in_units, quota_threads
 from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_folder
@@ -112,8 +113,9 @@ def _parameter(one: Setting) -> inspect.Parameter:
     }
     if one.choices:
         shared["autocompletion"] = lambda: list(one.choices)
-    kind: Any = bool if one.kind is SWITCH else Path if one.kind is FILE else list[str] if one.kind is TIERS else str
-    if one.name == "model":
+    is_list = one.kind is TIERS or one.name == "more_models"
+    kind: Any = bool if one.kind is SWITCH else Path if one.kind is FILE else list[str] if is_list else str
+    if one.name in ("model", "more_models"):
         info = typer.Argument(**{**shared, "metavar": "MODEL"})
     elif one.kind is SWITCH:
         info = Option(f"{one.flag}/--no-{one.flag[2:]}", **shared)
@@ -133,7 +135,9 @@ def serve_until_stopped(config: ServeConfig) -> None:
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
     require("serve")
-    announce(config)
+    configs = of_models(config)
+    for one in configs:
+        announce(one)
     # imports of the web framework and of torch, without which `--help` and `inspect` start faster
     from headwater.server.http.process import listener, url
     from headwater.server.http.service_manager import ServiceManager
@@ -147,32 +151,60 @@ def serve_until_stopped(config: ServeConfig) -> None:
     if config.otlp_endpoint is not None:
         otlp_exporter(config.otlp_endpoint)  # is created again later: now only to know that its packages are there
     with listener(config) as sock, kv_events(config) as publish:
-        check_template(whole_folder(config.model))
+        for one in configs:
+            check_template(whole_folder(one.model))
+        check_names(configs)
+        from headwater.engine.engines import Engines
         from headwater.server.app import create_app
         from headwater.server.warm_up import warm_up
 
         configure_logging(config.log_format, config.log_level)
-        engine = load_engine(config, manager.status)
+        engines = Engines([load_engine(one, manager.status) for one in configs])
+        pairs = list(zip(engines.all, configs, strict=True))
         if config.warm_up:
             manager.status("warming up")
-            warm_up(engine, config)
-        server = make_server(create_app(engine, config), engine, config, manager)
+            for pair in pairs:
+                warm_up(*pair)
+        server = make_server(create_app(*pairs[0], *pairs[1:]), engines, config, manager)
         sock.listen()  # before the line that announces the URL
-        say(f"Headwater {version('headwater')} serves {engine.model_name} on {url(sock, config)}")
+        serves = f"serves {' and '.join(one.model_name for one in engines.all)} on {url(sock, config)}"
+        say(f"Headwater {version('headwater')} {serves}")
         if config.uds is None:
             page = url(sock, config).removesuffix("v1")
             say(f"Live page: {page}, chat: {page}chat")
-        publish(engine)
-        proven = engine.check.proven
-        say(f"Deterministic: {engine.health()['deterministic']}" + (f", proven {proven:%F %R} UTC" if proven else ""))
-        engine.start()
-        manager.ready(engine.turn_seconds, f"serves {engine.model_name} on {url(sock, config)}")
+        publish(engines.all[0])
+        say_proven(engines.all)
+        engines.start()
+        manager.ready(engines.turn_seconds, serves)
         try:
             server.run(sockets=[sock])
         finally:
-            engine.stop()
+            engines.stop()
         if server.interrupted:
             raise KeyboardInterrupt
+
+
+def of_models(config: ServeConfig) -> list[ServeConfig]:
+    """Return the settings of each model, with an equal share of the memory."""
+    models = [config.model, *(named(Path(name)) for name in config.more_models)]
+    share = config.memory // len(models)
+    return [replace(config, model=model, more_models=(), memory=share) for model in models]
+
+
+def check_names(configs: list[ServeConfig]) -> None:
+    """Raise SettingError for two models of one name, which no request could tell apart."""
+    names = [name_of(whole_folder(one.model)) for one in configs]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise SettingError("more_models", ", ".join(names[1:]), f"but two models have the name {min(twice)!r}")
+
+
+def say_proven(engines: Sequence[Engine]) -> None:
+    """Report, for each model if there are several, whether hits are proven exact."""
+    for engine in engines:
+        of, proven = f" ({engine.model_name})" if len(engines) > 1 else "", engine.check.proven
+        when = f", proven {proven:%F %R} UTC" if proven else ""
+        say(f"Deterministic: {engine.health()['deterministic']}{when}{of}")
 
 
 def start_logging(config: ServeConfig) -> None:

@@ -124,7 +124,7 @@ def misspelt(environment: Mapping[str, str]) -> list[str]:
 
 
 def _flag(one: Setting, value: object) -> str:
-    if one.name == "model":
+    if one.name in ("model", "more_models"):
         return "the command line"
     return one.flag.replace("--", "--no-", 1) if value is False else one.flag
 
@@ -136,6 +136,8 @@ def _nearest(name: str, known: tuple[str, ...]) -> str:
 
 def _read(one: Setting, given: Given) -> Any:
     value = one.read(given.value)
+    if one.name == "more_models" and given.folder is not None:
+        return tuple(str(given.folder / name) if (given.folder / name).exists() else name for name in value)
     path = given.folder / value if one.kind is FILE and given.folder is not None else value
     return (by_name(value) or path) if one.name == "model" and not path.exists() else path
 

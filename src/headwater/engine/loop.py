@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, heappush
 
 import torch
@@ -78,6 +79,8 @@ class StepLoop:
         self._answering, self._verification, self._changed = answering, verification, changed
         self.cancelled: set[int] = set()  # requests
         self.deadlines = Deadlines()
+        # runs a step; several engines compute in turns
+        self.in_turn: Callable[[Callable[[], None]], None] = lambda step: step()
         self.take_late: Callable[[], None] = lambda: None  # ends waits for tiers that are too long; with `changed` held
         self.stopping = False
         self.broken: Exception | None = None  # the error that ended the thread
@@ -125,7 +128,7 @@ class StepLoop:
             return False
         self._answering.report_failures()
         if planned.step:
-            self.execute(planned)
+            self.in_turn(partial(self.execute, planned))
         with self._changed:
             self._answering.stepped()
             pages = self._pages_ahead()

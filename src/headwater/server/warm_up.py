@@ -51,7 +51,7 @@ def warm_up(engine: Engine, config: ServeConfig) -> None:
 async def _answer(engine: Engine, config: ServeConfig) -> None:
     """Send a prompt, the same one again, which hits, and another one. Raises RuntimeError for an error's status."""
     app = create_app(engine, config)
-    app.state.service.watchers = ()  # no lines of the log
+    app.state.services.first.watchers = ()  # no lines of the log
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://headwater", timeout=None) as client:
         for body in (_body("river", engine), _body("river", engine, stream=True), _body("stone", engine)):

@@ -24,6 +24,7 @@ from headwater.errors import (
     QueueFull,
     RequestTooLarge,
     TemplateError,
+    UnknownModel,
     for_log,
 )
 from headwater.server.http.error_forms import AnthropicRefusal, OllamaRefusal, Refusal, error_answer
@@ -53,6 +54,7 @@ KINDS: dict[type[Exception], Kind] = {
     RequestTooLarge: Kind(400, "invalid_request_error", "context_length_exceeded"),
     TemplateError: Kind(400, "invalid_request_error", "chat_template"),
     ConstraintError: Kind(400, "invalid_request_error", "invalid_constraint"),
+    UnknownModel: Kind(404, "invalid_request_error", "model_not_found"),
     QueueFull: Kind(503, "service_unavailable", "queue_full"),
     EngineStopped: Kind(503, "service_unavailable", "engine_stopped", {"retry-after": str(RETRY_AFTER_SECONDS)}),
     OutOfPages: Kind(503, "service_unavailable", "out_of_memory", {"retry-after": str(RETRY_AFTER_SECONDS)}),
@@ -67,6 +69,7 @@ MAX_ECHO_CHARACTERS = 100  # characters of a bad value that an error repeats
 
 
 TYPES = "headwater.types"  # in a request's scope: the JSON types of its body's fields
+MODEL = "headwater.model"  # likewise: the model that its body names
 JSON_TYPES = {
     type(None): "null", bool: "a boolean", int | float: "a number", str: "a string", list: "a list", dict: "an object",
     object: "a value",
@@ -248,7 +251,7 @@ def refusals(*statuses: int, form: type[BaseModel] = Refusal) -> dict[int | str,
 DESCRIPTIONS = {
     400: "The request is invalid; the message names the field and both numbers",
     401: "An API key is needed",
-    404: "Not found",
+    404: "Not found, or no model of this name",
     413: "The body is too large",
     415: "The content type is not JSON",
     429: "A limit of the API key is reached; Retry-After has the seconds to wait",
@@ -257,7 +260,7 @@ DESCRIPTIONS = {
     503: "The queue is full, or the server stops; Retry-After has the seconds to wait",
     504: "The request's deadline passed",
 }
-BODY_STATUSES = (400, 401, 413, 415, 429, 500, 503, 504)
+BODY_STATUSES = (400, 401, 404, 413, 415, 429, 500, 503, 504)
 BODY_REFUSALS = refusals(*BODY_STATUSES)
 ANTHROPIC_BODY_REFUSALS = refusals(*BODY_STATUSES, form=AnthropicRefusal)
 OLLAMA_BODY_REFUSALS = refusals(*BODY_STATUSES, form=OllamaRefusal)

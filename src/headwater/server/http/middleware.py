@@ -49,6 +49,7 @@ class RequestContext:
     status: int | None = None  # HTTP status; None: no head of an answer was sent
     outcome: str | None = None  # an outcome that the status does not show: "cancelled", "failed"
     tenant: Tenant | None = None  # None: no key is needed, or none was sent
+    model: str = ""  # that answers, if the process serves several
 
     @property
     def seconds(self) -> float:
@@ -61,9 +62,9 @@ class RequestContext:
         return "" if self.tenant is None else self.tenant.key.name
 
     @property
-    def key_field(self) -> dict[str, str]:
-        """Field of JSON with the name of the API key, if it has one."""
-        return {"key": self.key_name} if self.key_name else {}
+    def labels(self) -> dict[str, str]:
+        """Fields of JSON with the names of the API key and of the model, if they tell requests apart."""
+        return {name: value for name, value in (("key", self.key_name), ("model", self.model)) if value}
 
     def charge(self, tokens: int) -> None:
         """Count tokens of a prompt or an answer against the limit of the key."""

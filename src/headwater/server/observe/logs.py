@@ -145,15 +145,15 @@ class RequestLog(Watcher):
         if figures["resumed_at"] == figures["cached_tokens"]:
             figures["resumed_at"] = 0
         account = " ".join(f"{_short(name)}={_shown(value)}" for name, value in figures.items() if value)
-        key = _key(end.request)
+        key = _labels(end.request)
         text = f"{account} finish={end.event.finish_reason} ttft={end.first_token:.3f}s total={end.total:.3f}s{key}"
         extra = {"fields": end.as_dict()}
         log.info("%s[%d] %s id=%s", end.endpoint, end.number, text, end.request.id, extra=extra)
 
     def lost(self, request: RequestContext, endpoint: str, error: Exception | None) -> None:
         fields = {"request_id": request.id, "endpoint": endpoint, "total_seconds": round(request.seconds, 6)}
-        fields |= request.key_field
-        text = f"id={request.id}{_key(request)}"
+        fields |= request.labels
+        text = f"id={request.id}{_labels(request)}"
         if error is None and not is_logged(request.id, self._share):
             return
         if error is None:
@@ -178,8 +178,8 @@ def log_worker_end(share: float, generation: Generation, event: FinishedEvent | 
         log.info("worker[%d] %s id=%s", generation.params.choice, text, generation.request_id, extra=extra)
 
 
-def _key(request: RequestContext) -> str:
-    return f" key={request.key_name}" if request.key_name else ""
+def _labels(request: RequestContext) -> str:
+    return "".join(f" {name}={value}" for name, value in request.labels.items())
 
 
 def _short(name: str) -> str:

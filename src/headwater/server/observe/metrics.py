@@ -6,7 +6,7 @@ No label takes a value that a client could choose: values that are not in a clos
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 
@@ -136,6 +136,26 @@ def outcome_of(request: RequestContext) -> str:
     if request.status == 503:
         return "unavailable"
     return "ok" if request.status < 400 else "refused" if request.status < 500 else "failed"
+
+
+class ByModel(CollectorRegistry):
+    """Metrics of several models, each with a label that names its model; those of the process come once."""
+
+    def __init__(self, registries: Mapping[str, CollectorRegistry]) -> None:
+        super().__init__()
+        self._registries = registries
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for model, registry in self._registries.items():
+            for family in registry.collect():
+                if family.name.startswith("process_"):
+                    families.setdefault(family.name, family)
+                    continue
+                new = Metric(family.name, family.documentation, family.type)
+                of_all = families.setdefault(family.name, new).samples
+                of_all += [one._replace(labels={**one.labels, "model": model}) for one in family.samples]
+        yield from families.values()
 
 
 class EngineCollector:

@@ -37,7 +37,7 @@ class GenerationEnd:
             "request_id": self.request.id,
             "endpoint": self.endpoint,
             "number": self.number,
-            **self.request.key_field,
+            **self.request.labels,
             **self.account.as_dict(),
             "output_tokens": self.event.output_tokens,
             "finish_reason": self.event.finish_reason,

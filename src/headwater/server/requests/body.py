@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from headwater.server.http.errors import TYPES, RefusedBody, json_type
+from headwater.server.http.errors import MODEL, TYPES, RefusedBody, json_type
 from headwater.server.http.exchange import CLIENT_GONE
 
 MAX_LOOP_BYTES = 2**20  # bytes that are parsed on the event loop; larger bodies would block other requests
@@ -63,6 +63,13 @@ class BodyLimits:
         if token_bytes is not None:
             size = min(MAX_BYTES, ID_BYTES * values + ESCAPE_BYTES * prompts * tokens * token_bytes)
         return BodyLimits(tokens, token_bytes, size, values, containers)
+
+    @staticmethod
+    def widest(limits: Iterable[BodyLimits]) -> BodyLimits:
+        """Return limits that refuse no body that is within one of these."""
+        of_fields = zip(*map(astuple, limits), strict=True)
+        widest: list[Any] = [None if None in values else max(values) for values in of_fields]
+        return BodyLimits(*widest)
 
 
 class BodyScan:
@@ -185,6 +192,7 @@ class JsonRequest(Request):
             value = await asyncio.get_running_loop().run_in_executor(LARGE_BODY_THREAD, parse, raw)
         if isinstance(value, dict):  # for the log of a refusal
             self.scope[TYPES] = {name: json_type(field) for name, field in value.items()}
+            self.scope[MODEL] = value.get("model") or value.get("name")  # an older name, of Ollama
         return value
 
 

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from headwater.server.http.errors import refusals
 from headwater.server.routes.observe import PAGE_HEADERS
-from headwater.server.routes.service import Service, json_routes, service_of
+from headwater.server.routes.service import Service, Services, json_routes, service_of, services_of
 from headwater.threads import restarts
 
 Json = dict[str, Any]
@@ -69,8 +69,11 @@ router, absent_routes = json_routes(), json_routes()
 @router.head("/health", include_in_schema=False)
 @router.get("/health", response_model=dict[str, Any], responses=UNWELL)
 async def health(request: Request) -> Response:
-    service = service_of(request)
+    service, services = service_of(request), services_of(request)
     state = service.engine.health()
+    if services.several:
+        of_all = {one.engine.model_name: one.engine.health()["status"] for one in services.all}
+        state |= {"status": status_of(services), "models": of_all}
     settings = {name: getattr(service.config, name) for name in SHOWN_SETTINGS}
     state |= {"thread_restarts": dict(restarts), "settings": settings}
     return JSONResponse(state, 200 if state["status"] == "ok" else 503)
@@ -80,7 +83,7 @@ async def health(request: Request) -> Response:
 @router.get("/health/ready", response_model=dict[str, Any], responses=UNWELL)
 async def ready(request: Request) -> Response:
     """Return 200 if requests are answered now, as /health does."""
-    status = service_of(request).engine.health()["status"]
+    status = status_of(services_of(request))
     return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
 
@@ -88,8 +91,14 @@ async def ready(request: Request) -> Response:
 @router.get("/health/live", response_model=dict[str, Any], responses=UNWELL)
 async def live(request: Request) -> Response:
     """Return 200 unless only a restart helps; a server that drains lives."""
-    status = service_of(request).engine.health()["status"]
+    status = status_of(services_of(request))
     return JSONResponse({"status": status}, 503 if status.startswith("failed") else 200)
+
+
+def status_of(services: Services) -> str:
+    """Return the status of the first engine that failed, or of the first that is not well; "ok" if all are."""
+    found = [str(service.engine.health()["status"]) for service in services.all]
+    return next((one for one in found if one.startswith("failed")), next((one for one in found if one != "ok"), "ok"))
 
 
 @router.head("/ping", include_in_schema=False)
@@ -106,16 +115,13 @@ async def of_the_package() -> Version:
 @router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models", responses=refusals(401))
 async def models(request: Request) -> Models:
-    served = served_model(service_of(request))
-    return Models(data=[served], first_id=served.id, last_id=served.id)
+    served = [served_model(service) for service in services_of(request).all]
+    return Models(data=served, first_id=served[0].id, last_id=served[-1].id)
 
 
 @router.get("/v1/models/{model_id:path}", responses=refusals(401, 404))
 async def model(model_id: str, request: Request) -> Model:
-    served = served_model(service_of(request))
-    if model_id != served.id:
-        raise HTTPException(404, f"model {model_id[:100]!r} is not served here; the model is {served.id!r}")
-    return served
+    return served_model(services_of(request).named(model_id))
 
 
 def served_model(service: Service) -> Model:

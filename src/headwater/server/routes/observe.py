@@ -23,12 +23,12 @@ from headwater.server.http.errors import BODY_REFUSALS, refusals
 from headwater.server.http.exchange import ServedEngine
 from headwater.server.http.middleware import Identified, around, during
 from headwater.server.observe.logs import RequestLog
-from headwater.server.observe.metrics import Metrics
+from headwater.server.observe.metrics import ByModel, Metrics
 from headwater.server.observe.overview import Overview
 from headwater.server.observe.recording import RecordedEngine, Recorder
 from headwater.server.observe.tracing import Tracing, otlp_exporter
 from headwater.server.requests.chat import ChatRequest
-from headwater.server.routes.service import Service, json_routes, service_of
+from headwater.server.routes.service import Service, Services, json_routes, service_of
 from headwater.traces.recordings import Served
 
 # description of /metrics in /openapi.json
@@ -72,17 +72,27 @@ def _served(config: ServeConfig, engine: ServedEngine) -> Served:
     return Served(config.page_size, engine.model_name, sizes, dtype, *policies, config.weights)
 
 
-def install(app: FastAPI, service: Service) -> None:
+def install(app: FastAPI, services: Services) -> None:
     """Watch every request, outside of all other middleware, so that refused requests have an id and are counted, too.
 
-    Raises ConfigError if traces are configured and OpenTelemetry is not installed.
+    A request that names no model counts for the first one. Raises ConfigError if traces are configured and
+    OpenTelemetry is not installed.
     """
+    metrics = {service.engine.model_name: _watch(app, service) for service in services.all}
+    first = metrics[services.first.engine.model_name]
+    around(app, lambda stack: Identified(stack, lambda ended: metrics.get(ended.model, first).request_ended(ended)))
+    registries = {name: one.registry for name, one in metrics.items()}
+    app.state.registry = ByModel(registries) if services.several else first.registry
+
+
+def _watch(app: FastAPI, service: Service) -> Metrics:
+    """Let a model's requests be logged, counted, shown and traced; return their metrics."""
     engine, endpoint = service.engine, service.config.otlp_endpoint
     spec = engine.spec
     formats = spec.dtype_name, spec.weights_held
     exact = partial(_is_proven_exact, engine)
     metrics = Metrics(engine.model_name, engine.stats, spec.page_bytes, formats, exact)
-    overview = Overview(engine, service.prefills)
+    overview = service.overview = Overview(engine, service.prefills)
     tracing = None if endpoint is None else Tracing(otlp_exporter(endpoint), engine.model_name)
     service.watchers = (
         RequestLog(service.config.log_requests),
@@ -90,11 +100,10 @@ def install(app: FastAPI, service: Service) -> None:
         overview.recent,
         *([] if tracing is None else [tracing]),
     )
-    around(app, lambda stack: Identified(stack, metrics.request_ended))
     during(app, overview.timeline.sampling)
     if tracing is not None:
         during(app, tracing.running)
-    app.state.metrics, app.state.overview = metrics, overview
+    return metrics
 
 
 def _is_proven_exact(engine: ServedEngine) -> bool:
@@ -109,18 +118,19 @@ router = json_routes()
 @router.get("/metrics", response_model=None, responses={200: EXPOSITION, **refusals(401)})
 async def scrape(request: Request) -> Response:
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    text = await run_in_threadpool(encode, request.app.state.metrics.registry)  # waits for the engine's lock
+    text = await run_in_threadpool(encode, request.app.state.registry)  # waits for the engine's lock
     return Response(text, media_type=content_type)
 
 
-@router.get("/cache", response_model=dict[str, Any], responses=refusals(400, 401))
+@router.get("/cache", response_model=dict[str, Any], responses=refusals(400, 401, 404))
 async def cache(
     http_request: Request,
     sample: Annotated[int, Query(ge=0, description="The last sample of the timeline that is known already.")] = 0,
     request: Annotated[int, Query(ge=0, description="The last request that is known already.")] = 0,
     tick: Annotated[int, Query(ge=-1, description="The tick of the tree that is known already.")] = -1,
+    model: Annotated[str | None, Query(description="One of several models; without it, the first.")] = None,
 ) -> Response:
-    body = await http_request.app.state.overview.since(sample, request, tick)
+    body = await service_of(http_request).overview.since(sample, request, tick)
     return JSONResponse(body, headers={"cache-control": "no-store"})
 
 

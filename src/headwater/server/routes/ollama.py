@@ -25,7 +25,7 @@ from headwater.server.http.error_forms import OllamaRefusal
 from headwater.server.http.errors import OLLAMA_BODY_REFUSALS, generated, refusals
 from headwater.server.requests.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest
 from headwater.server.routes.generation import Answering
-from headwater.server.routes.service import Service, json_routes, service_of
+from headwater.server.routes.service import Service, Services, json_routes, service_of
 
 API_VERSION = "0.32.0"  # release of Ollama that has this API: clients refuse one below the version that they need
 FIELDS = ("model", "created_at", "done", "done_reason")
@@ -39,7 +39,7 @@ DEFAULTS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "m
 DEFAULTS |= {"repetition_penalty": "repeat_penalty"}
 
 # path below /api -> the reason why it is absent
-CHANGES_REFUSED = "serves the one model that it was started with (headwater serve MODEL) and changes none"
+CHANGES_REFUSED = "serves the models that it was started with (headwater serve MODEL) and changes none"
 ABSENT = dict.fromkeys(("pull", "push", "create", "delete", "copy", "blobs/{digest}"), CHANGES_REFUSED)
 ABSENT |= dict.fromkeys(("embed", "embeddings"), "generates text and computes no embeddings")
 UNAUTHORIZED = refusals(401, form=OllamaRefusal)
@@ -157,30 +157,26 @@ for path, reason in ABSENT.items():
     router.add_api_route(f"/api/{path}", refusing(reason), methods=methods, include_in_schema=False)
 
 
-def install(app: FastAPI, service: Service) -> None:
-    """Describe the served model once: its folder may be deleted while it is served."""
-    app.state.listed = listed_model(service)
+def install(app: FastAPI, services: Services) -> None:
+    """Describe the served models once: their folders may be deleted while they are served."""
+    app.state.listed = {service: listed_model(service) for service in services.all}
 
 
 @router.head("/api/tags", include_in_schema=False)
 @router.get("/api/tags", responses=UNAUTHORIZED)
 async def tags(request: Request) -> Tags:
-    return Tags(models=[request.app.state.listed])
+    return Tags(models=list(request.app.state.listed.values()))
 
 
 @router.get("/api/ps", responses=UNAUTHORIZED)
 async def ps(request: Request) -> Running:
-    service, listed = service_of(request), request.app.state.listed
-    on_card = listed.size if service.config.device.startswith("cuda") else 0
-    end = datetime.fromtimestamp(service.started, UTC) + timedelta(days=LOADED_DAYS)
-    most = service.model_len
-    held = RunningModel(**listed.model_dump(), expires_at=end, size_vram=on_card, context_length=most)
-    return Running(models=[held])
+    return Running(models=[running_model(*one) for one in request.app.state.listed.items()])
 
 
 @router.post("/api/show", responses=OLLAMA_BODY_REFUSALS)
 async def show(body: ShowRequest, request: Request) -> Shown:
-    service, listed = service_of(request), request.app.state.listed
+    service = service_of(request)
+    listed = request.app.state.listed[service]
     service.note_model(body.model or body.name)
     engine = service.engine
     return Shown(
@@ -198,6 +194,14 @@ async def show(body: ShowRequest, request: Request) -> Shown:
 @router.get("/api/version", responses=UNAUTHORIZED)
 async def api_version() -> ApiVersion:
     return ApiVersion(version=API_VERSION, headwater=version("headwater"))
+
+
+def running_model(service: Service, listed: ListedModel) -> RunningModel:
+    """Describe a model in memory."""
+    on_card = listed.size if service.config.device.startswith("cuda") else 0
+    end = datetime.fromtimestamp(service.started, UTC) + timedelta(days=LOADED_DAYS)
+    most = service.model_len
+    return RunningModel(**listed.model_dump(), expires_at=end, size_vram=on_card, context_length=most)
 
 
 def listed_model(service: Service) -> ListedModel:

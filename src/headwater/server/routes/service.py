@@ -11,14 +11,15 @@ from functools import partial
 from fastapi import APIRouter, Request
 
 from headwater.config import ServeConfig
-from headwater.errors import TemplateError
+from headwater.errors import TemplateError, UnknownModel
 from headwater.request import Drafting, Fidelity, Generation, SamplingParams
 from headwater.server.answer.dialect import Dialect, Start
 from headwater.server.answer.forms import Parser, RecordingParser, TokenNames
 from headwater.server.answer.reply import Echo, echo_of, without_echo
-from headwater.server.http.errors import BadRequest, shown
+from headwater.server.http.errors import MODEL, BadRequest, shown
 from headwater.server.http.exchange import Exchange, ServedEngine
 from headwater.server.http.middleware import current_context
+from headwater.server.observe.overview import Overview
 from headwater.server.observe.record import RequestRecord, Watcher
 from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.prompt.encoding import Encoded, encode, longest_token
@@ -44,6 +45,7 @@ class Service:
         self.lengths = Lengths(engine, config)
         self.started = int(time.time())
         self.watchers: tuple[Watcher, ...] = ()
+        self.overview: Overview  # set by the routes that show it
         self.answering: dict[Exchange, RequestRecord] = {}  # submitted requests that have not ended
         self._other_names: set[str] = set()  # of models, as clients sent them
         self.names = TokenNames(engine.tokenizer)
@@ -80,11 +82,12 @@ class Service:
 
     def note_model(self, name: str | None) -> None:
         """Warn in the log of a name that is not the model's, once for each: the server answers to any name."""
-        known = name in (None, self.engine.model_name) or name in self._other_names
+        served = self.engine.model_name
+        known = name in (None, served, f"{served}:latest") or name in self._other_names
         if known or len(self._other_names) >= MAX_OTHER_NAMES:
             return
         self._other_names.add(str(name))
-        log.warning("a client named model %s; %r answers requests for any name", shown(name), self.engine.model_name)
+        log.warning("a client named model %s; %r answers requests for any name", shown(name), served)
         if len(self._other_names) == MAX_OTHER_NAMES:
             log.warning("clients named %d other models; further names are not logged", MAX_OTHER_NAMES)
 
@@ -203,9 +206,50 @@ def json_routes() -> APIRouter:
     return APIRouter(route_class=JsonRoute, strict_content_type=False)
 
 
+class Services:
+    """Services of one process, by the names of their models. The first one answers requests that name no model."""
+
+    def __init__(self, services: Sequence[Service]) -> None:
+        self.all = tuple(services)
+        self._by_name = {one.engine.model_name: one for one in services}
+
+    @property
+    def first(self) -> Service:
+        """Service of the model that is named first."""
+        return self.all[0]
+
+    @property
+    def several(self) -> bool:
+        """True if a request has to name its model, unless it means the first one."""
+        return len(self.all) > 1
+
+    def named(self, name: str) -> Service:
+        """Return the service of a model, whose name Ollama's clients end in :latest. Raises UnknownModel."""
+        found = self._by_name.get(name) or self._by_name.get(name.removesuffix(":latest"))
+        if found is None:
+            which = "the models are" if self.several else "the model is"
+            listed = ", ".join(map(repr, self._by_name))
+            raise UnknownModel(f"model {shown(name)} is not served here; {which} {listed}")
+        return found
+
+
+def services_of(request: Request) -> Services:
+    """Return the services of the app that has a request."""
+    services: Services = request.app.state.services
+    return services
+
+
 def service_of(request: Request) -> Service:
-    """Return the service of the app that has a request."""
-    service: Service = request.app.state.service
+    """Return the service of the model that a request names in its body, or in its query; the only one has any name.
+
+    Raises UnknownModel.
+    """
+    services = services_of(request)
+    if not services.several:
+        return services.first
+    name = request.scope.get(MODEL) or request.query_params.get("model")
+    service = services.named(str(name)) if name else services.first
+    current_context().model = service.engine.model_name
     return service
 
 

@@ -52,7 +52,8 @@ const queue = new Chart(byId("queue"), {
 const icicle = new Icicle(byId("tree"), byId("trail"), byId("node"));
 
 async function ask() {
-  const known = new URLSearchParams({ sample: state.sample, request: state.request, tick: state.tick });
+  const known = new URLSearchParams(location.search);  // ?model=NAME, of several
+  for (const name of ["sample", "request", "tick"]) known.set(name, state[name]);
   const response = await fetch(`cache?${known}`, { signal: AbortSignal.timeout(PATIENCE), cache: "no-store" });
   if (!response.ok) throw new Error(`the server answers ${response.status}`);
   return response.json();
