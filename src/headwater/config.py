@@ -92,6 +92,9 @@ class ServeConfig:
         least=1,
     )
     reproducible: bool = setting(True, SWITCH, MODEL, "Off: a hit may change the last bits of an answer.")
+    unload_after: float | None = setting(
+        None, SECONDS, MODEL, "Idle time after which weights leave memory; the cache stays.", unset="never", least=0.1
+    )
     recheck: bool = setting(False, SWITCH, MODEL, "Prove again that hits are exact, although a proof is kept.")
     warm_up: bool = setting(True, SWITCH, MODEL, "Warm up before the first request.")
     tool_format: str = setting(
@@ -305,6 +308,7 @@ class ServeConfig:
         if self.record is not None and not self.record.parent.is_dir():
             raise SettingError("record", repr(str(self.record)), "must be in a folder that exists")
         self._check_several()
+        self._check_unloading()
         self._check_drafts()
         self._check_tiers()
         self._check_tls()
@@ -333,6 +337,15 @@ class ServeConfig:
             if self.more_models and value:
                 shown = "on" if value is True else repr(str(value))
                 raise SettingError(name, shown, f"but {1 + len(self.more_models)} models are served: it fits only one")
+
+    def _check_unloading(self) -> None:
+        """Refuse to unload what other parts refer to: heads that draft share weights, and a card has no such memory."""
+        fits = {"device": ("cpu",), "speculation": ("off", "ngram", "suffix")}
+        for name, values in fits.items():
+            if self.unload_after is not None and (value := getattr(self, name)) not in values:
+                raise SettingError(
+                    "unload_after", f"{self.unload_after:g}", f"but {name} is {value!r}: it needs {' or '.join(values)}"
+                )
 
     def _check_drafts(self) -> None:
         if self.speculation == "draft" and self.draft_model is None:

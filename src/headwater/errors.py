@@ -59,6 +59,10 @@ class EngineStopped(HeadwaterError):
     """The engine takes no more requests."""
 
 
+class ModelUnavailable(HeadwaterError):
+    """A model whose weights left memory cannot be loaded again."""
+
+
 class QueueFull(HeadwaterError):
     """The queue of waiting requests is full; the client should retry after `retry_after` seconds."""
 

@@ -213,6 +213,10 @@ def serve_until_stopped(
     """Bind, start the workers, serve, and stop in order. Raises KeyboardInterrupt after a second SIGINT."""
     if config.more_models:
         raise SettingError("more_models", ", ".join(config.more_models), "but the workers of a cluster serve one model")
+    if config.unload_after is not None:
+        raise SettingError(
+            "unload_after", f"{config.unload_after:g}", "but the workers of a cluster keep their weights"
+        )
     if config.kv_events:
         raise SettingError("kv_events", "on", "but the workers of a cluster publish to their router only")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain

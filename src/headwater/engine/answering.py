@@ -15,7 +15,7 @@ from headwater.engine.detokenizer import TextStream
 from headwater.engine.meter import Meter
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import Choice, PromptScores, Sampling
-from headwater.errors import DeadlineExceeded, HeadwaterError, OutOfPages, QueueFull, for_log
+from headwater.errors import DeadlineExceeded, HeadwaterError, ModelUnavailable, OutOfPages, QueueFull, for_log
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import SamplingParams
 from headwater.schedule.kinds.request import Request
@@ -177,10 +177,12 @@ class Answering:
 
     def fail_step(self, seqs: list[Sequence], error: Exception) -> None:
         """Report the error of a step to all its requests, which have ended."""
-        log.error("a step failed", exc_info=error)
+        if not isinstance(error, ModelUnavailable):
+            log.error("a step failed", exc_info=error)
+            error = HeadwaterError(f"the step failed: {error}")
         for seq in seqs:
             if seq.id in self.live:
-                self._close(self.live[seq.id], FailedEvent(HeadwaterError(f"the step failed: {error}")))
+                self._close(self.live[seq.id], FailedEvent(error))
 
     def fail_sampling(self, sampled: list[Live], error: Exception) -> None:
         """End requests that were sampled together, and report the error."""

@@ -7,6 +7,8 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
 
 import torch
 
@@ -17,6 +19,7 @@ from headwater.engine.assembly import assembled, draft_bytes, opened, with_empty
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.draft_model import DraftModel
+from headwater.engine.idle_weights import IdleWeights
 from headwater.engine.loop import StepLoop
 from headwater.engine.meter import Backlog, EngineStats, Meter
 from headwater.engine.preparations import Outcome, Preparations, Warming
@@ -32,6 +35,7 @@ from headwater.engine.verification import Verification
 from headwater.errors import EngineStopped, QueueFull
 from headwater.mixers.linear import weight_layout
 from headwater.mixers.numerics import end_workers
+from headwater.models.hybrid import HybridModel
 from headwater.models.load import LoadedModel
 from headwater.request import Generation
 from headwater.schedule.handover import NO_HANDOVER, Handover
@@ -97,6 +101,9 @@ class Engine:
             engine.note_probe(probed)
             shown = ", ".join(store.shown for store in found.stores)
             log.info("checkpoints are kept in %s, too (%s)", shown, config.tier_store)
+        if config.unload_after is not None:
+            engine.loop.weights = IdleWeights(found.loaded, engine.runner, config, found.check.mode)
+            engine.loaded = replace(found.loaded, model=cast(HybridModel, None))  # only the runner has it
         return engine
 
     @classmethod
@@ -298,6 +305,8 @@ class Engine:
         return {
             "status": status if broken is None else f"failed: {broken}",
             "model": self.loaded.name,
+            "loaded": self.loop.weights.loaded,
+            "unloads_at": self.loop.unloads_at,
             "deterministic": "yes" if self.check.deterministic else self.check.broken_by,
             "proven": None if self.check.proven is None else self.check.proven.isoformat(),
             "numerics": self.check.mode,

@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from heapq import heapify, heappop, heappush
 
 import torch
 
 from headwater.engine.answering import Answering
+from headwater.engine.idle_weights import Weights
 from headwater.engine.meter import Meter
 from headwater.engine.runner import Runner
 from headwater.engine.verification import Verification
@@ -81,6 +83,8 @@ class StepLoop:
         self.deadlines = Deadlines()
         # runs a step; several engines compute in turns
         self.in_turn: Callable[[Callable[[], None]], None] = lambda step: step()
+        self.weights = Weights()
+        self.idle_since = time.monotonic()
         self.take_late: Callable[[], None] = lambda: None  # ends waits for tiers that are too long; with `changed` held
         self.stopping = False
         self.broken: Exception | None = None  # the error that ended the thread
@@ -98,6 +102,15 @@ class StepLoop:
         """Seconds since the thread began its current step; 0 while it waits, infinite if an error ended it."""
         began = self._turn_began
         return math.inf if self.broken is not None else 0.0 if began is None else time.monotonic() - began
+
+    @property
+    def unloads_at(self) -> str | None:
+        """Time in UTC at which the weights leave memory if no work comes; None: never, or they have."""
+        after = self.weights.unload_after
+        if after is None or not self.weights.loaded:
+            return None
+        idle = 0.0 if self._turn_began is not None else time.monotonic() - self.idle_since
+        return (datetime.now(UTC) + timedelta(seconds=after - idle)).isoformat(timespec="seconds")
 
     def stop(self) -> None:
         """End the thread after the step in progress; requests still open fail with EngineStopped."""
@@ -122,12 +135,15 @@ class StepLoop:
         self._answering.fail_all(error)
 
     def _turn(self) -> bool:
-        """Do one step. False when the engine is to stop."""
+        """Do one step, or unload the weights. False when the engine is to stop."""
+        if self._idles_too_long():
+            self.weights.release()
+            return True
         planned = self._plan()
         if planned is None:
             return False
         self._answering.report_failures()
-        if planned.step:
+        if planned.step and self._has_weights(planned.step):
             self.in_turn(partial(self.execute, planned))
         with self._changed:
             self._answering.stepped()
@@ -173,13 +189,36 @@ class StepLoop:
             failed = self._scheduler.abandon_step(step)
         self._answering.fail_step(failed, error)
 
-    def _plan(self) -> Planned | None:
-        """Wait for work, and plan a step of it, which may be empty. None if the engine is to stop."""
+    def _idles_too_long(self) -> bool:
+        """Wait for work; return whether there was none for so long that the weights leave memory."""
+        self.idle_since = time.monotonic()
         with self._changed:
             while self._scheduler.idle and not (self.cancelled or self.stopping or self._scheduler.failures):
                 self._changed.notify_all()  # a call of `drain`
-                self._turn_began = None
-                self._changed.wait()
+                self._turn_began = left = None
+                if self.weights.loaded and self.weights.unload_after is not None:
+                    left = self.idle_since + self.weights.unload_after - time.monotonic()
+                    if left <= 0:
+                        return True
+                self._changed.wait(left)
+        return False
+
+    def _has_weights(self, step: Step) -> bool:
+        """Load the weights if they have left memory; if that fails, so do the step's requests."""
+        if self.weights.loaded:
+            return True
+        self._turn_began = None  # it may take minutes, and is no fault
+        try:
+            self.weights.load(self.in_turn)
+        except Exception as error:
+            log.warning("%s", error)
+            self._fail(step, error)
+        self._turn_began = time.monotonic()
+        return self.weights.loaded
+
+    def _plan(self) -> Planned | None:
+        """Plan a step of the work there is, which may be none. None if the engine is to stop."""
+        with self._changed:
             self._turn_began = time.monotonic()
             if self.stopping:
                 return None

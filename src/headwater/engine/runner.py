@@ -80,7 +80,7 @@ class Runner:
     def __init__(
         self, model: HybridModel, arena: Arena, states: StateMemory, slots: int, mtp: MtpRunner | None = None
     ) -> None:
-        self.model, self.arena, self.states, self.mtp = model, arena, states, mtp
+        self.arena, self.states, self.mtp = arena, states, mtp
         self.slots = slots
         self.page_size = arena.page_size
         self.device = arena.pages.device
@@ -88,10 +88,20 @@ class Runner:
         most = filled_up_rows(slots + MAX_REPLAYED_ROWS)  # more rows than any step decodes
         self._all_rows = torch.arange(most, device=self.device)
         self._hidden_BC = None if mtp is None else mtp.hidden(most)
-        self.graphs = DecodeGraphs.over(model, arena, states, self._hidden_BC)
         self.segments = SegmentRunner(model, arena, states, slots)
         self.tails = TailRunner(model, arena, states, mtp)
+        self.use_model(model)
         self._tables: dict[int, tuple[Sequence[int], torch.Tensor]] = {}  # by request: its page table twice
+
+    def use_model(self, model: HybridModel) -> None:
+        """Compute with this model from now on."""
+        self.model = self.segments.model = self.tails.model = model
+        self.graphs = DecodeGraphs.over(model, self.arena, self.states, self._hidden_BC)
+
+    def drop_model(self) -> None:
+        """Forget the model; no step runs until another one is used."""
+        del self.model, self.segments.model, self.tails.model
+        self.graphs = None
 
     @property
     def was_new(self) -> bool:

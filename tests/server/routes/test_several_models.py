@@ -110,3 +110,20 @@ def test_one_model_answers_any_name():
     (answer,) = send_to(create_app(engine, ServeConfig()), [chat("anything")])
     engine.stop()
     assert answer.json()["model"] == "fake"
+
+
+def test_lists_say_which_weights_are_in_memory_and_the_bytes_of_the_cache(app, engines, monkeypatch):
+    health = engines[1].health() | {"loaded": False, "unloads_at": None}
+    monkeypatch.setattr(engines[1], "health", lambda: health)
+    *_, listed, running = send_to(
+        app,
+        [
+            chat("b", messages=[{"role": "user", "content": "word " * 64}]),
+            ("GET", "/v1/models", {}),
+            ("GET", "/api/ps", {}),
+        ],
+    )
+    for models in (listed.json()["data"], running.json()["models"]):
+        assert [one["state"] for one in models] == ["loaded", "unloaded"]
+        assert [one["cache_bytes"] for one in models] == [0, 5 * 1024]
+    assert [one["size"] for one in running.json()["models"]] == [2_400_000, 0]

@@ -20,6 +20,7 @@ from headwater.errors import (
     ConstraintError,
     DeadlineExceeded,
     EngineStopped,
+    ModelUnavailable,
     OutOfPages,
     QueueFull,
     RequestTooLarge,
@@ -57,6 +58,7 @@ KINDS: dict[type[Exception], Kind] = {
     UnknownModel: Kind(404, "invalid_request_error", "model_not_found"),
     QueueFull: Kind(503, "service_unavailable", "queue_full"),
     EngineStopped: Kind(503, "service_unavailable", "engine_stopped", {"retry-after": str(RETRY_AFTER_SECONDS)}),
+    ModelUnavailable: Kind(503, "service_unavailable", "model_unavailable", {"x-should-retry": "false"}),
     OutOfPages: Kind(503, "service_unavailable", "out_of_memory", {"retry-after": str(RETRY_AFTER_SECONDS)}),
     DeadlineExceeded: Kind(504, "timeout", "deadline_exceeded", {"x-should-retry": "false"}),
 }

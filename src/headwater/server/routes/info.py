@@ -14,11 +14,12 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from headwater.server.http.errors import refusals
 from headwater.server.routes.observe import PAGE_HEADERS
-from headwater.server.routes.service import Service, Services, json_routes, service_of, services_of
+from headwater.server.routes.service import Residence, Service, Services, json_routes, service_of, services_of
 from headwater.threads import restarts
 
 Json = dict[str, Any]
@@ -39,8 +40,8 @@ class Version(BaseModel):
     version: str
 
 
-class Model(BaseModel):
-    """The served model, with the fields of OpenAI's API and of Anthropic's."""
+class Model(Residence):
+    """A served model, with the fields of OpenAI's API and of Anthropic's."""
 
     id: str
     object: str = "model"
@@ -115,13 +116,13 @@ async def of_the_package() -> Version:
 @router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models", responses=refusals(401))
 async def models(request: Request) -> Models:
-    served = [served_model(service) for service in services_of(request).all]
+    served = [await run_in_threadpool(served_model, service) for service in services_of(request).all]
     return Models(data=served, first_id=served[0].id, last_id=served[-1].id)
 
 
 @router.get("/v1/models/{model_id:path}", responses=refusals(401, 404))
 async def model(model_id: str, request: Request) -> Model:
-    return served_model(services_of(request).named(model_id))
+    return await run_in_threadpool(served_model, services_of(request).named(model_id))
 
 
 def served_model(service: Service) -> Model:
@@ -129,7 +130,8 @@ def served_model(service: Service) -> Model:
     name, started = service.engine.model_name, service.started
     at = datetime.fromtimestamp(started, UTC)
     most = service.model_len
-    return Model(id=name, display_name=name, created=started, created_at=at, max_model_len=most)
+    held = service.residence().model_dump()
+    return Model(id=name, display_name=name, created=started, created_at=at, max_model_len=most, **held)
 
 
 async def absent() -> None:

@@ -144,7 +144,7 @@ class TreePath(BaseModel):
 async def tree_path(body: ChatRequest, request: Request) -> TreePath:
     service = service_of(request)
     prompt = (await run_in_threadpool(service.conversation_prompt, body)).prompt
-    return TreePath(nodes=await request.app.state.overview.path(body.salt, prompt, service.config.page_size))
+    return TreePath(nodes=await service.overview.path(body.salt, prompt, service.config.page_size))
 
 
 @functools.cache

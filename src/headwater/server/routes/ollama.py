@@ -7,7 +7,7 @@ import json
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -70,6 +70,10 @@ class Tags(BaseModel):
 
 
 class RunningModel(ListedModel):
+    """A model whose weights, or at least whose cache, are in memory."""
+
+    state: Literal["loaded", "unloaded"]
+    cache_bytes: int
     expires_at: datetime
     size_vram: int
     context_length: int
@@ -170,7 +174,8 @@ async def tags(request: Request) -> Tags:
 
 @router.get("/api/ps", responses=UNAUTHORIZED)
 async def ps(request: Request) -> Running:
-    return Running(models=[running_model(*one) for one in request.app.state.listed.items()])
+    listed = request.app.state.listed
+    return Running(models=[await run_in_threadpool(running_model, *one) for one in listed.items()])
 
 
 @router.post("/api/show", responses=OLLAMA_BODY_REFUSALS)
@@ -197,11 +202,16 @@ async def api_version() -> ApiVersion:
 
 
 def running_model(service: Service, listed: ListedModel) -> RunningModel:
-    """Describe a model in memory."""
+    """Describe a model in memory; unloaded weights have no size, and their time is over."""
+    held = service.residence()
+    is_loaded, never = (
+        held.state == "loaded",
+        datetime.fromtimestamp(service.started, UTC) + timedelta(days=LOADED_DAYS),
+    )
+    facts = listed.model_dump() | held.model_dump() | {"size": listed.size if is_loaded else 0}
+    facts["expires_at"] = held.expires_at or (never if is_loaded else datetime.now(UTC))
     on_card = listed.size if service.config.device.startswith("cuda") else 0
-    end = datetime.fromtimestamp(service.started, UTC) + timedelta(days=LOADED_DAYS)
-    most = service.model_len
-    return RunningModel(**listed.model_dump(), expires_at=end, size_vram=on_card, context_length=most)
+    return RunningModel(**facts, size_vram=on_card, context_length=service.model_len)
 
 
 def listed_model(service: Service) -> ListedModel:

@@ -6,9 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
+from typing import Literal
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel
 
 from headwater.config import ServeConfig
 from headwater.errors import TemplateError, UnknownModel
@@ -35,6 +38,14 @@ PREDICTED_CHARACTERS = 16  # of a token, at most
 MAX_OTHER_NAMES = 100  # of models that are logged
 
 log = logging.getLogger("headwater.server")
+
+
+class Residence(BaseModel):
+    """Parts of a model that are in memory: its weights, and bytes of its cache."""
+
+    state: Literal["loaded", "unloaded"]
+    expires_at: datetime | None  # when the weights leave memory if no request comes; None: never, or they have
+    cache_bytes: int
 
 
 class Service:
@@ -65,6 +76,14 @@ class Service:
     def model_len(self) -> int:
         """Tokens of prompt and answer for which the model is made, if the memory has room for them."""
         return min(self.engine.max_model_len, self.engine.spec.max_length)
+
+    def residence(self) -> Residence:
+        """Return what of the model is in memory; wait at most for the planning of a step."""
+        health, pages = self.engine.health(), self.engine.stats().cache.pages_by_use()
+        at, used = health.get("unloads_at"), sum(pages.values()) - pages["free"]
+        state: Literal["loaded", "unloaded"] = "loaded" if health.get("loaded", True) else "unloaded"
+        until = None if at is None else datetime.fromisoformat(at)
+        return Residence(state=state, expires_at=until, cache_bytes=used * self.engine.spec.page_bytes)
 
     @property
     def capabilities(self) -> list[str]:
