@@ -207,18 +207,24 @@ def _ray_modules() -> tuple[Any, Any]:
     return ray_cluster, ray_workers
 
 
+def check_fits_workers(config: ServeConfig) -> None:
+    """Raise SettingError for what `headwater serve` offers and the workers of a cluster do not."""
+    reasons = {
+        "more_models": "but the workers of a cluster serve one model",
+        "unload_after": "but the workers of a cluster keep their weights",
+        "kv_events": "but the workers of a cluster publish to their router only",
+    }
+    for one in SETTINGS:
+        value = getattr(config, one.name)
+        if one.name in reasons and value not in (None, False, ()):
+            raise SettingError(one.name, one.show(value), reasons[one.name])
+
+
 def serve_until_stopped(
     config: ServeConfig, roles: dict[Role, int], routers: int, address: str | None, rule: str, share_weights: bool
 ) -> None:
     """Bind, start the workers, serve, and stop in order. Raises KeyboardInterrupt after a second SIGINT."""
-    if config.more_models:
-        raise SettingError("more_models", ", ".join(config.more_models), "but the workers of a cluster serve one model")
-    if config.unload_after is not None:
-        raise SettingError(
-            "unload_after", f"{config.unload_after:g}", "but the workers of a cluster keep their weights"
-        )
-    if config.kv_events:
-        raise SettingError("kv_events", "on", "but the workers of a cluster publish to their router only")
+    check_fits_workers(config)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
     require("cluster", "serve")
     announce(config)

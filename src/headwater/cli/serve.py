@@ -135,8 +135,7 @@ def serve_until_stopped(config: ServeConfig) -> None:
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
     require("serve")
-    configs = of_models(config)
-    for one in configs:
+    for one in (configs := of_models(config)):
         announce(one)
     # imports of the web framework and of torch, without which `--help` and `inspect` start faster
     from headwater.server.http.process import listener, url
@@ -151,9 +150,7 @@ def serve_until_stopped(config: ServeConfig) -> None:
     if config.otlp_endpoint is not None:
         otlp_exporter(config.otlp_endpoint)  # is created again later: now only to know that its packages are there
     with listener(config) as sock, kv_events(config) as publish:
-        for one in configs:
-            check_template(whole_folder(one.model))
-        check_names(configs)
+        check_models(configs)
         from headwater.engine.engines import Engines
         from headwater.server.app import create_app
         from headwater.server.warm_up import warm_up
@@ -161,10 +158,9 @@ def serve_until_stopped(config: ServeConfig) -> None:
         configure_logging(config.log_format, config.log_level)
         engines = Engines([load_engine(one, manager.status) for one in configs])
         pairs = list(zip(engines.all, configs, strict=True))
-        if config.warm_up:
+        for pair in pairs if config.warm_up else ():
             manager.status("warming up")
-            for pair in pairs:
-                warm_up(*pair)
+            warm_up(*pair)
         server = make_server(create_app(*pairs[0], *pairs[1:]), engines, config, manager)
         sock.listen()  # before the line that announces the URL
         serves = f"serves {' and '.join(one.model_name for one in engines.all)} on {url(sock, config)}"
@@ -191,9 +187,12 @@ def of_models(config: ServeConfig) -> list[ServeConfig]:
     return [replace(config, model=model, more_models=(), memory=share) for model in models]
 
 
-def check_names(configs: list[ServeConfig]) -> None:
-    """Raise SettingError for two models of one name, which no request could tell apart."""
-    names = [name_of(whole_folder(one.model)) for one in configs]
+def check_models(configs: list[ServeConfig]) -> None:
+    """Raise TemplateError for a broken chat template, SettingError for two models of one name, before the proofs."""
+    folders = [whole_folder(one.model) for one in configs]
+    for folder in folders:
+        check_template(folder)
+    names = [name_of(folder) for folder in folders]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise SettingError("more_models", ", ".join(names[1:]), f"but two models have the name {min(twice)!r}")

@@ -207,7 +207,7 @@ class StepLoop:
         """Load the weights if they have left memory; if that fails, so do the step's requests."""
         if self.weights.loaded:
             return True
-        self._turn_began = None  # it may take minutes, and is no fault
+        self._turn_began = None  # a load may take minutes
         try:
             self.weights.load(self.in_turn)
         except Exception as error:

@@ -34,7 +34,7 @@ def chat(model=None, path=CHAT, **more):
     return ("POST", path, {"json": {**named, "messages": USER, **more}})
 
 
-def test_model_of_a_request_chooses_the_engine_and_the_first_is_the_default(app, engines):
+def test_model_of_a_request_chooses_the_engine(app, engines):
     answers = send_to(app, [chat("a"), chat("b"), chat(), chat("b:latest")])
     assert [one.json()["model"] for one in answers] == ["a", "b", "a", "b"]
     texts = [one.json()["choices"][0]["message"]["content"] for one in answers]
@@ -112,7 +112,7 @@ def test_one_model_answers_any_name():
     assert answer.json()["model"] == "fake"
 
 
-def test_lists_say_which_weights_are_in_memory_and_the_bytes_of_the_cache(app, engines, monkeypatch):
+def test_lists_have_states_of_weights_and_bytes_of_caches(app, engines, monkeypatch):
     health = engines[1].health() | {"loaded": False, "unloads_at": None}
     monkeypatch.setattr(engines[1], "health", lambda: health)
     *_, listed, running = send_to(
