@@ -52,7 +52,10 @@ def pages() -> dict[str, Callable[[], str]]:
     made: dict[str, Callable[[], list[Section]]] = {
         "cluster": _cluster,
         "comparison": _resumed,
-        "lab": lambda: [_rows("lab", "Speed of the lab")],
+        "lab": lambda: [
+            _rows("provider_prefixes", "Cached prefixes: the lab against a provider"),
+            _rows("lab", "Speed of the lab"),
+        ],
         "policy": _policy,
         "speculation": lambda: [
             _rows("speculation", "Drafts from prompts and answers"),

@@ -17,7 +17,7 @@ ROW = [
     "evictions", "misses_by_reason", "ttft_ms", "queue_depth", "alpha", "seconds", "peak_rss_mb", "segments",
     "speculation", "tpot_ms", "accepted_drafts", "rejected_drafts", "tier", "loaded_tokens",
     "tier_peak_bytes", "tier_written_bytes", "hints", "high_hit_rate", "cluster", "tails",
-    "recomputed_tokens",
+    "reported_hit_rate", "recomputed_tokens",
 ]  # fmt: skip
 
 

@@ -125,6 +125,11 @@ FIGURES = (
         lambda row: f"{row.loaded_tokens / max(1, row.prompt_tokens):.1%}",
         _any(lambda row: row.tier != OFF or (row.cluster and row.cluster.network != OFF)),
     ),
+    Column(
+        "reported",
+        lambda row: "" if row.reported_hit_rate is None else f"{row.reported_hit_rate:.1%}",
+        _any(lambda row: row.reported_hit_rate is not None),
+    ),
     Column("of ideal", _of_ideal, lambda rows: not _of_segments(rows)),
     *map(_share, ("prefix", "composed", "seam", "made")),
     Column("TTFT", _ttft("p50"), _timed),

@@ -58,6 +58,7 @@ def result_of(trace: Trace, setup: Setup, tally: Tally, caches: Sequence[PrefixC
             tpot_ms=Spread.of(tally.token_seconds),
             tier=OFF if setup.tier is None else str(setup.tier),
             hints=OFF if setup.hints is None else str(setup.hints),
+            reported_hit_rate=trace.reported_hit_rate,
         ),
         outcomes=tuple(tally.outcomes),
         held=tuple(tally.held),

@@ -150,6 +150,7 @@ class Row:
     high_hit_rate: float | None = None  # token hit rate of requests of high priority; None: there are none
     cluster: Routing | None = None  # None: one worker without a router
     tails: bool = False  # whether requests could resume in mid-page
+    reported_hit_rate: float | None = None  # of the recording's own provider; None: not recorded
     recomputed_tokens: int = 0  # computed although sent before, in the page where a prompt parts; 0 in recorded blocks
 
     @property

@@ -48,6 +48,7 @@ COLUMNS = (
     Column("Reuse", "segments.name"),
     Column("Hit rate", "token_hit_rate", _exact, "prompt tokens that were not computed"),
     Column("Ideal", "ideal_hit_rate", _exact, "with endless memory and a checkpoint at every unit"),
+    Column("Reported", "reported_hit_rate", _exact, "by the recording's own provider"),
     Column("FLOPs saved", "flops_saved_share", _exact, "of the FLOPs of all prompts"),
     *(Column(f"TTFT {name}, ms", f"ttft_ms.{name}", _thousands) for name in ("mean", "p5", "p50", "p95", "p99")),
     Column("Queue", "queue_depth", _plain, "requests that wait, on average"),
