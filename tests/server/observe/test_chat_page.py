@@ -121,6 +121,7 @@ def test_answer_is_streamed_with_an_account_of_its_cache(page, engine):
     thoughts = all_of(page, ".assistant .thoughts")[0]
     assert thoughts.get_attribute("open") is None
     thoughts.find_element("css selector", "summary").click()
+    ask(page, "And its source?")  # the thoughts stay open
     assert thoughts.text == f"Thoughts\nIt\n\nis {EVIL}"
     assert not all_of(page, "#messages img")
     assert page.title == "Headwater: chat"
@@ -156,6 +157,55 @@ def test_edits_and_repeated_answers_are_branches_that_survive_a_reload(page, eng
     assert errors(page) == []
 
 
+MARKDOWN = """# Title
+Two *kinds* of `code` and snake_case_name,
+[a](https://a.example/b) and [b](javascript:alert(1))
+
+1. one
+   - inner
+2. two
+
+> quoted
+
+```py
+<b>x</b>
+```
+~~~
+open"""
+ELEMENTS = {
+    "h3": ["Title"],
+    "em": ["kinds"],
+    "p code": ["code"],
+    "a": ["a"],
+    "ol > li": ["one\ninner", "two"],
+    "ul > li": ["inner"],
+    "blockquote": ["quoted"],
+    "pre": ["<b>x</b>", "open"],
+    "b": [],
+}
+
+
+@pytest.mark.full
+def test_markdown_of_an_answer_becomes_elements_with_its_text(page, engine):
+    engine.script = f"</think>{MARKDOWN}"
+    ask(page)
+    found = {name: [one.text for one in all_of(page, f".assistant .text {name}")] for name in ELEMENTS}
+    assert found == ELEMENTS
+    link = page.find_element("css selector", ".assistant .text a")
+    assert link.get_attribute("href") == "https://a.example/b"
+    assert "noopener" in link.get_attribute("rel")
+    assert "snake_case_name" in texts(page)[0]
+    assert "[b](javascript:alert(1))" in texts(page)[0]
+
+
+@pytest.mark.full
+def test_quotes_beyond_a_depth_are_shown_as_written(page, engine):
+    engine.script = f"</think>{'>' * 500} deep"
+    ask(page)
+    assert texts(page) == [f"{'>' * 491} deep"]
+    assert errors(page) == []
+
+
 @pytest.mark.full
 def test_stopped_answer_keeps_its_text_and_cancels_the_request(page, engine):
     from selenium.webdriver import ActionChains, Keys
@@ -171,8 +221,8 @@ def test_stopped_answer_keeps_its_text_and_cancels_the_request(page, engine):
     assert engine.was_cancelled.wait(10)
     engine.hold_after = None
     engine.script = "</think>whole"
-    press(page, "Answer again")
-    until(page, lambda: texts(page) == ["whole"])
+    ask(page, "And then?")
+    assert sent(engine).count("word word") == 2  # of 4 that were shown
 
 
 @pytest.mark.full
@@ -243,9 +293,10 @@ def test_calls_are_folded_and_their_results_continue_the_answer(page, engine):
 
 
 @pytest.mark.full
-def test_conversations_can_be_renamed_exported_and_deleted(page, tmp_path):
+def test_conversations_can_be_renamed_exported_and_deleted(page, engine, tmp_path):
     from selenium.webdriver import Keys
 
+    engine.script = "</think>Yes."
     ask(page)
     page.find_element("css selector", "#new").click()
     ask(page, "Another one")

@@ -41,9 +41,11 @@ function message(text) {
   }
 }
 
-// The messages of a conversation as the API has them. Files come before the text of their message.
+// The messages of a conversation as the API has them. Files come before the text of their message; answers that failed
+// or were stopped before their text are left out.
 export function sent({ system }, messages) {
-  const turns = messages.map(({ role, content, files = [], reasoning, calls = [], call }) => {
+  const whole = messages.filter(({ role, content, calls }) => role !== "assistant" || content || calls?.length);
+  const turns = whole.map(({ role, content, files = [], reasoning, calls = [], call }) => {
     if (role === "tool") return { role, tool_call_id: call, content };
     if (role === "user") return { role, content: files.length ? [...files.map(part), { type: "text", text: content, segment: false }] : content };
     const thoughts = reasoning ? { reasoning_content: reasoning } : {};
@@ -59,7 +61,7 @@ const part = ({ name, text }) => ({ type: "text", text: `${name}:\n\n${text}\n\n
 export function body({ settings }, messages, model) {
   const { temperature, max_tokens: limit, thinking, tools, reuse } = settings;
   return {
-    model,
+    ...(model ? { model } : {}),
     messages: sent(settings, messages),
     stream: true,
     stream_options: { include_usage: true, include_progress: true },
@@ -129,12 +131,13 @@ function account({ usage, account: { reason } = {} }, { sent: start, first, last
   };
 }
 
-// Note the speed of the conversation's longest prefill, and the seconds that an answer's cached tokens would have taken
-// at it: null if it is not known. `headwater chat` has the same rule.
-export function measure(conversation, found) {
+// Note the speed of the longest prefill of the conversation, or of the one before it, by this model; and the seconds that
+// an answer's cached tokens would have taken at it: null if it is not known. `headwater chat` has the same rule.
+export function measure(conversation, model, found) {
+  if (conversation.measured?.model !== model) conversation.measured = { model, tokens: 0, seconds: 0 };
   const computed = found.prompt - found.cached;
-  if (found.ttft !== null && computed > (conversation.measured?.tokens ?? 0)) conversation.measured = { tokens: computed, seconds: found.ttft };
-  const { tokens = 0, seconds } = conversation.measured ?? {};
+  if (found.ttft !== null && computed > conversation.measured.tokens) conversation.measured = { model, tokens: computed, seconds: found.ttft };
+  const { tokens, seconds } = conversation.measured;
   found.saved = found.cached && found.ttft !== null && tokens >= MIN_MEASURED_TOKENS ? (found.cached * seconds) / tokens : null;
 }
 

@@ -37,8 +37,9 @@ let attached = [];
 // ---- asking
 
 function ask({ content, files }, parent) {
-  if (!content.trim() && !files?.length) return;
-  answer(conversation, add(conversation, parent, { role: "user", content, files }));
+  if (content.trim() || files?.length) answer(conversation, add(conversation, parent, { role: "user", content, files }));
+  else show();
+  write();
 }
 
 function answerAgain(message) {
@@ -51,24 +52,34 @@ function answerAgain(message) {
 async function answer(talk, question) {
   const message = add(talk, question, { role: "assistant" });
   const controller = new AbortController();
+  const model = byId("model").value;
   running.set(talk, { message, controller });
   save(talk);
   show();
   messages.follow(true);
   byId("state").textContent = "Answering";
   try {
-    message.account = await stream(body(talk, before(talk, message), byId("model").value), message, controller.signal, (progress) => {
+    message.account = await stream(body(talk, before(talk, message), model), message, controller.signal, (progress) => {
       if (talk === conversation) messages.hear(progress);
     });
-    measure(talk, message.account);
+    measure(talk, model, message.account);
   } catch (error) {
     if (controller.signal.aborted) message.finish = "stopped";
     else message.error = error.message;
+    message.calls = message.calls?.filter((call) => isWhole(call.text));
   }
   running.delete(talk);
   byId("state").textContent = message.error ?? "Answered";
   save(talk);
   show();
+}
+
+function isWhole(text) {
+  try {
+    return Boolean(JSON.parse(text));
+  } catch {
+    return false;
+  }
 }
 
 const stop = () => running.get(conversation)?.controller.abort();
@@ -103,7 +114,12 @@ function open(other) {
   attached = [];
   drawer(false);
   show();
-  byId("text").focus();
+  write();
+}
+
+// Where there is a keyboard already: on a telephone the focus would open one.
+function write() {
+  if (matchMedia("(hover: hover)").matches) byId("text").focus();
 }
 
 function download() {
@@ -117,7 +133,7 @@ function forget() {
   if (!confirm(`Delete “${conversation.title || "New conversation"}”?`)) return;
   stop();
   conversations.delete(conversation);
-  open(conversations.list()[0] ?? begin(conversation.settings));
+  open(conversations.list()[0] ?? begin(conversation));
 }
 
 // ---- files
@@ -232,12 +248,12 @@ byId("files").addEventListener("change", async ({ target }) => {
   await attach(target.files);
   target.value = "";
 });
-byId("new").addEventListener("click", () => open(begin(conversation.settings)));
+byId("new").addEventListener("click", () => open(begin(conversation)));
 byId("sample").addEventListener("click", () => {
   attached.push({ name: SAMPLE.name, text: SAMPLE.text });
   showAttached();
   byId("text").value = SAMPLE.question;
-  byId("text").focus();
+  write();
 });
 byId("export").addEventListener("click", download);
 byId("delete").addEventListener("click", forget);
@@ -258,7 +274,9 @@ byId("conversations").addEventListener("click", (event) => {
   if (id) open(conversations.all.get(id));
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") stop();
+  if (event.key !== "Escape") return;
+  drawer(false);
+  stop();
 });
 for (const name of ["dragover", "drop"]) {
   document.addEventListener(name, (event) => {
@@ -279,4 +297,4 @@ addEventListener("pagehide", () => {
 });
 show();
 connect();
-byId("text").focus();
+write();

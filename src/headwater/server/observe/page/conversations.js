@@ -53,9 +53,10 @@ export class Conversations {
   }
 }
 
-export function begin(settings = SETTINGS) {
+// Begins with the settings and the measured speed of the conversation before it.
+export function begin({ settings, measured } = { settings: SETTINGS, measured: null }) {
   const id = `${Date.now().toString(36)}${Math.random().toString(36).slice(2, 8)}`;
-  return { id, title: "", changed: Date.now(), settings: { ...settings }, measured: null, serial: 0, messages: {}, chosen: {} };
+  return { id, title: "", changed: Date.now(), settings: { ...settings }, measured, serial: 0, messages: {}, chosen: {} };
 }
 
 // The messages that are shown, in order.
@@ -78,7 +79,7 @@ export const versions = ({ messages }, { parent }) => Object.values(messages).fi
 export function add(conversation, parent, fields) {
   const message = { id: `m${++conversation.serial}`, parent: parent?.id ?? "", content: "", ...fields };
   conversation.messages[message.id] = message;
-  conversation.title ||= message.content.trim().slice(0, MAX_TITLE);
+  conversation.title ||= (message.content.trim() || message.files?.[0].name || "").slice(0, MAX_TITLE);
   choose(conversation, message);
   return message;
 }

@@ -3,14 +3,16 @@
 
 import { el } from "./dom.js";
 
+const MAX_DEPTH = 8; // of quotes and lists within each other; what is deeper is shown as it is written
 const FENCE = /^ {0,3}(```+|~~~+) *([^`]*)$/;
 const HEADING = /^(#{1,6}) +(.*?)(?: +#+)?$/;
 const BULLET = /^( *)[-*+] +(.*)$/;
 const NUMBER = /^( *)(\d{1,9})[.)] +(.*)$/;
 const QUOTE = /^ {0,3}> ?(.*)$/;
-const INLINE = /(`+)(.+?)\1(?!`)|\*\*(?=\S)(.+?)\*\*|(?<![\w*])[*_](?=[^\s*_])([^*_]+?)[*_](?![\w*])|\[([^\]]+)\]\((https?:\/\/[^\s)]+)\)/;
+const INLINE = /(`+)(.+?)\1(?!`)|\*\*(?=\S)(.+?)\*\*|(?<![\w*])[*_](?=[^\s*_])([^*_]+?)[*_](?![\w*])|\[([^[\]]{1,500})\]\((https?:\/\/[^\s)]+)\)/;
 
-export function markdown(text) {
+export function markdown(text, depth = 0) {
+  if (depth > MAX_DEPTH) return text ? [text] : [];
   const lines = text.replaceAll("\r\n", "\n").split("\n");
   const blocks = [];
   let at = 0;
@@ -24,8 +26,8 @@ export function markdown(text) {
     if (!line.trim()) at++;
     else if (FENCE.test(line)) blocks.push(code(lines, at, (next) => (at = next)));
     else if (HEADING.test(line)) blocks.push(heading(lines[at++].match(HEADING)));
-    else if (QUOTE.test(line)) blocks.push(el("blockquote", {}, ...markdown(run((one) => QUOTE.test(one)).map((one) => one.match(QUOTE)[1]).join("\n"))));
-    else if (isItem(line)) blocks.push(list(run((one) => isItem(one) || /^ {2,}\S/.test(one))));
+    else if (QUOTE.test(line)) blocks.push(el("blockquote", {}, ...markdown(run((one) => QUOTE.test(one)).map((one) => one.match(QUOTE)[1]).join("\n"), depth + 1)));
+    else if (isItem(line)) blocks.push(list(run((one) => isItem(one) || /^ {2,}\S/.test(one)), depth + 1));
     else blocks.push(el("p", {}, ...broken(run((one) => one.trim() && !starts(one)))));
   }
   return blocks;
@@ -48,17 +50,17 @@ function heading([, marks, text]) {
   return el(`h${Math.min(6, marks.length + 2)}`, {}, ...inline(text));
 }
 
-// Items of the first one's depth; deeper lines are Markdown within an item.
-function list(lines) {
-  const depth = lines[0].search(/\S/);
+// Items of the first one's indent; deeper lines are Markdown within an item.
+function list(lines, depth) {
+  const indent = lines[0].search(/\S/);
   const first = lines[0].match(NUMBER);
   const items = [];
   for (const line of lines) {
     const found = line.match(BULLET) ?? line.match(NUMBER);
-    if (found && found[1].length <= depth + 1) items.push([found.at(-1)]);
+    if (found && found[1].length <= indent + 1) items.push([found.at(-1)]);
     else items.at(-1).push(line.replace(/^ {1,4}/, ""));
   }
-  const made = items.map(([text, ...rest]) => el("li", {}, ...inline(text), ...markdown(rest.join("\n"))));
+  const made = items.map(([text, ...rest]) => el("li", {}, ...inline(text), ...markdown(rest.join("\n"), depth)));
   return first ? el("ol", { start: first[2] }, ...made) : el("ul", {}, ...made);
 }
 

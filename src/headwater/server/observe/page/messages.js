@@ -21,6 +21,7 @@ export class Thread {
   show(conversation, messages, running) {
     const other = this.conversation !== conversation;
     if (other) this.editing = null;
+    if (this.running !== running) this.progress = null;
     Object.assign(this, { conversation, messages, running, last: messages.at(-1) });
     const key = (message) => `${conversation.id}${message.id}`;
     this.follow(other, () => join(this.root, messages, key, (message) => this.#make(message), (item, message) => this.#update(item, message)));
@@ -38,8 +39,12 @@ export class Thread {
   }
 
   refresh(message) {
-    const item = this.root.kept?.get(`${this.conversation.id}${message.id}`);
+    const item = this.#item(message);
     if (item) this.follow(false, () => this.#update(item, message));
+  }
+
+  #item(message) {
+    return this.root.kept?.get(`${this.conversation.id}${message.id}`);
   }
 
   // Stay at the end, where the reader is, or go there.
@@ -66,7 +71,7 @@ export class Thread {
     set(item, { "data-message": message.id, "aria-busy": this.running === message ? "true" : null });
     const [thoughts, files, text, calls, failure, account, actions] = item.children;
     this.#thoughts(thoughts, message);
-    files.replaceChildren(...(message.files ?? []).map((file) => fold("file", file.name, `${number(file.text.length)} characters`, file.text)));
+    if (!files.firstChild) files.append(...(message.files ?? []).map((file) => fold("file", file.name, `${number(file.text.length)} characters`, file.text)));
     this.#text(text, message);
     this.#calls(calls, message);
     set(failure, { role: message.error ? "alert" : null });
@@ -90,16 +95,16 @@ export class Thread {
       field.value = message.content;
       box.replaceChildren(el("form", { "data-form": "edit" }, field, el("div", { class: "row" }, el("button", { class: "main" }, "Send"), button("cancel", "Cancel"))));
     } else if (message.role === "tool") {
-      box.replaceChildren(fold("call", "Result", message.name, message.content));
+      if (!box.firstChild) box.append(fold("call", "Result", message.name, message.content));
     } else if (message.role === "user") {
       box.replaceChildren(message.content);
     } else {
-      box.replaceChildren(...this.#answer(message));
+      refill(box, this.#answer(message));
     }
   }
 
   #answer(message) {
-    if (message.content || message !== this.running) return rendered(message.content);
+    if (message.content || message !== this.running) return markdown(message.content);
     if (message.reasoning || message.calls) return [];
     const { computed, prompt } = this.progress ?? {};
     if (!prompt) return [el("span", { class: "waits" }, "…")];
@@ -109,7 +114,9 @@ export class Thread {
   #calls(box, message) {
     const calls = message.calls ?? [];
     const wants = calls.length && message === this.last && message !== this.running && !message.error;
-    if (wants && box.querySelector("form")) return;
+    const now = `${wants} ${calls.map((call) => call.text).join()}`;
+    if (box.now === now) return;
+    box.now = now;
     const shown = calls.map((call) => fold("call", `Call of ${call.name}`, "", pretty(call.text)));
     box.replaceChildren(...shown, ...(wants ? [results(calls)] : []));
   }
@@ -137,7 +144,7 @@ export class Thread {
       made.push(button("previous", "‹", "Previous version", free && at > 0), el("span", { class: "version" }, `${at + 1}/${all.length}`), button("next", "›", "Next version", free && at + 1 < all.length));
     }
     if (message.role === "user") made.push(button("edit", "Edit", "Edit this message", free));
-    else made.push(button("again", "Regenerate", "Answer again", free));
+    else if (!message.error) made.push(button("again", "Regenerate", "Answer again", free));
     if (message.content) made.push(button("copy", "Copy"));
     return made;
   }
@@ -153,7 +160,11 @@ export class Thread {
     event.preventDefault();
     const message = this.#message(pressed);
     const all = versions(this.conversation, message);
-    const beside = (step) => this.actions.choose(all[all.indexOf(message) + step]);
+    const beside = (step) => {
+      const other = all[all.indexOf(message) + step];
+      this.actions.choose(other);
+      this.#item(other).querySelector(`[data-do="${pressed.dataset.do}"]:enabled, [data-do="${step < 0 ? "next" : "previous"}"]`)?.focus();
+    };
     const acts = {
       previous: () => beside(-1),
       next: () => beside(1),
@@ -190,12 +201,14 @@ export class Thread {
 // Enter without Shift, outside of an input method's composition.
 export const sends = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
 
-function rendered(text) {
-  try {
-    return markdown(text);
-  } catch {
-    return [text]; // quotes or lists that are thousands deep
-  }
+// Replace only the children that differ, so that a selection before them stays.
+function refill(box, nodes) {
+  nodes.forEach((node, i) => {
+    const old = box.childNodes[i];
+    if (!old) box.append(node);
+    else if (!node.isEqualNode || !old.isEqualNode(node)) old.replaceWith(node);
+  });
+  while (box.childNodes.length > nodes.length) box.lastChild.remove();
 }
 
 function button(act, text, label = null, enabled = true) {
