@@ -40,8 +40,10 @@ OF_NO_MATTER = {
     "time_step_scale", "torch_dtype", "transformers_version", "use_associative_scan", "use_cache", "use_mamba_kernels",
     "use_mambapy", "z_loss_coefficient",
 }  # fmt: skip
+WITH_EXPERTS = {"Qwen3.5, experts": "qwen3_5_moe", "Qwen3, experts": "qwen3_moe", "LFM2, experts": "lfm2_moe"}
 OVERRULED = {  # by what else these small checkpoints' configs say
     "Qwen3-Next": {"intermediate_size"},  # all layers have experts
+    "Qwen3, experts": {"intermediate_size", "sliding_window"},  # likewise, of both
     "Qwen3": {"max_window_layers", "sliding_window"},  # `use_sliding_window` is false
     "Granite 4": {"intermediate_size", "num_experts_per_tok", "rope_theta", "rope_type"},  # no experts, no positions
     "Mamba-2": {"time_step_rank"},  # Mamba-1's
@@ -56,6 +58,29 @@ OVERRULED = {  # by what else these small checkpoints' configs say
     "Nemotron-H": {"expand"},  # `mamba_num_heads` and `mamba_head_dim`
 }  # fmt: skip
 
+
+# Keys of published config.json files and of configuration classes in SGLang and vLLM that no recipe's file has.
+OF_LING = {
+    "multi_gate": False, "router_type": "topN", "score_function": "sigmoid", "moe_router_enable_expert_bias": True,
+    "moe_router_enable_shared_expert": True, "norm_head": False, "use_qkv_bias": False, "use_bias": False,
+}  # fmt: skip
+OF_LIGHTNING = {"num_kv_heads_for_linear_attn": None, "linear_key_value_heads": None, "linear_rope": True}
+PUBLISHED = {
+    "Ring-linear": OF_LING | OF_LIGHTNING | {"linear_silu": False, "use_sliding_window": False},
+    "Ling 2.5": OF_LING | OF_LIGHTNING | {"linear_silu": False, "use_linear_silu": False, "rope_interleave": True},
+    "Ling 3.0": OF_LING | {"gated_attention_proj_granularity_type": "head_wise", "use_mla_nope": False},
+    "Kimi-Linear": {
+        "mla_use_output_gate": False, "topk_method": "noaux_tc", "routed_expert_hidden_size": None,
+        "attn_res_block_size": None, "moe_router_activation_func": "sigmoid", "q_lora_rank": None,
+    },
+    "Nemotron-H": {"moe_latent_size": None, "sliding_window": None, "mlp_bias": False, "use_bias": False},
+    "Granite 4": {"normalization_function": "rmsnorm", "attention_bias": False},
+    "Falcon-H1": {"attn_layer_indices": None, "mamba_use_mlp": True, "projectors_bias": False},
+    "Qwen3.5": {"attn_output_gate": True, "output_gate_type": "swish"},
+    "Qwen3-Next": {"attn_output_gate": True, "output_gate_type": "swish"},
+    "Bamba": {"attn_rotary_emb": None},
+    "LFM2": {"block_use_swiglu": True, "conv_dim": None, "use_pos_enc": True},
+}  # fmt: skip
 
 # Classes of transformers 5.24, vLLM, SGLang and mlx-lm by the model types that their published config.json have.
 SERVED = {
@@ -172,16 +197,27 @@ def matters(config: dict[str, Any], part: str | None, key: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("family", SMALLEST)
+@pytest.mark.parametrize("family", [*SMALLEST, *WITH_EXPERTS])
 def test_every_key_is_read_or_refused_if_it_could_change_a_logit(
     family: str, checkpoint: Callable[[str], Path]
 ) -> None:
-    config = json.loads((checkpoint(SMALLEST[family]) / "config.json").read_text())
+    """Recipes' files have each key of their class in transformers."""
+    config = json.loads((checkpoint((SMALLEST | WITH_EXPERTS)[family]) / "config.json").read_text())
     parts = {key for key, value in config.items() if isinstance(value, dict)}
     keys = [(None, key) for key in config if key not in parts]
     keys += [(part, key) for part in parts for key in config[part]]
     unread = {key for part, key in keys if not matters(config, part, key)}
     assert unread - OF_NO_MATTER == OVERRULED.get(family, set())
+
+
+@pytest.mark.parametrize(("family", "key"), [(name, key) for name, keys in PUBLISHED.items() for key in keys])
+def test_published_key_is_read_or_refused_if_it_could_change_a_logit(
+    family: str, key: str, checkpoint: Callable[[str], Path]
+) -> None:
+    config = json.loads((checkpoint(SMALLEST[family]) / "config.json").read_text())
+    published = {key: PUBLISHED[family][key]} | config
+    assert read_config(published, "float32") == read_config(config, "float32")
+    assert matters(published, None, key)
 
 
 @pytest.mark.parametrize("family", SMALLEST)

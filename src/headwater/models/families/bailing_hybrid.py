@@ -16,7 +16,7 @@ from headwater.layers.mla import LatentAttention
 from headwater.models.families import reading
 from headwater.models.families.family import DYNAMIC_ROTATION, FULL, LINEAR, OTHER_ACTIVATIONS, Family, only
 from headwater.models.families.kimi_linear import FEWER_KV_HEADS, SPARSE, read_experts, read_feed_forwards, read_latent
-from headwater.models.families.ring import EXPERT_NAMES, LIMIT_KEYS, OTHER_SHARED_EXPERTS, read_mtp
+from headwater.models.families.ring import EXPERT_NAMES, LIMIT_KEYS, OTHER_ROUTERS, OTHER_SHARED_EXPERTS, read_mtp
 from headwater.models.families.rotation import latent_scale, rotary_of
 
 MIXER_NAMES = {"o_proj": "dense"}
@@ -78,8 +78,9 @@ FAMILY = Family(
         DYNAMIC_ROTATION,
         only("gates of each channel", "gated_attention_proj_granularity_type", "element_wise", "head_wise"),
         only("decays by two projections", "no_kda_lora", False, True),
-        only("other routers", "score_function", "softmax", "sigmoid"),
-        only("other routers", "moe_router_enable_expert_bias", False, True),
+        only("biases of attention", "use_qkv_bias", True, False),
+        only("biases of attention's output", "use_bias", True, False),
+        *OTHER_ROUTERS,
         FEWER_KV_HEADS,
         OTHER_SHARED_EXPERTS,
     ),

@@ -9,7 +9,7 @@ from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Mlp
 from headwater.layers.mamba2 import Mamba2
 from headwater.models.families import reading
-from headwater.models.families.family import DYNAMIC_ROTATION, OTHER_ACTIVATIONS, Family
+from headwater.models.families.family import DYNAMIC_ROTATION, OTHER_ACTIVATIONS, Family, Refusal
 from headwater.models.families.mamba2 import mixer_of
 from headwater.models.families.rotation import read_rotary
 
@@ -20,6 +20,7 @@ ROTATED = 0.5  # of a head's channels
 def read_bamba(keys: ConfigKeys) -> Architecture:
     mamba, n_layers = read_mixer(keys, EPS), reading.count(keys)
     attention = read_attention(keys, rotated=ROTATED)
+    keys.require("attn_rotary_emb", half := int(attention.head_dim * ROTATED), default=half)
     mlp = Mlp(mamba.hidden, keys.positive("intermediate_size"), bias=keys.flag("mlp_bias", False))
     attends = keys.listed("attn_layer_indices", [])
     if not all(isinstance(i, int) and 0 <= i < n_layers for i in attends):
@@ -76,5 +77,9 @@ FAMILY = Family(
     read_bamba,
     architectures=("BambaForCausalLM",),
     profile="bamba-9b",
-    refuses=(OTHER_ACTIVATIONS, DYNAMIC_ROTATION),
+    refuses=(
+        OTHER_ACTIVATIONS,
+        DYNAMIC_ROTATION,
+        Refusal("rotation of another share of channels", {"attn_rotary_emb": 7}, "key 'attn_rotary_emb' is 7, only "),
+    ),
 )

@@ -11,7 +11,7 @@ from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.models.families import reading
 from headwater.models.families.bamba import read_attention, read_mixer
-from headwater.models.families.family import FULL, LINEAR, OTHER_ACTIVATIONS, Family, Refusal
+from headwater.models.families.family import FULL, LINEAR, OTHER_ACTIVATIONS, Family, Refusal, only
 
 SHARED_NAMES = (("gate_up_proj", "shared_mlp.input_linear"), ("down_proj", "shared_mlp.output_linear"))
 ROUTED_NAMES = (
@@ -79,6 +79,7 @@ FAMILY = Family(
     profile="granite-4.0-h-small",
     refuses=(
         OTHER_ACTIVATIONS,
+        only("other norms", "normalization_function", "layernorm", "rmsnorm"),
         Refusal(
             "learned positions", {"position_embedding_type": "learned"}, "is 'learned', only 'rope' and 'nope' are"
         ),

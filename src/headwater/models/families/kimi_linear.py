@@ -128,6 +128,9 @@ FAMILY = Family(
         only("gates of latent attention", "mla_use_output_gate", True, False),
         only("other routers", "moe_router_activation_func", "softmax", "sigmoid"),
         only("other routers", "use_grouped_topk", False, True),
+        only("other routers", "topk_method", "greedy", "noaux_tc"),
+        only("experts of another width than the model's", "routed_expert_hidden_size", 16, None),
+        only("attention over the layers before", "attn_res_block_size", 2, None),
         only("experts in some of the later layers only", "moe_layer_freq", 2, 1),
         FEWER_KV_HEADS,
         Refusal(

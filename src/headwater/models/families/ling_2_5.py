@@ -17,7 +17,14 @@ from headwater.models.families import reading
 from headwater.models.families.bailing_hybrid import MIXER_NAMES as LATENT_NAMES
 from headwater.models.families.family import DYNAMIC_ROTATION, OTHER_ACTIVATIONS, Family, only
 from headwater.models.families.kimi_linear import read_latent
-from headwater.models.families.ring import LIMITED_EXPERTS, OTHER_SHARED_EXPERTS, in_groups, read_lightning
+from headwater.models.families.ring import (
+    FEWER_LINEAR_HEADS,
+    LIMITED_EXPERTS,
+    OTHER_ROUTERS,
+    OTHER_SHARED_EXPERTS,
+    in_groups,
+    read_lightning,
+)
 from headwater.models.families.rotation import latent_scale, read_rotary, rotary_of
 
 THETA = 600_000.0
@@ -49,10 +56,10 @@ FAMILY = Family(
         only("activated queries, keys and values", "linear_silu", True, False),
         only("activated queries, keys and values", "use_linear_silu", True, False),
         only("Lightning attention without positions", "linear_rope", False, True),
-        only("other routers", "score_function", "softmax", "sigmoid"),
-        only("other routers", "moe_router_enable_expert_bias", False, True),
+        *OTHER_ROUTERS,
         only("weights of experts that do not sum to one", "norm_topk_prob", False, True),
         OTHER_SHARED_EXPERTS,
+        FEWER_LINEAR_HEADS,
         *LIMITED_EXPERTS,
     ),
     oracle="the same formulas token by token in plain torch, from the published configuration and model code",

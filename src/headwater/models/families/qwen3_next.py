@@ -100,6 +100,8 @@ def _read_experts(keys: ConfigKeys) -> Experts | None:
 REFUSES = (
     OTHER_ACTIVATIONS,
     only("biases of attention", "attention_bias", True, False),
+    only("attention without a gate", "attn_output_gate", False, True),
+    only("other gates of Gated DeltaNet's output", "output_gate_type", "sigmoid", "swish"),
     DYNAMIC_ROTATION,
     OTHER_LAYERS,
 )

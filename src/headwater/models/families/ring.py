@@ -87,6 +87,8 @@ def _read_attention(keys: ConfigKeys, rotary: Rotary) -> GroupedAttention:
 
 def read_lightning(keys: ConfigKeys, rotary: Rotary) -> Lightning:
     heads, head_dim = keys.positive("num_attention_heads"), reading.head_dim(keys)
+    for fewer in ("linear_key_value_heads", "num_kv_heads_for_linear_attn"):
+        keys.require(fewer, heads, default=heads)
     groups = keys.positive("group_norm_size", 1)
     if heads * head_dim % groups:
         raise CheckpointError(f"config.json: key 'group_norm_size' is {groups}, must divide {heads * head_dim}")
@@ -120,10 +122,21 @@ def _read_experts(keys: ConfigKeys) -> Experts:
     return experts
 
 
+FEWER_LINEAR_HEADS = Refusal(
+    "fewer heads of keys than of queries", {"num_kv_heads_for_linear_attn": 1}, "'num_kv_heads_for_linear_attn' is 1"
+)
 OTHER_SHARED_EXPERTS = Refusal(
     "shared experts of another size than routed ones",
     {"moe_shared_expert_intermediate_size": 7},
     "key 'moe_shared_expert_intermediate_size' is 7, only ",
+)
+OTHER_ROUTERS = (  # and heads, as in inclusionAI's code and in SGLang
+    only("several routers", "multi_gate", True, False),
+    only("several routers", "router_type", "MultiRouter", "topN"),
+    only("other routers", "score_function", "softmax", "sigmoid"),
+    only("other routers", "moe_router_enable_expert_bias", False, True),
+    only("no shared experts in spite of their number", "moe_router_enable_shared_expert", False, True),
+    only("norms of the head's weights", "norm_head", True, False),
 )
 LIMIT_KEYS = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")  # of routed and of shared experts
 LIMITED_EXPERTS = tuple(only("limited activations of experts", key, [4.0], None) for key in LIMIT_KEYS)
@@ -137,10 +150,10 @@ FAMILY = Family(
         OTHER_ACTIVATIONS,
         only("sliding windows", "use_sliding_window", True, False),
         DYNAMIC_ROTATION,
-        only("other routers", "score_function", "softmax", "sigmoid"),
-        only("other routers", "moe_router_enable_expert_bias", False, True),
+        *OTHER_ROUTERS,
         only("weights of experts that do not sum to one", "norm_topk_prob", False, True),
         OTHER_SHARED_EXPERTS,
+        FEWER_LINEAR_HEADS,
         *LIMITED_EXPERTS,
     ),
     oracle="its recurrence token by token in plain torch, from the published configuration and model code",
