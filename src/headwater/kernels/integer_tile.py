@@ -152,7 +152,7 @@ class Nibbles(Dot):
             )
             four = builder.add(*(called(builder, ADDED_BYTES, shorts, *pair) for pair in pairs))
             parts.append(called(builder, ADDED_SHORTS, ints, four, ir.Constant(shorts, [1] * shorts.count)))
-        return builder.add(total, parts[0] if WIDE else _bytes(builder, *parts, range(LANES)))
+        return builder.add(total, parts[0] if WIDE else _bytes(builder, parts[0], parts[1], range(LANES)))
 
 
 KIND: Any = Dot if machine.compiles("avx512_vnni") else Pairs
