@@ -21,6 +21,20 @@ class Reason(StrEnum):
     PROMPT_LOGPROBS = "prompt_logprobs"  # requested for the prompt's tokens, so each was computed
 
 
+REMEDIES = {  # docs/trouble.md has more of each
+    Reason.FULL: "nothing: it is not a miss",
+    Reason.COLD: "expected for a new prefix; otherwise move what changes (a date, an id) to the prompt's end",
+    Reason.OTHER_NAMESPACE: "expected for a tenant's first request; otherwise keep its cache_salt",
+    Reason.DIVERGED: "expected; if too early, diverged_in names the message: a template may rewrite turns",
+    Reason.NO_CHECKPOINT: "the next one hits; otherwise mark the boundary (cache_control), or try another --placement",
+    Reason.EVICTED: "more --memory, lower --max-running, or another --eviction",
+    Reason.TOO_SHORT: "nothing: less than a page could be saved",
+    Reason.NO_MEMORY: "more --memory, or shorter requests",
+    Reason.CACHE_OFF: "start the server without --no-cache",
+    Reason.PROMPT_LOGPROBS: "leave out echo or logprobs, unless the prompt is to be scored",
+}
+
+
 class TierOutcome(StrEnum):
     """Outcome of a request's lookup in tiers. A closed list."""
 

@@ -19,6 +19,7 @@ from headwater.cli import (  # noqa: F401  they register commands
     eval,
     inspect,
     replay,
+    report,
     serve,
     size,
     tiers,

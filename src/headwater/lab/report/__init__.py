@@ -32,7 +32,7 @@ def write_report(path: Path, trace_name: str, model: str, notes: Sequence[str], 
 
 def render(trace_name: str, model: str, notes: Sequence[str], results: Sequence[Result]) -> str:
     """Return the page's HTML. Its policy admits no script but the one in it."""
-    script, icon = _part("report.js"), _part("icon.svg")
+    script, icon = part("report.js"), part("icon.svg")
     return (
         environment()
         .get_template("report.html.jinja")
@@ -41,7 +41,7 @@ def render(trace_name: str, model: str, notes: Sequence[str], results: Sequence[
             model=model,
             notes=notes,
             **_figures(results),
-            style=_part("report.css"),
+            style=part("report.css"),
             script=script,
             script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
             icon=icon,
@@ -78,7 +78,7 @@ def _figures(results: Sequence[Result]) -> dict[str, object]:
 def environment() -> jinja2.Environment:
     """Return the templates' environment: all values are escaped, and undefined ones raise."""
     made = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_part),
+        loader=jinja2.FunctionLoader(part),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -88,6 +88,6 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def _part(name: str) -> str:
+def part(name: str) -> str:
     """Return the text of a file of this package."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
