@@ -62,7 +62,8 @@ def report(
 ) -> None:
     """Report a day's hits and misses, and memory that would pay.
 
-    Misses have a reason and a remedy. A recording is replayed with the server's code, at the server's memory and at others.
+    Misses have a reason and a remedy. A recording is replayed with the server's code, at the server's memory and at
+    others.
     """
     common.prepare_outputs(html)
     start = None if day is None else parsed_day(day)
