@@ -7,6 +7,8 @@ TORCH := torch==2.13.0
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 BUILD = $(if $(GPU)$(wildcard $(VENV)/.torch-cuda),cuda,cpu)
 DATA ?= ../shared/data
+# pip's bars of what it downloads, on a terminal
+QUIET := $(shell test -t 2 || echo --quiet)
 
 .PHONY: install install-dev demo demo-cluster test test-full test-cluster test-peers quick-tests all-tests test-clients lint bench bench-lab results policies cells served-cells served-policies pages families train screenshot soak four-ways soak-memory tenant-timing fuzz clean help
 
@@ -18,29 +20,29 @@ $(BIN)/python:
 # for Linux brings gigabytes of CUDA, the one for macOS has no such suffix. An index that does not answer costs 20 seconds.
 $(VENV)/.torch-cpu: | $(BIN)/python
 	@echo '$(TORCH), the build for CPUs: about 200 MB'
-	@$(BIN)/pip install --quiet --no-deps --timeout 10 --retries 1 --extra-index-url $(CPU_INDEX) $(TORCH)+cpu 2>$(VENV)/torch.log \
-		|| { tail -n 1 $(VENV)/torch.log; echo 'No build for CPUs can be had, so the usual one is taken. For Linux it brings about 3 GB of CUDA packages.'; $(BIN)/pip install --quiet $(TORCH); }
+	@$(BIN)/pip install $(QUIET) --no-deps --timeout 10 --retries 1 --extra-index-url $(CPU_INDEX) $(TORCH)+cpu 2>$(VENV)/torch.log \
+		|| { tail -n 1 $(VENV)/torch.log; echo 'No build for CPUs can be had, so the usual one is taken. For Linux it brings about 3 GB of CUDA packages.'; $(BIN)/pip install $(QUIET) $(TORCH); }
 	@touch $@
 
 $(VENV)/.torch-cuda: | $(BIN)/python
 	$(if $(wildcard $(VENV)/.torch-cpu),$(BIN)/pip uninstall --quiet --yes torch)
-	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install $(QUIET) $(TORCH)
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/.torch-$(BUILD)
-	$(BIN)/pip install --quiet -e '.[serve,demo,eval]'
+	$(BIN)/pip install $(QUIET) -e '.[serve,demo,eval]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.torch-$(BUILD)
-	$(BIN)/pip install --quiet -e '.[demo,test]'
+	$(BIN)/pip install $(QUIET) -e '.[demo,test]'
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.fuzz: pyproject.toml | $(VENV)/.dev
-	$(BIN)/pip install --quiet -e '.[fuzz]'
+	$(BIN)/pip install $(QUIET) -e '.[fuzz]'
 	@touch $@
 
 $(VENV)/.cluster: pyproject.toml | $(VENV)/.demo
-	$(BIN)/pip install --quiet -e '.[cluster]'
+	$(BIN)/pip install $(QUIET) -e '.[cluster]'
 	@touch $@
 
 install: $(VENV)/.demo

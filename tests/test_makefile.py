@@ -71,6 +71,18 @@ def test_missing_cpu_build_installs_the_default_one_and_reports_it(make):
     assert calls[-1].startswith("python -m headwater demo")
 
 
+def test_pip_shows_its_bars_on_a_terminal_only():
+    leader, terminal = os.openpty()
+    for errors, quiet in ((terminal, False), (subprocess.PIPE, True)):
+        command = ["make", "-n", "demo", "VENV=none"]
+        done = subprocess.run(
+            command, cwd=ROOT, env=own_environment(), stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        assert [("--quiet" in line) for line in done.stdout.splitlines() if " install " in line] == [quiet] * 3
+    os.close(leader)
+    os.close(terminal)
+
+
 def test_gpu_flag_installs_the_default_build_and_runs_on_cuda(make):
     calls, _ = make(GPU="1")
     assert torches(calls) == [f"pip install --quiet {TORCH}"]

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headwater.cli import doctor, inspect, replay_tables, size
+from headwater.account import Reason
+from headwater.cli import doctor, downloads, inspect, replay_tables, report, size
 from headwater.evaluate import tables
 from headwater.evaluate.divergence import Divergence
 from headwater.evaluate.perplexity import Perplexity
@@ -24,6 +25,7 @@ from headwater.lab.cost import DEVICES, StepCost
 from headwater.lab.fidelity import figures
 from headwater.lab.fidelity.figures import Deviation, Distance, MeanFidelity
 from headwater.lab.fit import Observation, Point, fit, observe, prefill_loads
+from headwater.lab.report.day import Day
 from headwater.lab.row import Routing, Row, Segments, Share, Spread
 from headwater.lab.setup import Setup
 from headwater.lab.size import Size
@@ -74,6 +76,12 @@ def of_models() -> Iterator[Table]:
     points: list[Observation] = observe([Point(n, n // 3, seconds[n]) for n in lengths], 1024)
     fitted = fit(PROFILES["qwen3.5-9b"], DEVICES["l4"], points)
     yield from (inspect.parameters_table(fitted), inspect.residuals_table(fitted))
+
+
+def of_a_day() -> Iterator[Table]:
+    yield downloads.fitting_table(16 * 10**9)
+    misses = {reason.value: 12_345_678 // n for n, reason in enumerate(Reason, 1)}
+    yield report.misses_table(Day("day.trace", "2031-05-01", 123_456_789, 1, 1, misses, ()))
 
 
 def of_evaluation() -> Iterator[Table]:
@@ -147,6 +155,7 @@ def of_figures() -> Iterator[Table]:
 BUILT = {
     "bench": of_bench,
     "models": of_models,
+    "day": of_a_day,
     "evaluation": of_evaluation,
     "lab": of_the_lab,
     "doctor": of_the_doctor,
