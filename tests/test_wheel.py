@@ -41,9 +41,12 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python of an environment with this one's other packages, and with headwater only from its wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a build writes into its tree
-    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in set(copied()) - {"src"}:
-        shutil.copy(ROOT / name, source)
+    source.mkdir()
+    for name in copied():
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source, cwd=folder)
     shutil.rmtree(source)
@@ -67,6 +70,13 @@ def test_every_module_is_in_the_wheel(python: Path) -> None:
     source = ROOT / "src" / "headwater"
     found, wanted = ({path.relative_to(folder) for path in folder.rglob("*.py")} for folder in (package, source))
     assert found == wanted
+
+
+def test_examples_and_files_for_operation_are_in_the_wheel(python: Path) -> None:
+    (packages,) = python.parents[1].glob("lib/python*/site-packages")
+    for folder, source in (("share/headwater/examples", ROOT / "examples"), ("headwater/assets/deploy", FOLDER)):
+        found, wanted = ({path.name for path in of.iterdir() if path.is_file()} for of in (packages / folder, source))
+        assert found == wanted
 
 
 @pytest.mark.full
