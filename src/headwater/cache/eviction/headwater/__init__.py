@@ -50,7 +50,7 @@ GHOSTS_A_CHECKPOINT = 8  # ghost entries for each checkpoint in memory
 
 
 class Headwater(Eviction):
-    """Evict the lowest worth x index of reuse; KV without a checkpoint first, then speculative checkpoints.
+    """The algorithm above. A client's priorities evict the lowest score x weight of its namespace.
 
     A use is a request that resumed there, or would have, had the checkpoint not been evicted (`begun`). Other work, as
     the prefill of a finished answer, is not a use: it resumes at the end of its own prompt, and a checkpoint that
@@ -59,9 +59,8 @@ class Headwater(Eviction):
     a session resumes at its deepest checkpoint, so one with another below it counts 1/`superseded`, one with several
     branches `branch`. Without checkpoints, when work can resume at every page, the policy is LRU of leaves.
 
-    While a client has a checkpoint retained, the lowest other one of its namespace is evicted instead. A namespace's
-    retentions take at most the share `retained` of all pages, KV before the checkpoints included; beyond that those
-    that lapse first are dropped. By priorities the lowest score x weight of a namespace is evicted.
+    Instead of a checkpoint that a client has retained the lowest other one of its namespace is evicted. Retentions of a
+    namespace take at most the share `retained` of all pages, with their KV; those that lapse first are dropped.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Headwater(Eviction):
         row = self.candidates.row_of.get(node)
         if row is None:
             return super().reuse_rate(node, now)
-        return 0.0 if node.speculative else self.candidates.rate(row, now)
+        return 0.0 if node.speculative else self.rates.at(self.candidates.kind[row], now - self.candidates.time[row])
 
     def tail_rate(self, position: int, uses: int, age: int) -> float:
         if self._layout.every_page:
@@ -209,9 +208,8 @@ class Headwater(Eviction):
         """Remove a node whose checkpoint is gone. If the policy chose it, it leaves a ghost entry."""
         candidates = self.candidates
         if node.end in node.lost and not node.mark & SPECULATIVE:
-            row = candidates.row_of[node]
-            kind, uses, time = candidates.kind[row], candidates.uses[row], candidates.time[row]
-            self.ghosts.put(candidates.prefix[row], kind, uses, time, self._now)
+            row, of = candidates.row_of[node], candidates
+            self.ghosts.put(of.prefix[row], of.kind[row], of.uses[row], of.time[row], self._now)
         node.mark = 0
         candidates.leave(node, self._now)
         self._due = max(MIN_NOTED, len(candidates.keys) // NOTED_FRACTION)
@@ -240,8 +238,6 @@ class Headwater(Eviction):
         if at >= 0 and end < len(ids) and ids[at - 1] == before and prompt.startswith(key, at * self._unit_bytes):
             return ids[end - 1]
         return prefix_ids(key, self._unit_bytes, before)[-1]
-
-    # ---- evicted checkpoints
 
     def begun(self, draft: Draft, node: Node, now: int) -> None:
         """Count a use of each evicted checkpoint of the prompt, beyond the one where it resumes.

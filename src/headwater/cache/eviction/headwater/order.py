@@ -126,7 +126,7 @@ class Candidates(Aging[Node]):
 
     def take(self, node: Node, prefix: int, kind: int, uses: int) -> int:
         """Add a checkpoint; return its row. prefix: its id. uses: at most MAX_USES."""
-        hints = (_root(node), 0.0, 0) if self._has_hints else ()
+        hints = ([*node.climb()][-1].serial, 0.0, 0) if self._has_hints else ()
         return self.add(node, (kind, uses, node.checkpoint_time, 0, node.hits & 0xFF, prefix, 0.0, 0, *hints))
 
     def leave(self, node: Node, now: int) -> None:
@@ -195,12 +195,8 @@ class Candidates(Aging[Node]):
         """
         lowest = None if leaves else self.ranking.lowest()
         if lowest is None:
-            lowest = self._first(self.scores(now), self._leaves() if leaves else None)
+            lowest = self._first(self.scores(now), view(self.leaf) > 0 if leaves else None)
         return lowest if lowest is None or not self._has_hints else self._hinted(lowest, now, leaves, clock())
-
-    def rate(self, row: int, now: int) -> float:
-        """Return the index of reuse of a row."""
-        return self._rates.at(self.kind[row], now - self.time[row])
 
     def _hinted(self, lowest: Node, now: int, leaves: bool, second: float) -> Node:
         """Return the node to evict instead of the lowest one: the lowest score x weight of its namespace.
@@ -213,10 +209,7 @@ class Candidates(Aging[Node]):
             return lowest
         own = (view(self.root) == root) & (view(self.until) <= second)
         scores = self.scores(now) * PRIORITY_WEIGHTS[view(self.priority)]
-        return self._first(scores, own & self._leaves() if leaves else own) or lowest
-
-    def _leaves(self) -> Column:
-        return view(self.leaf).astype(bool)
+        return self._first(scores, own & (view(self.leaf) > 0) if leaves else own) or lowest
 
     def scores(self, now: int, rows: slice = ALL_ROWS) -> Column:
         """Return the score of each row."""
@@ -228,10 +221,8 @@ class Candidates(Aging[Node]):
         """Return the node with the lowest finite score of the rows that are allowed, of equals the older one."""
         if allowed is not None:
             scores = np.where(allowed, scores, np.inf)
-        lowest = scores.min(initial=np.inf)
-        if lowest == np.inf:
-            return None
-        return min((self.keys[row] for row in np.nonzero(scores == lowest)[0].tolist()), key=lambda node: node.serial)
+        lowest = np.nonzero((scores == scores.min(initial=np.inf)) & (scores < np.inf))[0]
+        return min((self.keys[row] for row in lowest.tolist()), key=lambda node: node.serial, default=None)
 
     # ---- hints
 
@@ -262,7 +253,7 @@ class Candidates(Aging[Node]):
             self._has_hints = True
             self.add_columns(self.root, self.until, self.priority)
             for row, node in enumerate(self.keys):
-                self.root[row] = _root(node)
+                self.root[row] = [*node.climb()][-1].serial
 
     def release(self, row: int) -> None:
         """End the retention of a row, if there is one."""
@@ -276,9 +267,3 @@ class Candidates(Aging[Node]):
         until = view(self.until)
         rows = np.nonzero((view(self.root) == self.root[self.row_of[node]]) & (until > second))[0]
         return [self.keys[row] for row in rows[np.argsort(until[rows], kind="stable")]]
-
-
-def _root(node: Node) -> int:
-    """Return the serial of the root of the node's namespace."""
-    *_, root = node.climb()
-    return root.serial

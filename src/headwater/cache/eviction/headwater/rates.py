@@ -21,6 +21,7 @@ MIDDLES = np.maximum(1.0, EDGES[:-1] + WIDTHS / 2)
 COARSE_FRACTION = 8  # a span shorter than 1/8 of its age counts in one bucket
 MAX_REUSES_A_BUCKET = 15.0  # that are expected
 MAX_WAITING_SPANS = 4096  # that are not counted yet
+TRUST, TRUST_IN_GROUP = 0.5, 16.0  # reuses by which the prior counts, and a group's rate
 
 MAX_USES = 255  # that are counted
 BRANCH_CLASSES, DEPTH_CLASSES = 3, 7  # no branch, 1, more; below 256 tokens, 1,024 and so on
@@ -105,19 +106,17 @@ class ReuseRates:
     """Reuses and time watched of each class in each bucket of age, and the index that follows from them.
 
     The rate of a cell is (reuses + n) / (time + n / expected): n reuses at the expected rate are added to those that
-    were seen. The expected rate of a class is that of its group, with n = `trust[1]`; that of a group is the prior,
-    with n = `trust[0]`. Counts decay at each `renew`, so that the rates follow a change of traffic.
+    were seen. The expected rate of a class is that of its group, with n = TRUST_IN_GROUP; that of a group is the
+    prior, with n = TRUST. Counts decay at each `renew`, so that the rates follow a change of traffic.
 
     The index of a class at an age is the highest rate of reuse per time in memory, over all ages until which a
     checkpoint could be kept (Gittins 1979). With survival G and the expected time in memory C until an age, the rate
     between two ages is the slope of G over C.
     """
 
-    def __init__(
-        self, prior: Column, group: int, trust: tuple[float, float] = (0.5, 16.0), decay: float = 0.97
-    ) -> None:
+    def __init__(self, prior: Column, group: int, decay: float = 0.97) -> None:
         """prior: reuses a tick, of each group (rows) in each bucket. group: number of classes in each."""
-        self._prior, self._group, self._trust, self._decay = prior, group, trust, decay
+        self._prior, self._group, self._decay = prior, group, decay
         self.reuses, self.time = (np.zeros((len(prior) * group, BUCKETS)) for _ in range(2))
         self._reuses_of: Any = self.reuses.ravel().data  # of class * BUCKETS + bucket
         self._spans = array("q")  # class, start and end, one span after the other
@@ -133,11 +132,8 @@ class ReuseRates:
 
     def watched(self, kind: int, start: int, end: int) -> None:
         """Note that one was of a class between two ages."""
-        spans = self._spans
-        spans.append(kind)
-        spans.append(start)
-        spans.append(end)
-        if len(spans) >= 3 * MAX_WAITING_SPANS:
+        self._spans.extend((kind, start, end))
+        if len(self._spans) >= 3 * MAX_WAITING_SPANS:
             self._count_spans()
 
     def _count_spans(self) -> None:
@@ -175,9 +171,9 @@ class ReuseRates:
         """Return the rates of groups and of classes."""
         grouped = (-1, self._group, BUCKETS)
         reuses, time = (of.reshape(grouped).sum(1) for of in (self.reuses, self.time))
-        of_groups, of_classes = self._trust
-        groups = (reuses + of_groups) / (time + of_groups / self._prior)
-        classes = (self.reuses + of_classes) / (self.time + of_classes / np.repeat(groups, self._group, axis=0))
+        groups = (reuses + TRUST) / (time + TRUST / self._prior)
+        of_classes = self.time + TRUST_IN_GROUP / np.repeat(groups, self._group, axis=0)
+        classes = (self.reuses + TRUST_IN_GROUP) / of_classes
         return groups, classes
 
 
@@ -208,11 +204,9 @@ class Aging(Rows[Key]):
 
     def use(self, row: int, kind: int, uses: int, now: int, counts: bool = True) -> None:
         """Note that work resumed there, with uses and class from now on. counts: the work was a request's."""
-        before, age, watched = self.kind[row], now - self.time[row], self.watched[row]
-        if age > watched:
-            self._rates.watched(before, watched, age)
+        self.end_span(row, now)
         if counts:
-            self._rates.reused(before, age)
+            self._rates.reused(self.kind[row], now - self.time[row])
         self.kind[row], self.uses[row], self.time[row], self.watched[row] = kind, uses, now, 0
 
     def change(self, row: int, kind: int, now: int) -> None:
