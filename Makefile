@@ -37,6 +37,10 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.torch-$(BUILD)
 	$(BIN)/pip install $(QUIET) -e '.[demo,test]'
 	@touch $@ $(VENV)/.demo
 
+$(VENV)/.papers: pyproject.toml | $(VENV)/.torch-$(BUILD)
+	$(BIN)/pip install --quiet -e '.[papers]'
+	@touch $@
+
 $(VENV)/.fuzz: pyproject.toml | $(VENV)/.dev
 	$(BIN)/pip install $(QUIET) -e '.[fuzz]'
 	@touch $@
@@ -124,15 +128,16 @@ served-cells: $(VENV)/.dev
 served-policies: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.served_policies $(if $(DATA),--data $(DATA))
 
-# the papers' figures on recorded traffic, and the page that shows them: make results [DATA=...] [PEERS=...] [FIGURES=marconi]
-# without FIGURES all of them, with those that need an engine
-results: $(VENV)/.dev
-	$(BIN)/python -m papers $(FIGURES) --data $(DATA) --peers $(or $(PEERS),$(DATA)/../peers) --out docs/results
-	$(if $(FIGURES),,$(BIN)/python -m benchmarks.sparse --data $(DATA) --out docs/results)
-	$(if $(FIGURES),,$(BIN)/python -m benchmarks.segment_states --out docs/results)
-	$(if $(FIGURES),,$(BIN)/python -m benchmarks.segments --out docs/results)
-	$(if $(FIGURES),,$(BIN)/python -m benchmarks.segment_quality --out docs/results)
-	$(BIN)/python -m papers --page docs/results.md --out docs/results
+# the papers' figures on recorded traffic, and the page that shows them, in build/: make results [DATA=...] [PEERS=...] [FIGURES=marconi]
+# without FIGURES all of them, with those that need an engine; PUBLISH=1 writes the files and the page of docs/ instead
+PUBLISHED = $(if $(PUBLISH),docs,build)
+results: $(VENV)/.papers
+	$(BIN)/python -m papers $(FIGURES) --data $(DATA) --peers $(or $(PEERS),$(DATA)/../peers) --out $(PUBLISHED)/results $(if $(PUBLISH),--publish)
+	$(if $(FIGURES),,$(BIN)/python -m benchmarks.sparse --data $(DATA) --out $(PUBLISHED)/results)
+	$(if $(FIGURES),,$(BIN)/python -m benchmarks.segment_states --out $(PUBLISHED)/results)
+	$(if $(FIGURES),,$(BIN)/python -m benchmarks.segments --out $(PUBLISHED)/results)
+	$(if $(FIGURES),,$(BIN)/python -m benchmarks.segment_quality --out $(PUBLISHED)/results)
+	$(BIN)/python -m papers --page $(PUBLISHED)/results.md --out $(PUBLISHED)/results $(if $(PUBLISH),--publish)
 
 # generated pages, and numbers in prose, from the code and the results: make pages
 pages: $(VENV)/.dev

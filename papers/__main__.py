@@ -17,7 +17,7 @@ from headwater.table import Table
 from papers import FIGURES, Figure, Lab, figures_named, page_of
 from papers.lab import measure, write
 from papers.page import given, number, verdict
-from papers.results import refuse_dirty_tree
+from papers.results import is_kept, refuse_dirty_tree
 
 commands = typer.Typer(add_completion=False)
 NAMES = f"Figures, or papers for all of theirs (marconi); without one, all. There are {', '.join(FIGURES)}."
@@ -33,12 +33,16 @@ def figures(
         Path | None, typer.Option(help="Folder of a JSON file a figure: written, or read with --page.")
     ] = None,
     page: Annotated[Path | None, typer.Option(help="Run nothing: write this page out of --out's files.")] = None,
+    publish: Annotated[bool, typer.Option("--publish", help="Let --out and --page be the project's own.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="No more sessions of a trace than that.")] = None,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")] = 0,
 ) -> None:
     """Run the papers' figures on recorded traffic, and print our numbers beside the papers'."""
     chosen = figures_named(names or ())
+    for written in (page, out if page is None else None):
+        if written is not None and is_kept(written) and not publish:
+            raise ConfigError(f"{written} is a result of the project: --publish writes it")
     prepare_outputs(page, folders=[out if page is None else None])
     if page is not None:
         page.write_text(page_of(list(FIGURES.values()), _documents(out)), encoding="utf-8")

@@ -17,7 +17,7 @@ from headwater.machine import cpu
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-FIGURES = ROOT / "docs" / "results"
+FIGURES, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
 TREES = ("clean", "dirty", "not recorded")  # the working tree of a run; only clean ones are written
 Seed = int | list[int] | None
 # results and pages are outputs: one run may follow another without a commit in between
@@ -51,8 +51,8 @@ def refuse_dirty_tree(*outputs: Path | None, small: bool = False) -> None:
 
 
 def is_kept(path: Path) -> bool:
-    """Tell whether a file or folder is one of the project's results."""
-    return any(path.resolve().is_relative_to(folder) for folder in (RESULTS, FIGURES))
+    """Tell whether a file or folder is one of the project's results, or their page."""
+    return any(path.resolve().is_relative_to(folder) for folder in (RESULTS, FIGURES, PAGE))
 
 
 def write_results(

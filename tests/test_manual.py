@@ -79,8 +79,8 @@ def test_example_policy_appears_in_replay_table(tmp_path: Path) -> None:
         tokens = list(range(1000 * (at % 7), 1000 * (at % 7) + 64 * (2 + at % 7)))
         lines.append(json.dumps({"t": at, "session": str(at), "input": tokens, "output": [at]}))
     trace.write_text("\n".join(lines))
-    evictions = ["lru", "deepest", "deepest(floor=4096)"]
-    command = [sys.executable, str(script), "replay", str(trace), "--memory", "350MB", "--json", str(out)]
+    evictions = ["lru", f"{script}:Deepest", f"{script}:Deepest(floor=4096)"]
+    command = [sys.executable, "-m", "headwater", "replay", str(trace), "--memory", "350MB", "--json", str(out)]
     done = subprocess.run([*command, "--eviction", ",".join(evictions)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())["rows"]

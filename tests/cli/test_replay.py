@@ -19,6 +19,8 @@ ROW = [
     "tier_peak_bytes", "tier_written_bytes", "hints", "high_hit_rate", "cluster", "tails",
     "reported_hit_rate", "recomputed_tokens",
 ]  # fmt: skip
+RUN = ["version", "commit", "trace", "trace_digest", "model", "dtype", "weights", "page_size", "seed", "limit"]
+RUN += ["arrival", "serve"]
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def test_cross_product_is_replayed_and_written(trace: Path, tmp_path: Path, capf
     policies = ("--memory", "1GB,2GiB", "--eviction", "lru,seglen(w=0.5, single_child=False)", "--placement", "branch")
     assert replay(trace, "--page-size", 32, *policies, *files) == 0
     told = json.loads(out.read_text())
-    assert list(told) == ["trace", "model", "dtype", "weights", "page_size", "rows"]
+    assert list(told) == [*RUN, "rows"]
     assert (told["trace"], told["model"], told["page_size"]) == ("made", "qwen3.5-9b", 32)
     rows = told["rows"]
     assert all(list(row) == ROW for row in rows)

@@ -6,7 +6,10 @@ import ast
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any, TypeVar
 
 from headwater.errors import ConfigError
@@ -17,6 +20,31 @@ T = TypeVar("T")
 def classes(package: str, names: Mapping[str, str]) -> dict[str, Any]:
     """Import the class that each file of `package` defines: from {file: name of its class} to {file: its class}."""
     return {file: getattr(import_module(f"{package}.{file}"), name) for file, name in names.items()}
+
+
+def own_class(spelling: str) -> tuple[str, Callable[..., Any]] | None:
+    """Return name and class of a policy spelled `FILE.py:CLASS`, with options after it; None for other spellings.
+
+    Raises ConfigError if the file cannot be loaded, or has no such class.
+    """
+    name = spelling.strip().partition("(")[0].strip()
+    file, colon, found = name.rpartition(":")
+    if not colon or not file.endswith(".py"):
+        return None
+    return name, _loaded(str(Path(file).expanduser().resolve()), found)
+
+
+@cache
+def _loaded(file: str, name: str) -> Callable[..., Any]:
+    spec = spec_from_file_location(Path(file).stem, file)
+    assert spec is not None, "a path that ends in .py has a loader"
+    assert spec.loader is not None, "likewise"
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        return getattr(module, name)  # type: ignore[no-any-return]
+    except Exception as error:  # of the user's own file
+        raise ConfigError(f"{file}:{name} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def split(spellings: str) -> tuple[str, ...]:

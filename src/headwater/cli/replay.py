@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -15,17 +14,17 @@ from typer import Option
 
 from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
-from headwater.cache_folder import write_whole
 from headwater.cli import common
 from headwater.cli.models import profile_for
-from headwater.cli.replay_tables import cluster_tables, notes, results_table
+from headwater.cli.replay_outputs import Outputs
+from headwater.cli.replay_tables import cluster_tables, results_table
 from headwater.cli.traces import Formats, traces_table
 from headwater.errors import ConfigError
 from headwater.journal import Journal
 from headwater.lab.cost import StepCost, load_device
+from headwater.lab.outputs import check_output, provenance
 from headwater.lab.replay import NewArrivals, Run, run_grid
 from headwater.lab.replay import replay as one_server
-from headwater.lab.report import write_report
 from headwater.lab.row import Result
 from headwater.lab.serving import Engine, check_clock
 from headwater.lab.setup import (
@@ -43,7 +42,6 @@ from headwater.lab.setup import (
 from headwater.lab.speculation import Law
 from headwater.lab.tiers import SPELLING as TIER_SPELLED
 from headwater.lab.tiers import TierLaw
-from headwater.models.profiles import Profile
 from headwater.request import SegmentEviction
 from headwater.setting import OFF, parse_bytes
 from headwater.traces.loads import make_arrivals
@@ -56,6 +54,7 @@ if TYPE_CHECKING:
 REUSES = ("prefix", "segments", "both")
 POOLS = ("unified", "split", "elastic")
 ROUTER = "least_cost"
+RUN = ("seed", "limit", "arrival", "serve")  # options that rows do not have
 ON = "on"
 
 
@@ -107,6 +106,9 @@ WorkerFailures = Annotated[
     ),
 ]
 PerRequest = Annotated[Path | None, Option(help="Write a JSON line a request to this file.")]
+OutFile = Annotated[
+    Path | None, Option("--out", help="Write a row a cell to this file: .csv, .parquet or .json, by its ending.")
+]
 ReportFile = Annotated[Path | None, Option(help="Write one self-contained HTML page to this file.")]
 
 
@@ -151,6 +153,7 @@ def replay(
     json_file: common.JsonFile = None,
     per_request: PerRequest = None,
     report: ReportFile = None,
+    out: OutFile = None,
     formats: Formats = False,
 ) -> None:
     """Replay recorded traffic under each policy and memory size.
@@ -230,7 +233,8 @@ def _replay(given: Namespace) -> None:
         cost = StepCost(profile, load_device(given.serve))
         engine = Engine(cost, given.max_running, given.tokens_per_step, given.seed)
     _check(setups, engine is not None)
-    files = given.json_file, given.per_request, given.report
+    files = given.json_file, given.per_request, given.report, given.out
+    check_output(given.out)
     common.prepare_outputs(*files)
     found = common.read(given.trace, given.data, given.tokenizer, given.limit, given.seed, given.block_tokens)
     load = partial(make_arrivals, spelling=given.arrival, seed=given.seed, data=given.data)
@@ -239,7 +243,14 @@ def _replay(given: Namespace) -> None:
         setup.layout(found)
     about = [found.name, len(found.requests), given.arrival, given.seed, given.serve, given.max_running]
     journal = Journal(next(filter(None, files), None), [*about, given.tokens_per_step, str(setups)])
-    outputs = Outputs(found, given.model or profile.name, profile, given.page_size, *files, journal)
+    run = provenance(
+        found,
+        model=given.model or profile.name,
+        **common.formats(profile),
+        page_size=given.page_size,
+        **{name: getattr(given, name) for name in RUN},
+    )
+    outputs = Outputs(found, profile, run, *files, journal)
     _run(found, setups, load, engine, given.jobs, outputs)
 
 
@@ -346,45 +357,3 @@ def _check(setups: list[Setup], under_clock: bool) -> None:
             make_placement(setup.placement)
             if under_clock:
                 check_clock(setup, policy)
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """Output files of a replay, written when it ends; None for those not wanted."""
-
-    trace: Trace
-    model: str
-    profile: Profile
-    page_size: int
-    json_file: Path | None
-    per_request: Path | None
-    report: Path | None
-    journal: Journal  # rows of an earlier run, and those that are done
-
-    def needed(self, result: Result) -> Result:
-        """Return the result without the details that no output shows."""
-        return result if self.per_request or self.report else replace(result, outcomes=(), held=(), reuse={})
-
-    def write(self, results: Sequence[Result]) -> None:
-        """Write each file completely, or not at all."""
-        rows = [result.row.as_dict() for result in results]
-        model = {"model": self.model, **common.formats(self.profile)}
-        document = {"trace": self.trace.name, **model, "page_size": self.page_size, "rows": rows}
-        common.write_json(self.json_file, document)
-        if self.per_request is not None:
-            write_whole(self.per_request, _lines(results))
-        if self.report is not None:
-            lines = (*notes(self.trace, results), common.formats_line(self.profile))
-            write_report(self.report, self.trace.name, self.model, lines, results)
-
-
-def _lines(results: Sequence[Result]) -> Iterable[str]:
-    for result in results:
-        row = result.row
-        setup = {"memory": row.memory, "pool": row.pool, "placement": row.placement, "eviction": row.eviction}
-        if not row.tails:
-            setup |= {"tails": False}
-        if row.segments is not None:
-            setup |= {"reuse": row.segments.reuse, "segment_eviction": row.segments.eviction}
-        for outcome in result.outcomes:
-            yield json.dumps({**setup, **outcome.as_dict()}) + "\n"

@@ -16,11 +16,11 @@ from headwater.setting import OFF
 class Spread:
     """Distribution of times to the first token, in milliseconds."""
 
-    mean: float
-    p5: float
-    p50: float
-    p95: float
-    p99: float
+    mean: float  # milliseconds, as the others
+    p5: float  # percentile
+    p50: float  # percentile
+    p95: float  # percentile
+    p99: float  # percentile
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Spread | None:
@@ -44,8 +44,8 @@ class Segments:
     made_tokens: int  # computed to build stored segments
     uses: int  # how often a request was composed of one
     stored: int  # at the end, as the next
-    bytes: int
-    evicted: int
+    bytes: int  # of stored segments
+    evicted: int  # segments
 
     @property
     def name(self) -> str:
@@ -69,14 +69,14 @@ class Routing:
     worker's match at the time of arrival; changes of that match until the prefill begins are counted apart. Requests.
     """
 
-    router: str
+    router: str  # rule, as spelled
     event_delay: float  # seconds
-    workers: tuple[Share, ...]
-    as_predicted: int
+    workers: tuple[Share, ...]  # requests and hit rate of each
+    as_predicted: int  # requests
     more: int  # tokens were cached than predicted
-    less: int
+    less: int  # tokens were cached than predicted
     lost_waiting: int  # less was cached when the prefill began than at the time of arrival
-    gained_waiting: int
+    gained_waiting: int  # more was cached then
     expected_loads: int = 0  # requests whose worker was expected to load a part from its store
     loaded: int = 0  # requests whose worker did, expected or not
     missed_loads: int = 0  # expected loads that did not happen
@@ -85,7 +85,7 @@ class Routing:
     followed: int = 0  # prefixes that were read while another worker prefilled them
     pulls_failed: int = 0  # since the prefix was evicted before it was sent
     prefill: int = 0  # workers that only prefill; `workers` counts requests where they were prefilled
-    handed_over: int = 0
+    handed_over: int = 0  # prefixes, to workers that decode
     answers_apart: int = 0  # handed-over answers that are prefilled where their prompts were
     combined: int = 0  # requests whose segments workers prepared for another one
     segments_apart: int = 0  # their cold segments that another worker than the combining one computed
@@ -116,36 +116,36 @@ class Routing:
 class Row:
     """Outcome of one setup on one trace. Bytes, tokens, FLOPs, seconds, MB of 10^6 bytes."""
 
-    memory: int
-    pool: str
-    placement: str
-    eviction: str
-    requests: int
-    prompt_tokens: int
+    memory: int  # bytes
+    pool: str  # unified, split, elastic
+    placement: str  # policy, as spelled
+    eviction: str  # policy, as spelled
+    requests: int  # number
+    prompt_tokens: int  # of all requests
     hit_tokens: int  # not computed: prefixes and composed ones, less those computed to build segments
     token_hit_rate: float  # tokens that were not computed, of all prompt tokens
     ideal_hit_rate: float  # the same with endless memory and a checkpoint at every unit
-    stranded_tokens: int
-    flops_saved: float
-    flops_saved_share: float
-    checkpoints_taken: int
+    stranded_tokens: int  # cached beyond the deepest checkpoint, of all matches
+    flops_saved: float  # of prefill, by hits
+    flops_saved_share: float  # of the FLOPs of all prompts
+    checkpoints_taken: int  # number stored
     checkpoints_hit: int  # those at which a request resumed
     evictions: dict[str, int]
     misses_by_reason: dict[str, int]
     ttft_ms: Spread | None  # None: without --serve nothing takes time
-    queue_depth: float | None
+    queue_depth: float | None  # requests that wait, on average; None without --serve
     alpha: float | None  # of a FLOP-aware policy, at the end
     seconds: float  # of the replay, without reading and tokenising
-    peak_rss_mb: float
+    peak_rss_mb: float  # of the process
     segments: Segments | None = None  # None: no request has any
     speculation: str = OFF  # as it was asked for
     tpot_ms: Spread | None = None  # time of an output token after the first; None without --serve
-    accepted_drafts: int = 0
-    rejected_drafts: int = 0
+    accepted_drafts: int = 0  # tokens
+    rejected_drafts: int = 0  # tokens
     tier: str = OFF  # as it was asked for
     loaded_tokens: int = 0  # read from the tier, not computed
     tier_peak_bytes: int = 0  # that the tier held at most
-    tier_written_bytes: int = 0
+    tier_written_bytes: int = 0  # to the tier
     hints: str = OFF  # that requests carried, as `--hints` spells them
     high_hit_rate: float | None = None  # token hit rate of requests of high priority; None: there are none
     cluster: Routing | None = None  # None: one worker without a router

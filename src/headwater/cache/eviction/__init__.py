@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from headwater.cache.eviction.base.policy import Eviction
-from headwater.cache.spelling import build, classes
+from headwater.cache.spelling import build, classes, own_class
 from headwater.plan import CacheLayout
 
 # file: its class. The file's name is the policy's
@@ -29,6 +29,9 @@ EVICTION: dict[str, Callable[..., Eviction]] = classes(
 
 
 def make_eviction(spelling: str, layout: CacheLayout) -> Eviction:
-    """Build the policy that `spelling` names: `lru`, `seglen(w=0.5)`. Raises ConfigError for an unknown one."""
-    table = {name: partial(policy, layout) for name, policy in EVICTION.items()}
+    """Build the policy that `spelling` names: `lru`, `seglen(w=0.5)`, `./mine.py:Mine`. Raises ConfigError."""
+    own = own_class(spelling)
+    table: dict[str, Callable[..., Eviction]] = {
+        name: partial(policy, layout) for name, policy in (*EVICTION.items(), *([own] if own else []))
+    }
     return build("eviction", spelling, table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headwater.cache.placement.base import Placement
-from headwater.cache.spelling import build, classes
+from headwater.cache.spelling import build, classes, own_class
 
 # file: its class. The file's name is the policy's
 PLACEMENT: dict[str, Callable[..., Placement]] = classes(
@@ -25,5 +25,7 @@ PLACEMENT: dict[str, Callable[..., Placement]] = classes(
 
 
 def make_placement(spelling: str) -> Placement:
-    """Build the policy that `spelling` names: `structural`, `every_block(4)`. Raises ConfigError for an unknown one."""
-    return build("placement", spelling, PLACEMENT)
+    """Build the policy that `spelling` names: `structural`, `every_block(4)`, `./mine.py:Mine`. Raises ConfigError."""
+    own = own_class(spelling)
+    table: dict[str, Callable[..., Placement]] = PLACEMENT | dict([own] if own else [])
+    return build("placement", spelling, table)

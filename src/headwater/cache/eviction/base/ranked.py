@@ -9,6 +9,7 @@ from headwater.cache.eviction.base.lazy_heap import LazyHeap, Rank, bare_leaves,
 from headwater.cache.eviction.base.policy import Eviction, Kind, Room, Victim
 from headwater.cache.eviction.base.worth import Bases, changes_sharing, next_below
 from headwater.cache.node import Node, is_free_leaf
+from headwater.errors import ConfigError
 
 
 class BareFirst(Eviction):
@@ -66,7 +67,10 @@ class Ranked(BareFirst):
             self._checkpoints.discard(node)
             self._ends.discard(node)
             return
-        rank = (0.0 if node.speculative else 1.0, *self._rank(node))
+        own = self._rank(node)
+        if not isinstance(own, tuple):
+            raise ConfigError(f"{type(self).__name__}: a rank is {own!r}, must be a tuple: ({own!r},)")
+        rank = (0.0 if node.speculative else 1.0, *own)
         self._checkpoints.put(node, rank)
         if is_free_leaf(node):
             self._ends.put(node, rank)
