@@ -279,6 +279,8 @@ class ServeConfig:
         unset="in the cache folder",
     )
 
+    max_memory: int = 0  # bytes, more than `memory`, to which caches of other models may lend; 0: none do
+
     def __post_init__(self) -> None:
         for one in SETTINGS:
             one.check(getattr(self, one.name))

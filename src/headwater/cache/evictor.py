@@ -1,7 +1,8 @@
 """Evictor: decides whether room can be made, and carries out what the eviction policy chooses.
 
-Two operations of the cache evict. `reserve` makes room, for legs, segments and healing alike. `commit` gives up what
-the policy's own cap excludes now that a path was committed (`path_cap`, `last_n`). Anywhere else eviction raises.
+Three operations of the cache evict. `reserve` makes room, for legs, segments and healing alike. `commit` gives up what
+the policy's own cap excludes now that a path was committed (`path_cap`, `last_n`). `lend` gives pages to another cache
+of the process. Anywhere else eviction raises.
 
 `keep` are nodes that stay as they are: eviction stops before the first of them is chosen, and returns False.
 """
@@ -9,6 +10,7 @@ the policy's own cap excludes now that a path was committed (`path_cap`, `last_n
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -121,6 +123,16 @@ class Evictor:
             elif not self.evict(room, pages - region.free, now, keep):
                 return False
         return True
+
+    def lend(self, pages: int, now: int) -> array[int]:
+        """Take pages out of the pool, evicting what ranks lowest, and return their ids. Raises OutOfPages."""
+        self.require_room(Survey([], 0, None, (), (), pages, 0))
+        self.reserving = True
+        try:
+            self.make_rooms(pages, 0, now)
+        finally:
+            self.reserving = False
+        return self._pool.lend(pages)
 
     def make_rooms(self, kv: int, states: int, now: int, keep: Nodes = NONE) -> bool:
         """Evict until `kv` pages are free for KV and `states` for checkpoints and slots, both at once."""

@@ -61,6 +61,7 @@ class Pool:
             n_kv = layout.n_pages - round(layout.n_pages * layout.state_fraction)
             self.kv, self.states = Region(0, n_kv), Region(n_kv, layout.n_pages)
             self._of_states = bytearray(n_kv) + bytearray(b"\1") * (layout.n_pages - n_kv)
+        self._lent = array("i")
 
     @property
     def split(self) -> bool:
@@ -71,6 +72,30 @@ class Pool:
     def free(self) -> int:
         """Number of free pages in all regions."""
         return self.kv.free + self.states.free if self.split else self.kv.free
+
+    @property
+    def size(self) -> int:
+        """Number of pages of the pool, without those that it has lent."""
+        return self.kv.size + self.states.size if self.split else self.kv.size
+
+    @property
+    def n_lent(self) -> int:
+        """Number of pages that are lent, of which the memory belongs to another pool."""
+        return len(self._lent)
+
+    def lend(self, count: int) -> array[int]:
+        """Take free pages out of one region, and return their ids. Raises ValueError if fewer are free."""
+        pages = self.kv.take(count)
+        self.kv.size -= count
+        self._lent.extend(pages)
+        return pages
+
+    def get_back(self, count: int) -> None:
+        """Add at most `n_lent` pages that were lent to the free ones."""
+        pages = self._lent[len(self._lent) - count :]
+        del self._lent[len(self._lent) - count :]
+        self.kv.size += count
+        self.kv.give(pages)
 
     def shortage(self, kv: int, states: int, evictable: tuple[int, int] = (0, 0)) -> Shortage | None:
         """Return the shortage for `kv` and `states` pages after evicting `evictable` ones; None if there is none."""

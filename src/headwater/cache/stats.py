@@ -108,7 +108,7 @@ class Parts:
         saves += sum(len(tail.kv) + len(tail.rows) for opened in plans for tail in opened.tails)
         dead_units = 0 if layout.every_page or not index.unit_pages else index.dead_pages // index.unit_pages
         return CacheStats(
-            pages_total=layout.n_pages,
+            pages_total=self.pool.size,
             pages_free=self.pool.free,
             pages_kv=index.kv_pages,
             pages_checkpoint=index.checkpoints * layout.checkpoint_pages,

@@ -181,10 +181,14 @@ def serve_until_stopped(config: ServeConfig) -> None:
 
 
 def of_models(config: ServeConfig) -> list[ServeConfig]:
-    """Return the settings of each model, with an equal share of the memory."""
+    """Return the settings of each model, with an equal share of the memory, which follows use where pages can move."""
     models = [config.model, *(named(Path(name)) for name in config.more_models)]
-    share = config.memory // len(models)
-    return [replace(config, model=model, more_models=(), memory=share) for model in models]
+    share, moves = (
+        config.memory // len(models),
+        config.device == "cpu" and config.speculation in ("off", "ngram", "suffix"),
+    )
+    most = config.memory - (len(models) - 1) * (share // 2) if moves and len(models) > 1 else 0
+    return [replace(config, model=model, more_models=(), memory=share, max_memory=most) for model in models]
 
 
 def check_models(configs: list[ServeConfig]) -> None:

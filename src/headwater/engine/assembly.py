@@ -117,7 +117,7 @@ def assembled(
     if bytes_of_drafts and config.memory < bytes_of_drafts + page_bytes:
         must = f"drafts take {bytes_of_drafts:,} bytes and one page {page_bytes:,}: give more, or --speculation off"
         raise SettingError("memory", repr(show_bytes(config.memory)), must)
-    layout = spec.layout((config.memory - bytes_of_drafts) * spec.page_bytes // page_bytes)
+    layout = spec.layout((max(config.memory, config.max_memory) - bytes_of_drafts) * spec.page_bytes // page_bytes)
     if config.resume_grid > 1:  # on a card a prefill of one row takes about as long as one of a page
         layout = replace(layout, tail_pages=())
     row_bytes = layout.checkpoint_pages * spec.page_bytes
@@ -126,6 +126,8 @@ def assembled(
     states = StateMemory(spec.state, 2 * slots + n_saves, row_bytes, config.device)
     arena = Arena(spec, layout.n_pages, config.device)
     scheduler = _scheduler(config, layout, spec, n_saves, speculation)
+    if config.max_memory:
+        scheduler.cache.evictor.lend(layout.n_pages - spec.layout(config.memory).n_pages, 0)
     longest = scheduler.limits.max_model_len
     if longest > spec.max_length:
         served = f"{spec.max_length:,} tokens; requests of up to {longest:,} fit and are served"
@@ -143,12 +145,22 @@ def with_empty_cache(scheduler: Scheduler, config: ServeConfig, spec: ModelSpec)
     return _scheduler(config, scheduler.layout, spec, saves, speculation_of(OFF))
 
 
+def min_pages(config: ServeConfig, layout: CacheLayout, spec: ModelSpec) -> int:
+    """Return the pages that a model always keeps: half of its share of several models' memory."""
+    return config.memory // 2 // spec.page_bytes if config.max_memory else layout.n_pages
+
+
 def _scheduler(
     config: ServeConfig, layout: CacheLayout, spec: ModelSpec, n_saves: int, speculation: Speculation
 ) -> Scheduler:
-    longest = MAX_POSITIONS
+    longest, kept = MAX_POSITIONS, min_pages(config, layout, spec)
+    if config.max_memory and kept <= layout.slot_pages:
+        needs = (
+            f"a model keeps {kept:,} pages of {spec.page_bytes:,} bytes, and a request takes {layout.slot_pages + 1:,}"
+        )
+        raise SettingError("memory", repr(show_bytes(config.memory)), f"of which {needs}")
     if layout.kv_pages_per_unit:
-        longest = min(longest, (layout.n_pages - layout.slot_pages) * layout.page_size)
+        longest = min(longest, (kept - layout.slot_pages) * layout.page_size)
     limits = Limits(config.max_running, config.max_tokens_per_step, n_saves, longest, config.max_waiting)
     if not config.cache:
         off = make_placement("none")

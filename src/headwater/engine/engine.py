@@ -32,7 +32,7 @@ from headwater.engine.tiers.io import TierIO
 from headwater.engine.tiers.own_parts import OwnParts
 from headwater.engine.tiers.tier import Tier
 from headwater.engine.verification import Verification
-from headwater.errors import EngineStopped, QueueFull
+from headwater.errors import EngineStopped, OutOfPages, QueueFull
 from headwater.mixers.linear import weight_layout
 from headwater.mixers.numerics import end_workers
 from headwater.models.hybrid import HybridModel
@@ -284,6 +284,30 @@ class Engine:
         """Return segments that others want in memory; its `after` is to be called by `stepped`."""
         return Preparations(self.scheduler, self.changed, self.spec.vocab_size)
 
+    def lend(self, size: int, min_pages: int, evicts: bool) -> int:
+        """Give up at most `size` bytes of the cache's memory, and return how many; evict nothing unless `evicts`.
+
+        At least `min_pages` pages stay.
+        """
+        page_bytes, cache = self.spec.page_bytes, self.scheduler.cache
+        with self.changed:
+            spare = cache.pool.size - min_pages
+            pages = min(size // page_bytes, spare if evicts else min(spare, cache.pool.free))
+            try:
+                given = cache.evictor.lend(max(0, pages), cache.now)
+            except OutOfPages:  # running requests hold them
+                return 0
+        self.runner.arena.discard(given)
+        return len(given) * page_bytes
+
+    def borrow(self, size: int) -> int:
+        """Add at most `size` bytes to the cache's memory, up to its greatest size, and return how many."""
+        with self.changed:
+            pool = self.scheduler.cache.pool
+            pages = min(size // self.spec.page_bytes, pool.n_lent)
+            pool.get_back(pages)
+        return pages * self.spec.page_bytes
+
     def cancel(self, request_id: int) -> None:
         """Give up a request; its memory is free within two steps. Unknown and finished ids are ignored."""
         with self.changed:
@@ -313,7 +337,7 @@ class Engine:
             "dtype": self.spec.dtype_name,
             "weights": self.spec.weights_held,
             "layout": weight_layout(self.check.mode, self.runner.arena.pages.device),
-            "memory_pages": self.scheduler.layout.n_pages,
+            "memory_pages": self.scheduler.cache.pool.size,
             "speculation": self.scheduler.speculation.shown,
             "running": self.scheduler.computing,
             "waiting": len(self.scheduler.waiting),

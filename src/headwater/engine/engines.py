@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from headwater.engine.engine import Engine
+from headwater.engine.shares import Shares
 from headwater.mixers.numerics import prepare_process
 
 
@@ -24,11 +25,14 @@ class Engines:
             steps = self._steps = ThreadPoolExecutor(1, "headwater-steps", prepare_process, (threads,))
             for engine in self.all:
                 engine.loop.in_turn = lambda step: steps.submit(step).result()
+        self._shares = Shares(self.all) if any(engine.scheduler.cache.pool.n_lent for engine in self.all) else None
 
     def start(self) -> None:
         """Start serving."""
         for engine in self.all:
             engine.start()
+        if self._shares is not None:
+            self._shares.start()
 
     def refuse_new(self) -> None:
         """Refuse requests from now on, as `Engine.refuse_new` does."""
@@ -37,6 +41,8 @@ class Engines:
 
     def stop(self, left: Callable[[], float] = lambda: 0.0) -> None:
         """Stop each engine, as `Engine.stop` does."""
+        if self._shares is not None:
+            self._shares.stop()
         for engine in self.all:
             engine.stop(left)
         if self._steps is not None:

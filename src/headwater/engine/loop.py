@@ -109,8 +109,12 @@ class StepLoop:
         after = self.weights.unload_after
         if after is None or not self.weights.loaded:
             return None
-        idle = 0.0 if self._turn_began is not None else time.monotonic() - self.idle_since
-        return (datetime.now(UTC) + timedelta(seconds=after - idle)).isoformat(timespec="seconds")
+        return (datetime.now(UTC) + timedelta(seconds=after - self.idle_seconds)).isoformat(timespec="seconds")
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds for which there was no work."""
+        return 0.0 if self._turn_began is not None else time.monotonic() - self.idle_since
 
     def stop(self) -> None:
         """End the thread after the step in progress; requests still open fail with EngineStopped."""

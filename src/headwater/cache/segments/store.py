@@ -135,7 +135,7 @@ class SegmentStore:
     @property
     def budget_pages(self) -> int:
         """The budget in pages."""
-        return round(self.layout.n_pages * self.budget)
+        return round(self.pool.size * self.budget)
 
     @property
     def is_hard(self) -> bool:
