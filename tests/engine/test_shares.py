@@ -23,7 +23,7 @@ def rigs(make, loaded):
 @pytest.fixture
 def shares(rigs, monkeypatch):
     found = Shares([rig.engine for rig in rigs])
-    found._idle_seconds = 0.0
+    found.idle_seconds = 0.0
     return found
 
 
@@ -66,7 +66,7 @@ def test_answers_of_both_keep_their_bits_while_memory_moves(rigs, shares, make):
 
 def test_cached_content_of_an_engine_that_is_not_idle_stays(rigs, shares):
     one, other = rigs
-    shares._idle_seconds = 1e9
+    shares.idle_seconds = 1e9
     for prompt in LONG:
         other.ask(prompt, 4)
         other.settle()

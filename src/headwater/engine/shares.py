@@ -30,7 +30,7 @@ class Shares:
         self._left = 0  # bytes that fill no page of the engine that got the others
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headwater-shares", daemon=True)
-        self.start, self._idle_seconds = self._thread.start, IDLE_SECONDS
+        self.start, self.idle_seconds = self._thread.start, IDLE_SECONDS
 
     def stop(self) -> None:
         """End the thread."""
@@ -59,7 +59,7 @@ class Shares:
             is_owed = self._size(needy) < self._even[needy] and self._size(other) > self._even[other]
             if other in evicting and not is_owed:
                 continue
-            evicts = is_owed or other.loop.idle_seconds >= self._idle_seconds
+            evicts = is_owed or other.loop.idle_seconds >= self.idle_seconds
             above = self._size(other) - self._even[other] if is_owed else self._step
             min_pages = self._even[other] // 2 // other.spec.page_bytes
             lent = other.lend(min(self._step, above), min_pages, evicts)
