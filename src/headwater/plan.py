@@ -35,10 +35,11 @@ class CacheLayout:
     unit_tokens: int = 64  # tokens a unit of the index (page_size, or a recorded block's length)
     unit_bytes: int = 256  # bytes of a unit in a key
     kv_pages_per_unit: int = 1  # for each page of the unit: 0 for a model without attention, else 1
-    checkpoint_pages: int = 1  # pages that one checkpoint takes; 0 for a model without recurrent layers
+    checkpoint_pages: int = 1  # pages that one checkpoint takes; 0 if work can resume at every page
     slot_pages: int = 1  # pages that back one running sequence's states
     transition_pages: int = 0  # pages that a segment's transitions take
-    resumable: str = "checkpoints"  # "every_page" for a model without recurrent layers
+    resumable: str = "checkpoints"  # "every_page" if the states are in pages, or there are none
+    states_in_pages: bool = False  # each page of KV has the states after its last token
     state_fraction: float | None = None  # None: one unified pool; else the share of pages that only states may use
     elastic_pages: int = 0  # pages that the two pools of a state fraction trade at once; 0: their sizes are fixed
     flops: PrefillFlops = PrefillFlops()  # what a hit saves
@@ -48,6 +49,11 @@ class CacheLayout:
     def every_page(self) -> bool:
         """True if work can resume at every page."""
         return self.resumable == "every_page"
+
+    @property
+    def is_stateless(self) -> bool:
+        """True for a model without recurrent layers and windows: KV is all that its later tokens need."""
+        return self.every_page and not self.states_in_pages
 
     @property
     def min_tail_tokens(self) -> int:
@@ -112,6 +118,7 @@ class Saving:
     tails: tuple[int, ...] = ()  # ends of tails, ascending: each begins at the last page boundary before its end
     ends: bool = False  # the leg ends a prompt or an answer: a tail that ends there has the hidden row
     is_passed: bool = False  # the session will have a later end: the last of the tails is kept in free pages only
+    gap: int | None = None  # if states are in pages: beyond this position only a page at the leg's end gets them
 
     def until(self, end: int) -> Saving:
         """Return it without checkpoints and tails beyond `end`."""

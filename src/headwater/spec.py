@@ -17,12 +17,18 @@ from headwater.state_layout import BYTES_OF_DTYPE, StateLayout, TailLayout
 
 PAGE_ALIGN_BYTES = 512
 PAGE_BYTES_WITHOUT_KV = 64 * 1024
+MAX_STATE_SHARE = 1 / 8  # of a page's KV: states that take more are stored as checkpoints
 KEY_BLOCK = 512  # tokens: an attention's bits depend on the length of its last block of keys, so it is always full
 WEIGHTS = ("auto", "int8", "int4")  # how weights are held; auto: as stored
 # of a quantised weight's element: its code, and for each group a float16 scale and a zero of 8 bits
 QUANTISED_BYTES = {"int8": 1 + 3 / GROUP, "int4": 0.5 + 3 / GROUP}
 TABLES = {"int8": "int8", "int4": "int8"}  # format of embedding and head by that of products
 FLOAT8 = "float8"  # format of numbers with a sign, 4 bits of exponent and 3 of mantissa (e4m3)
+
+
+def aligned(size: int) -> int:
+    """Round a number of bytes up to PAGE_ALIGN_BYTES."""
+    return -(-size // PAGE_ALIGN_BYTES) * PAGE_ALIGN_BYTES
 
 
 class Packed(NamedTuple):
@@ -133,10 +139,18 @@ class ModelCosts(ABC):
         """Bytes of KV that all layers keep of one token."""
         return self.element_bytes * sum(n * layer.kv_elements(self.tensor_parallel) for layer, n in self.counted)
 
-    def bytes_of_page(self, page_size: int) -> int:
+    def kv_bytes_of_page(self, page_size: int) -> int:
         """Bytes of KV of a page over all attention layers, rounded up to 512; 64 KiB for a model without attention."""
-        kv_bytes = self.kv_bytes_per_token * page_size
-        return -(-kv_bytes // PAGE_ALIGN_BYTES) * PAGE_ALIGN_BYTES if kv_bytes else PAGE_BYTES_WITHOUT_KV
+        return aligned(self.kv_bytes_per_token * page_size) or PAGE_BYTES_WITHOUT_KV
+
+    def state_bytes_of_page(self, page_size: int) -> int:
+        """Bytes of a page for states, and as much again as a segment's transitions need; 0 if they are elsewhere."""
+        state_bytes = aligned(self.state.bytes) + aligned(self.transition.bytes)
+        return state_bytes if state_bytes <= MAX_STATE_SHARE * self.kv_bytes_per_token * page_size else 0
+
+    def bytes_of_page(self, page_size: int) -> int:
+        """Bytes of a page: of KV, then of states if they are small."""
+        return self.kv_bytes_of_page(page_size) + self.state_bytes_of_page(page_size)
 
     @cached_property
     def state(self) -> StateLayout:
@@ -172,11 +186,6 @@ class ModelCosts(ABC):
         """Bytes of a tail of `tokens` tokens, in whole pages, with the page of their KV."""
         page_bytes, has_kv = self.bytes_of_page(page_size), self.kv_bytes_per_token and tokens
         return (self.tail.pages(tokens, page_bytes) + bool(has_kv)) * page_bytes
-
-    @property
-    def resumable(self) -> str:
-        """Positions at which work can resume: every page of a model without recurrent layers, else checkpoints."""
-        return "checkpoints" if self.state.parts else "every_page"
 
     @property
     def layers_by_kind(self) -> dict[str, int]:
@@ -218,17 +227,19 @@ class ModelCosts(ABC):
         page_bytes = self.bytes_of_page(page_size)
         if memory_bytes < page_bytes:
             raise ConfigError(f"memory is {memory_bytes:,} bytes, one page of this model is {page_bytes:,}")
-        checkpoint_pages = -(-self.checkpoint_bytes // page_bytes)
+        state_pages, transition_pages = (-(-part.bytes // page_bytes) for part in (self.state, self.transition))
+        states_in_pages = self.state_bytes_of_page(page_size) > 0
         return CacheLayout(
             n_pages=memory_bytes // page_bytes,
             page_size=page_size,
             unit_tokens=page_size,
             unit_bytes=4 * page_size,
             kv_pages_per_unit=1 if self.kv_bytes_per_token else 0,
-            checkpoint_pages=checkpoint_pages,
-            slot_pages=checkpoint_pages,
-            transition_pages=-(-self.transition.bytes // page_bytes),
-            resumable=self.resumable,
+            checkpoint_pages=0 if states_in_pages else state_pages,
+            slot_pages=state_pages,
+            transition_pages=0 if states_in_pages else transition_pages,
+            resumable="checkpoints" if state_pages and not states_in_pages else "every_page",
+            states_in_pages=states_in_pages,
             flops=self.flops,
             tail_pages=tuple(self.tail.pages(n, page_bytes) for n in range(page_size + 1)),
         )
@@ -330,6 +341,26 @@ class ModelSpec(Architecture, ModelCosts):
     def page_bytes(self) -> int:
         """KV of one page over all attention layers, rounded up to 512 bytes; 64 KiB if the model has none."""
         return self.bytes_of_page(self.page_size)
+
+    @property
+    def states_in_pages(self) -> bool:
+        """True if each page has the states after its last token, after its KV."""
+        return self.state_bytes_of_page(self.page_size) > 0
+
+    @property
+    def state_place(self) -> tuple[int, slice]:
+        """Bytes of a checkpoint as it is stored, and which bytes of a page that is: all, or some after its KV."""
+        kv_bytes, size = self.kv_bytes_of_page(self.page_size), aligned(self.state.bytes)
+        return (size, slice(kv_bytes, kv_bytes + size)) if self.states_in_pages else self._pages(self.checkpoint_pages)
+
+    @property
+    def transition_place(self) -> tuple[int, slice]:
+        """The same of a segment's transitions."""
+        first, size = self.page_bytes - aligned(self.transition.bytes), aligned(self.transition.bytes)
+        return (size, slice(first, first + size)) if self.states_in_pages else self._pages(self.transition_pages)
+
+    def _pages(self, n: int) -> tuple[int, slice]:
+        return n * self.page_bytes, slice(None)
 
     @property
     def checkpoint_pages(self) -> int:

@@ -16,6 +16,7 @@ from headwater.engine.engine import Engine
 from headwater.engine.proof.selfcheck import SelfCheck
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.models.load import LoadedModel
+from headwater.plan import CacheLayout
 from headwater.request import Fidelity, Generation, SamplingParams, Span
 from headwater.schedule.speculation import Speculation
 
@@ -127,6 +128,10 @@ class Make:
     @property
     def checkpoint_pages(self) -> int:
         return self.loaded.spec.checkpoint_pages
+
+    @property
+    def layout(self) -> CacheLayout:
+        return self.loaded.spec.layout(2**30)
 
     def __call__(self, pages: int, **settings) -> Rig:
         return Rig(self.loaded, self.check, pages, self.device, **self.settings, **settings)

@@ -46,7 +46,7 @@ def tails_of_any_length(make: Make) -> list[Answer]:
     They are asked one by one, then again, then with a next turn and all at once.
     """
     base, own = words(128, "base"), words(63, "own")
-    part, kept_pages = words(10, "part"), make.loaded.spec.resumable != "checkpoints"
+    part, kept_pages = words(10, "part"), make.layout.is_stateless
     prompts = [base, base + own[:1], base + own, base + own[:30], base + part + own[:20], base + part + own[20:50]]
     prompts.append(base[:PAGE])
     lengths = list(map(len, prompts))
@@ -93,8 +93,8 @@ def branch_in_mid_page(make: Make) -> list[Answer]:
         rig.ask(trunk, 4)
         answers = [rig.ask(trunk[: 1000 + 20 * i] + words(200, "branch", i), 10) for i in range(4)]
     assert all(a.account.cached_tokens > 0 for a in answers)
-    # left by the one before, which branched on the same page; without recurrent layers, by the trunk
-    assert answers[3].account.cached_tokens == (1040 if make.loaded.spec.resumable == "checkpoints" else 1060)
+    # left by the one before, which branched on the same page; without states, by the trunk
+    assert answers[3].account.cached_tokens == (1060 if make.layout.is_stateless else 1040)
     return answers
 
 
@@ -108,7 +108,7 @@ def after_eviction_and_refill(make: Make) -> list[Answer]:
         refilled = rig.ask(prompt, 10)
         stats = rig.engine.scheduler.cache.stats()
     spec = make.loaded.spec
-    assert (stats.evicted_checkpoints > 0) == (spec.resumable == "checkpoints")
+    assert (stats.evicted_checkpoints > 0) == (not make.layout.every_page)
     assert (stats.evicted_kv_pages > 0) == bool(spec.attention_layers)
     assert lost.account.cached_tokens < 960
     assert refilled.account.cached_tokens >= 960  # tails are kept if they are worth their pages

@@ -31,6 +31,7 @@ class Branches:
         unit = self.layout.unit_tokens
         path, end = self.index.find(namespace, key)
         if self.layout.every_page:
+            end = self.index.deepest_with_states(path[-1], end) if path else 0
             return (end * unit,) if end else ()
         kept = (node for node in path if node.checkpoint is not None and not node.speculative and node.end <= end)
         return tuple(node.end * unit for node in kept)

@@ -104,6 +104,14 @@ class Index:
             node = node.parent
         return node
 
+    @staticmethod
+    def deepest_with_states(node: Node, end: int) -> int:
+        """Return the last depth up to `end` on the path to `node` at which work can resume, if states are in pages."""
+        for part in node.climb():
+            if part.parent is not None and part.parent.end < end < part.gap_end:
+                end = part.parent.end
+        return end
+
     def contents(self, changes: Changes) -> None:
         """Report all KV and checkpoints to `changes`, as if they were stored now."""
         for node in self:
@@ -152,7 +160,7 @@ class Index:
         width = cut * self.unit_bytes
         upper = Node(parent, node.edge[:width], node.pages[: cut * self.unit_pages], end, self._next_serial())
         upper.origins = (node.serial, *node.origins[:3])
-        upper.kv_time = node.kv_time
+        upper.kv_time, upper.gap_end = node.kv_time, node.gap_end
         upper.live = 1 if node.live else 0
         parent.adopt(node.unit, upper)
         node.edge, node.pages = node.edge[width:], node.pages[cut * self.unit_pages :]
@@ -361,7 +369,8 @@ class Index:
                 self.version += 1
                 del self.roots[node.namespace]
         elif node.children:
-            self._merge(node)
+            if node.gap_end == next(iter(node.children.values())).gap_end:
+                self._merge(node)
         elif not node.pages:
             if evicted and node.parent is not None:
                 self.eviction_log.add(self.namespace(node), node.parent.end, node.unit)

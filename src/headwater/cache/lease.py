@@ -127,10 +127,14 @@ class Lease:
         assert old is not None, "a lease that publishes has a node"
         end = draft.publish // unit
         positions = [save.position // unit for save in opened.saves]
+        if draft.saving.gap is not None and draft.saving.gap // unit > old.end:
+            positions = [draft.saving.gap // unit]
         stops = positions if positions and positions[-1] == end else [*positions, end]
         base = self.deep if self.deep is not None and self.deep.end <= stops[0] else old
         nodes, joint = index.grow(base, draft.key, stops, self.table)
         new_from = end if joint is None else joint.end
+        if draft.saving.gap is not None and draft.saving.gap // unit < end:
+            _note_gap(nodes, joint, -(-draft.end // unit), index)
         self.duplicates.extend(self.table[self.own_from : new_from * index.unit_pages])
         self.own_from = max(self.own_from, end * index.unit_pages)
         index.touch(nodes[-1], old, now)
@@ -181,6 +185,16 @@ class Lease:
     def _give_slot(self, pool: Pool) -> None:
         pool.states.give(self.slot)
         self.slot = array("i")
+
+
+def _note_gap(nodes: list[Node], joint: Node | None, end: int, index: Index) -> None:
+    """Note that of the last of these nodes, if it is new, only a page that ends at depth `end` has states."""
+    *others, last = nodes
+    if joint is not None and last.parent is not None and last.parent.end + 1 < end:
+        last.gap_end = end
+    for node in others:
+        if node is not joint:
+            index.tidy(node)
 
 
 def _keep(save: Save, node: Node, draft: Draft, index: Index, pool: Pool, now: int) -> None:

@@ -37,6 +37,7 @@ class Node:
     pins: int = 0  # leases whose path ends here
     holds: int = 0  # those of them that need the checkpoint as well
     lost: tuple[int, ...] = ()  # positions on this edge of evicted checkpoints
+    gap_end: int = 0  # pages of the edge that end before this depth lack states, if states are in pages
     mark: int = 0  # the eviction policy's note of the checkpoint; numbers below 256 take no memory
 
     def climb(self) -> Iterator[Node]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from headwater.account import Reason
@@ -211,10 +211,9 @@ class PrefixCache:
         if opened.has_new_slot:
             lease.slot = self.pool.states.take(self.layout.slot_pages)
         self._take_saves(opened, survey)
-        restore = () if survey.resume is None else survey.resume.checkpoint
-        assert restore is not None, f"{survey.resume} lost its checkpoint while it was held"
         own_from = draft.resumes_at // self.layout.page_size * self.layout.kv_pages_per_unit
         write_from = max(own_from, lease.own_from if lease.deep is not None else 0)
+        restore, saves = self._states(opened, survey, lease, write_from)
         lease.plan = self._operations.reserves
         self._plans[lease.plan] = lease, opened
         return Plan(
@@ -225,11 +224,28 @@ class PrefixCache:
             restore=restore,
             table=memoryview(lease.table.tobytes()).cast("i"),
             write_from=write_from,
-            saves=opened.saves,
+            saves=saves,
             lent=lease.slot if opened.has_new_slot else (),
             kept=opened.kept,
             tails=opened.tails,
         )
+
+    def _states(
+        self, opened: OpenPlan, survey: Survey, lease: Lease, write_from: int
+    ) -> tuple[Sequence[int], tuple[Save, ...]]:
+        """Return the pages from which the leg restores states, and those in which it saves some."""
+        if not self.layout.states_in_pages:
+            restore = () if survey.resume is None else survey.resume.checkpoint
+            assert restore is not None, f"{survey.resume} lost its checkpoint while it was held"
+            return restore, opened.saves
+        draft, unit, size, table = opened.draft, self.layout.unit_tokens, self.layout.page_size, lease.table
+        first = max(draft.resumes_at // unit, write_from * size // unit) + 1
+        ends = range(first * unit, draft.publish + 1, unit) if draft.start < draft.end else ()
+        gap = draft.publish if draft.saving.gap is None else draft.saving.gap
+        saved = (at for at in ends if at <= gap or at == draft.end)
+        resumes = opened.has_new_slot and draft.resumes_at > 0
+        restore = table[draft.resumes_at // size - 1 : draft.resumes_at // size] if resumes else ()
+        return restore, tuple(Save(at, table[at // size - 1 : at // size]) for at in saved)
 
     def _protect(self, draft: Draft, lease: Lease, survey: Survey) -> None:
         """Pin, hold and refresh what the leg reads, before anything is evicted for it."""

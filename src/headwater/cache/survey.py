@@ -63,7 +63,9 @@ class Surveyor:
         last, walked = self._reach(namespace, key, min(length // unit, units), near)
         end = min(walked, cap)
         resume = None if last is None else index.deepest_checkpoint(last, end)
-        checkpoint = end if self._every_page else 0 if resume is None else resume.end
+        checkpoint = 0 if resume is None else resume.end
+        if self._every_page:
+            checkpoint = index.deepest_with_states(last, end) if last is not None else 0
         reason = explain(index, namespace, key, last, (checkpoint, end, cap))
         branch = end if self._history is None else max(end, self._history.depth(namespace, key, cap))
         depths = end * unit, checkpoint * unit, branch * unit
@@ -73,7 +75,7 @@ class Surveyor:
         page = self._shared_page(last, end, key, length)
         base = last if self._every_page else resume or index.roots[namespace]
         mid_page = self._mid_page(base, checkpoint, key, length)
-        if self._every_page and page is not None and (mid_page is None or page.tokens > mid_page.tokens):
+        if self.layout.is_stateless and page is not None and (mid_page is None or page.tokens > mid_page.tokens):
             mid_page = page
         tokens = 0 if mid_page is None else mid_page.tokens
         parted = 0 if page is None else page.tokens

@@ -120,10 +120,12 @@ def assembled(
     layout = spec.layout((max(config.memory, config.max_memory) - bytes_of_drafts) * spec.page_bytes // page_bytes)
     if config.resume_grid > 1:  # on a card a prefill of one row takes about as long as one of a page
         layout = replace(layout, tail_pages=())
-    row_bytes = layout.checkpoint_pages * spec.page_bytes
+    row_bytes, area = spec.state_place
     rows, min_rows = (size // max(1, row_bytes) for size in (STAGED_BYTES, MIN_SAVES_BYTES))
     n_saves = max(1, min(MAX_SAVES, rows), min(MIN_SAVES, min_rows))
-    states = StateMemory(spec.state, 2 * slots + n_saves, row_bytes, config.device)
+    if spec.states_in_pages:  # of a step every page, and of each leg the one in which it begins
+        n_saves = config.max_tokens_per_step // spec.page_size + 2 * slots
+    states = StateMemory(spec.state, 2 * slots + n_saves, row_bytes, config.device, area)
     arena = Arena(spec, layout.n_pages, config.device)
     scheduler = _scheduler(config, layout, spec, n_saves, speculation)
     if config.max_memory:

@@ -73,8 +73,9 @@ class DraftModel:
         layout = spec.layout(memory)
         layout = replace(layout, slot_pages=2 * layout.slot_pages)  # a request's state, and the copy for its drafts
         slots = 2 * requests
-        row_bytes = layout.checkpoint_pages * spec.page_bytes
-        self.states = StateMemory(spec.state, 2 * slots + SAVES, row_bytes, device)
+        row_bytes, area = spec.state_place
+        n_saves = PREFILLED // spec.page_size + 2 * slots if spec.states_in_pages else SAVES
+        self.states = StateMemory(spec.state, 2 * slots + n_saves, row_bytes, device, area)
         self.cache = PrefixCache(layout, "lru")
         self.planner = Planner(self.cache, make_placement("structural"))
         self.runner = Runner(loaded.model, Arena(spec, layout.n_pages, device), self.states, slots)

@@ -32,8 +32,8 @@ class SegmentRunner:
     def __init__(self, model: HybridModel, arena: Arena, states: StateMemory, slots: int) -> None:
         self.model, self.arena, self.states, self.slots = model, arena, states, slots
         spec = model.spec
-        row_bytes = spec.transition_pages * spec.page_bytes
-        self.transitions = StateMemory(spec.transition, slots, row_bytes, arena.pages.device)
+        row_bytes, area = spec.transition_place
+        self.transitions = StateMemory(spec.transition, slots, row_bytes, arena.pages.device, area)
 
     def before(self, legs: Sequence[Leg]) -> list[Segment]:
         """Make ready what legs compose, in their order, and the transitions of segments that are begun."""
@@ -58,8 +58,9 @@ class SegmentRunner:
             build, slot = leg.plan.build, leg.slot
             if build is not None and build.is_last:
                 self.model.zero_start(self.states, self.slots + slot, slot, self.transitions, slot)
-                self.states.save(slot, self.arena.pages, build.state)
-                self.transitions.save(slot, self.arena.pages, build.transition)
+                last = leg.plan.table[-1:] if self.model.spec.states_in_pages else ()
+                self.states.save(slot, self.arena.pages, last or build.state)
+                self.transitions.save(slot, self.arena.pages, last or build.transition)
 
     def release(self, slot: int) -> None:
         """Give back the memory that the slot's segment took."""

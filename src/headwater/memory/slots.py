@@ -19,6 +19,7 @@ from headwater.state_layout import StateLayout
 
 # Torch copies rows element by element: as 16-byte words this runs at memcpy speed, as bytes at a fifteenth of it.
 WORD = torch.complex128
+WHOLE = slice(None)  # of a page
 
 
 def _index(page_ids: Sequence[int], arena_PB: torch.Tensor) -> torch.Tensor:
@@ -41,9 +42,11 @@ class LaidOut:
         }
 
     @classmethod
-    def gathered(cls, layout: StateLayout, arena_PB: torch.Tensor, page_ids: Sequence[int]) -> LaidOut:
-        """Return a copy of pages of the arena, one after the other."""
-        pages_CW = arena_PB.view(WORD).index_select(0, _index(page_ids, arena_PB))
+    def gathered(
+        cls, layout: StateLayout, arena_PB: torch.Tensor, page_ids: Sequence[int], area: slice = WHOLE
+    ) -> LaidOut:
+        """Return a copy of pages of the arena, or of some bytes of each, one after the other."""
+        pages_CW = arena_PB[:, area].view(WORD).index_select(0, _index(page_ids, arena_PB))
         return LaidOut(layout, pages_CW.view(torch.uint8).flatten())
 
     def view(self, layer: int, name: str) -> torch.Tensor:
@@ -54,10 +57,18 @@ class LaidOut:
 class StateMemory(LaidOut):
     """`rows` blobs of `row_bytes`, and typed views of them. On the CPU a free row takes no memory.
 
-    `row_bytes` is at least `layout.bytes`, and a multiple of the page size if rows are saved into pages.
+    `row_bytes` is at least `layout.bytes`. If rows are saved into pages, or into some bytes of each page, the `area`,
+    it is a multiple of those bytes.
     """
 
-    def __init__(self, layout: StateLayout, rows: int, row_bytes: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        layout: StateLayout,
+        rows: int,
+        row_bytes: int,
+        device: torch.device | str = "cpu",
+        area: slice = WHOLE,
+    ) -> None:
         if row_bytes < layout.bytes:
             raise ValueError(f"a state takes {layout.bytes:,} bytes, a row has {row_bytes:,}")
         on_cpu = torch.device(device).type == "cpu"
@@ -65,6 +76,7 @@ class StateMemory(LaidOut):
         self._stride = -(-row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE if on_cpu else row_bytes
         self._memory = LazyBytes(rows * self._stride, device)
         self.bytes_RB = self._memory.tensor.view(rows, self._stride)[:, :row_bytes]
+        self._area = area
         super().__init__(layout, self.bytes_RB)
         # by layer and name of a part: inputs of the last step's drafts, which layers keep in addition to states
         self.kept: defaultdict[tuple[int, str], list[torch.Tensor]] = defaultdict(list)
@@ -75,20 +87,22 @@ class StateMemory(LaidOut):
 
     def restore(self, row: int, arena_PB: torch.Tensor, page_ids: Sequence[int]) -> None:
         """Gather a checkpoint's pages into a row, bit for bit."""
-        row_CW = self._as_pages(row, len(page_ids), arena_PB.shape[1])
-        torch.index_select(arena_PB.view(WORD), 0, _index(page_ids, arena_PB), out=row_CW)
+        pages_PW, row_CW = self._as_pages(row, len(page_ids), arena_PB)
+        torch.index_select(pages_PW, 0, _index(page_ids, arena_PB), out=row_CW)
 
     def save(self, row: int, arena_PB: torch.Tensor, page_ids: Sequence[int]) -> None:
         """Scatter a row into a checkpoint's pages, bit for bit; a row of no bytes into none."""
         if len(page_ids) or self.bytes_RB.shape[1]:
-            row_CW = self._as_pages(row, len(page_ids), arena_PB.shape[1])
-            arena_PB.view(WORD).index_copy_(0, _index(page_ids, arena_PB), row_CW)
+            pages_PW, row_CW = self._as_pages(row, len(page_ids), arena_PB)
+            pages_PW.index_copy_(0, _index(page_ids, arena_PB), row_CW)
 
-    def _as_pages(self, row: int, n_pages: int, page_bytes: int) -> torch.Tensor:
-        row_bytes = self.bytes_RB.shape[1]
-        if n_pages * page_bytes != row_bytes:
-            raise ValueError(f"{n_pages} pages of {page_bytes:,} bytes for a row of {row_bytes:,}")
-        return self.bytes_RB[row].view(n_pages, page_bytes).view(WORD)
+    def _as_pages(self, row: int, n_pages: int, arena_PB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the area of all pages, and a row as such areas."""
+        pages_PB, row_bytes = arena_PB[:, self._area], self.bytes_RB.shape[1]
+        n_bytes = pages_PB.shape[1]
+        if n_pages * n_bytes != row_bytes:
+            raise ValueError(f"{n_pages} pages of {n_bytes:,} bytes for a row of {row_bytes:,}")
+        return pages_PB.view(WORD), self.bytes_RB[row].view(n_pages, n_bytes).view(WORD)
 
     def release(self, row: int) -> None:
         """Return the row's physical memory to the system; it reads as zeros from now on."""
@@ -114,5 +128,7 @@ class Segment:
 
         Without pages of transitions, transitions are identities.
         """
-        transitions = LaidOut.gathered(spec.transition, arena_PB, transition) if len(transition) else None
-        return cls(interior, LaidOut.gathered(spec.state, arena_PB, state), transitions)
+        transitions, (_, area) = None, spec.transition_place
+        if len(transition):
+            transitions = LaidOut.gathered(spec.transition, arena_PB, transition, area)
+        return cls(interior, LaidOut.gathered(spec.state, arena_PB, state, spec.state_place[1]), transitions)

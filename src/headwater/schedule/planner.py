@@ -114,10 +114,11 @@ class Planner:
 
     def _keep_tail(self, leader: Sequence, shared: int, follower: Sequence) -> None:
         """Let the leader keep a tail from `shared`, if a checkpoint is there, to where the follower parts from it."""
-        if not (self.layout.tail_pages and leader.may_start_in_mid_page) or self.layout.every_page:
+        if not (self.layout.tail_pages and leader.may_start_in_mid_page) or self.layout.is_stateless:
             return
         parts_at = min(common_ids(leader.key, follower.key), follower.last_resumable)
-        if shared in leader.checkpoints and shared < parts_at < shared + self.unit and leader.planned <= shared:
+        has_state = self.layout.every_page or shared in leader.checkpoints
+        if has_state and shared < parts_at < shared + self.unit and leader.planned <= shared:
             leader.tails = tuple(sorted({*leader.tails, parts_at}))
 
     def first_leg(self, seq: Sequence, budget: Budget, others: Iterable[Sequence]) -> Plan | None:
@@ -187,11 +188,11 @@ class Planner:
     def _tails(self, seq: Sequence, match: Match, others: Iterable[Sequence]) -> tuple[int, ...]:
         """Return the ends of tails to keep: where later prompts are likely to part from this one, and its own end.
 
-        Each begins at a checkpoint that the prompt has or takes. Without recurrent layers any cached page serves.
+        Each begins at a checkpoint that the prompt has or takes. Without states any cached page serves.
         Before composed segments the last one ends where the first of them begins.
         """
         ends = {seq.n_prompt}
-        if not self.layout.every_page:
+        if not self.layout.is_stateless:
             parts = seq.generation.boundaries
             known = (parts.system_end, parts.query_start, parts.query_end, *parts.extra, seq.exact_until)
             ends.update(at for at in known if at is not None)
@@ -199,7 +200,8 @@ class Planner:
             ends.update(common_ids(seq.key, other.key) for other in others if other.namespace == seq.namespace)
             states = {match.checkpoint_tokens, *seq.checkpoints}
             long = (at for at in ends if at % self.unit >= self.layout.min_tail_tokens)
-            ends = {at for at in long if at // self.unit * self.unit in states} | {seq.n_prompt}
+            every = self.layout.every_page
+            ends = {at for at in long if every or at // self.unit * self.unit in states} | {seq.n_prompt}
         return tuple(sorted(at for at in ends if match.resumed_tokens < at <= seq.exact_until))
 
     # -- later legs ----------------------------------------------------------
@@ -246,6 +248,7 @@ class Planner:
         if self.cache.match(seq.key_until(end), end + 1, seq.namespace).kv_tokens >= end:
             return None
         previous = end - self.unit
+        gap = 0 if self.layout.states_in_pages else None  # the state before the last token is gone
         plan = self.cache.reserve(
             Draft(
                 request=seq.id,
@@ -254,7 +257,7 @@ class Planner:
                 start=seq.planned,
                 end=end,
                 publish=end,
-                saving=Saving((end,), replaces=previous if previous > seq.n_prompt else None),
+                saving=Saving((end,), replaces=previous if previous > seq.n_prompt else None, gap=gap),
                 hints=Hints(priority=seq.generation.priority),
             )
         )
@@ -283,6 +286,7 @@ class Planner:
             tails=tuple(at for at in seq.tails if start < at <= end),
             ends=end == seq.n_prompt,
             is_passed=self.keeps_answers and seq.is_answered,
+            gap=seq.composed_from(end) if self.layout.states_in_pages else None,
         )
         draft = Draft(
             request=seq.id,
@@ -314,6 +318,8 @@ class Planner:
             end = seq.n_prompt
         else:
             end = end // self.unit * self.unit
+        if self.layout.every_page:
+            return end
         ahead = sorted(c for c in (*seq.checkpoints, *seq.speculative) if start < c <= end)
         return end if len(ahead) <= budget.saves else ahead[budget.saves - 1] if budget.saves else start
 

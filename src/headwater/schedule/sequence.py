@@ -171,6 +171,10 @@ class Sequence:
         """Return whether a leg that is not planned yet could end at `position`, with a checkpoint there."""
         return self.planned < position
 
+    def composed_from(self, end: int) -> int | None:
+        """Return where composed segments begin in a leg that ends at `end`; None if it has none."""
+        return None
+
     def complete(self, plan: Plan) -> Plan:
         """Add to a reserved plan what the cache does not know of."""
         return plan

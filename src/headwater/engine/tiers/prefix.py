@@ -111,7 +111,7 @@ class PrefixParts:
         name = state_name(digests, end) if source.kind == STATE else run_name(digests, start, end)
         key = load.key[: end * self._layout.unit_bytes]
         if source.kind == STATE:
-            of_state = load.plan.saves[0].pages if load.plan.saves else ()
+            of_state = () if self._layout.every_page else load.plan.saves[0].pages
             return self._pages.fill(of_state, lambda views: tier.read(name, STATE, end, key, views))
         had, pages = self._pages_of(load, source)
         before = _thrown_away(had, self._pages.page_bytes)

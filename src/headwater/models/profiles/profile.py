@@ -107,7 +107,7 @@ class Profile(ModelCosts):
             layout = replace(layout, unit_tokens=block_tokens, unit_bytes=BLOCK_BYTES)
         return replace(
             layout,
-            slot_pages=slots * layout.checkpoint_pages,
+            slot_pages=slots * layout.slot_pages,
             state_fraction=state_fraction,
             elastic_pages=-(-ELASTIC_BYTES // self.bytes_of_page(page_size)) if elastic else 0,
             tail_pages=layout.tail_pages if tails and block_tokens == 1 and state_fraction is None else (),

@@ -51,14 +51,15 @@ class Composition:
 
     def applied_to(self, plan: Plan) -> Plan:
         """Return the plan of the leg from before the first segment until after the last one."""
+        in_pages = self.cache.layout.states_in_pages
         parts = tuple(
             Composed(
                 at=span.start,
                 start=self.widths.head,
                 end=span.end - span.start - self.widths.tail,
                 table=stored.kv,
-                state=stored.state,
-                transition=stored.transition if self.carries else (),
+                state=stored.kv[-1:] if in_pages else stored.state,
+                transition=() if not self.carries else stored.kv[-1:] if in_pages else stored.transition,
             )
             for span, stored in zip(self.spans, self.stored, strict=True)
         )
@@ -231,8 +232,14 @@ class Request(Sequence):
         before = self.composition is None or position <= self.composition.start(unit)
         return before and super().may_stop_at(position, unit)
 
+    def composed_from(self, end: int) -> int | None:
+        composition = self.composition
+        if composition is None or end <= composition.tail_start:
+            return None
+        return composition.spans[0].start + composition.widths.head
+
     def complete(self, plan: Plan) -> Plan:
-        if self.composition is not None and plan.end > self.composition.tail_start:
+        if self.composition is not None and self.composed_from(plan.end) is not None:
             return self.composition.applied_to(plan)
         return plan
 
