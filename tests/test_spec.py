@@ -99,7 +99,8 @@ def test_layout_fills_the_memory_with_pages() -> None:
 def test_attention_only_and_mixer_only_models_need_no_special_case() -> None:
     spec = read_config(QWEN3_5_9B, "bfloat16")
     attention_only = replace(spec, blocks=tuple(b for b in spec.blocks if b.parts[0].layer.kind == "attention"))
-    assert (attention_only.checkpoint_pages, attention_only.resumable) == (0, "every_page")
+    layout = attention_only.layout(10**9)
+    assert (layout.checkpoint_pages, layout.resumable, layout.is_stateless) == (0, "every_page", True)
     mixer_only = replace(spec, blocks=tuple(b for b in spec.blocks if b.parts[0].layer.kind == "gated_delta_net"))
     assert (mixer_only.page_bytes, mixer_only.layout(10**9).kv_pages_per_unit) == (65536, 0)
 

@@ -4,6 +4,7 @@ The toy executor checks on each commit that the checkpoint and the KV that the p
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -31,6 +32,7 @@ from tests.cache.toy import (
 )
 from tests.support import examples
 
+IN_PAGES = replace(LAYOUT, checkpoint_pages=0, slot_pages=1, resumable="every_page", states_in_pages=True)
 LAYOUTS = {
     "unified": replace(LAYOUT, n_pages=26),
     "split": replace(LAYOUT, n_pages=30, state_fraction=0.5),
@@ -40,6 +42,9 @@ LAYOUTS = {
     "segments": replace(LAYOUT, n_pages=40, transition_pages=1),
     "segments in split pools": replace(LAYOUT, n_pages=60, state_fraction=0.5, transition_pages=1),
     "no recurrence": replace(LAYOUT, n_pages=20, checkpoint_pages=0, slot_pages=0, resumable="every_page"),
+    "states in pages": replace(IN_PAGES, n_pages=20),
+    "states in pages, tails": replace(IN_PAGES, n_pages=24, tail_pages=(1, 1, 2, 2, 3)),
+    "states in pages, segments in split pools": replace(IN_PAGES, n_pages=60, state_fraction=0.5),
     "tails": replace(LAYOUT, n_pages=40, tail_pages=(1, 1, 2, 2, 3)),
     "ample tails": replace(LAYOUT, n_pages=3000, tail_pages=(1, 1, 2, 2, 3)),
     "tails without attention": replace(LAYOUT, n_pages=24, kv_pages_per_unit=0, tail_pages=(1, 1, 2, 2, 3)),
@@ -124,6 +129,7 @@ class CacheMachine(RuleBasedStateMachine):
             kept=None,
             checkpoints=(),
             speculative=(),
+            gap=None,
             tails=(),
             ends=False,
             hold_checkpoint=True,
@@ -226,12 +232,20 @@ class CacheMachine(RuleBasedStateMachine):
             published = self.running[draft.request].published if draft.request in self.running else floor(draft.start)
             self.running[draft.request] = Running(tokens, draft, plan, published if draft.sharing.reuse else 0)
             assert len(plan.table) == -(-draft.end // PAGE) * self.toy.layout.kv_pages_per_unit
-            assert {save.position for save in plan.saves} <= {*draft.saving.checkpoints, *draft.saving.speculative}
+            saved = {save.position for save in plan.saves}
+            if self.toy.layout.states_in_pages:
+                assert saved <= set(range(floor(draft.resumes_at) + PAGE, draft.publish + 1, PAGE))
+            else:
+                assert saved <= {*draft.saving.checkpoints, *draft.saving.speculative}
 
     def with_checkpoints(self, draft: Draft, data: st.DataObject) -> Draft:
         grid = range(floor(draft.resumes_at) + PAGE, draft.publish + 1, PAGE)
         marks = {at: data.draw(st.sampled_from([None, "checkpoints", "speculative"])) for at in grid}
-        placed = {kind: tuple(at for at in grid if marks[at] == kind) for kind in ("checkpoints", "speculative")}
+        placed: dict[str, Any] = {
+            kind: tuple(at for at in grid if marks[at] == kind) for kind in ("checkpoints", "speculative")
+        }
+        if self.toy.layout.states_in_pages:  # segments are composed from there on, or nothing is
+            placed["gap"] = data.draw(st.sampled_from([None, None, *range(draft.resumes_at, draft.end)]))
         if not self.toy.layout.tail_pages or draft.publish < floor(draft.start):
             return changed(draft, **placed)
         ends = data.draw(st.booleans())
@@ -249,8 +263,14 @@ class CacheMachine(RuleBasedStateMachine):
         known = max((at for at in grid if (salt, key[: 4 * at]) in self.published), default=0)
         saved = max((at for at in grid if (salt, key[: 4 * at]) in self.saved), default=0)
         assert kv <= known
-        if self.toy.layout.resumable == "every_page":
+        if self.toy.layout.is_stateless:
             assert checkpoint == kv
+        elif self.toy.layout.states_in_pages:
+            assert checkpoint <= kv
+            if checkpoint:
+                table = [page for node in self.toy.cache.index.find(salt, key)[0] for page in node.pages]
+                at = self.toy.state((table[checkpoint // PAGE - 1],))
+                assert at == (salt, checkpoint, key[: 4 * checkpoint])
         elif self.ample:
             assert kv == known
             assert checkpoint >= saved

@@ -180,6 +180,7 @@ class Toy:
     changes: Changes = IGNORED
     cache: PrefixCache = field(init=False)
     pages: dict[int, object] = field(default_factory=dict)
+    states: dict[int, object] = field(default_factory=dict)  # of pages that have some in addition to KV
     requests: int = 0
 
     def __post_init__(self) -> None:
@@ -210,13 +211,19 @@ class Toy:
             assert self.pages[page] == self.content(draft, at), f"page {page} at {at} is not the prompt's"
         for at, page in enumerate(plan.table[plan.write_from :], plan.write_from):
             self.pages[page] = self.content(draft, at)
+        if plan.kept is not None and plan.kept.kv and plan.write_from <= begin // PAGE:
+            self.states[plan.table[begin // PAGE]] = self.states.get(plan.kept.kv[0])
+        in_pages = self.layout.states_in_pages
+        for save in plan.saves:
+            for part, page in enumerate(save.pages):
+                holder = self.states if in_pages else self.pages
+                holder[page] = (part, draft.namespace, save.position, draft.key[: 4 * save.position])
         for tail in plan.tails:
+            if in_pages:
+                self.states[tail.kv[0]] = self.states.get(plan.table[tail.start // PAGE])
             for part, page in enumerate((*tail.kv, *tail.rows)):
                 hidden = tail.has_hidden and tail.end == plan.end
                 self.pages[page] = (part, draft.namespace, draft.key[: 4 * tail.end], hidden)
-        for save in plan.saves:
-            for part, page in enumerate(save.pages):
-                self.pages[page] = (part, draft.namespace, save.position, draft.key[: 4 * save.position])
 
     def read_tail(self, plan: Plan, draft: Draft, kept: Tail) -> None:
         """Check that what a leg continues is the prompt's, up to where the leg starts."""
@@ -239,8 +246,10 @@ class Toy:
         return ("kv", draft.namespace, draft.key[: 4 * min((at + 1) * PAGE, draft.end)])
 
     def state(self, pages: tuple[int, ...]) -> object:
-        parts = [self.pages[page] for page in pages]
-        assert [part[0] for part in parts] == list(range(self.layout.checkpoint_pages))  # type: ignore[index]
+        in_pages = self.layout.states_in_pages
+        parts = [(self.states if in_pages else self.pages)[page] for page in pages]
+        n_parts = 1 if in_pages else self.layout.checkpoint_pages
+        assert [part[0] for part in parts] == list(range(n_parts))  # type: ignore[index]
         return parts[0][1:]  # type: ignore[index]
 
     def commit(self, plan: Plan, draft: Draft) -> None:

@@ -22,15 +22,20 @@ def models(load):
     return lambda name: Make(*load(name, "float32", 2), {"healing": "off"})
 
 
-@pytest.fixture(params=["qwen3_5", "qwen3_window"])
+@pytest.fixture(params=["qwen3_5", "qwen3_window", "lfm2"])
 def make(models, request: pytest.FixtureRequest) -> Make:
-    """Maker of rigs over a model with recurrent layers, and over one with a window."""
+    """Maker of rigs over a model with recurrent layers, one with a window, and one with its states in pages."""
     return models(request.param)
 
 
 def ask(rig: Rig, documents: list[list[int]], **more) -> Answer:
     prompt, spans = prompt_of(documents)
     return rig.ask(prompt, segments=spans, **{**FAST, **more})
+
+
+def exact_lead(make: Make) -> int:
+    """Return the tokens of the lead after which a request resumes: if states are in pages, a tail needs none."""
+    return len(LEAD) if make.layout.states_in_pages else 128
 
 
 def distance(answer: Answer, exact: Answer) -> float:
@@ -49,7 +54,7 @@ def test_segments_are_made_once_and_reused_in_any_order(make: Make) -> None:
         interiors = sum(len(d) - 16 for d in DOCUMENTS)
         assert (first.account.segments, first.account.composed_tokens) == (3, interiors)
         assert (first.account.cold_tokens, first.account.cached_tokens) == (interiors, 0)
-        assert (second.account.segments, second.account.cached_tokens) == (3, 128 + interiors)
+        assert (second.account.segments, second.account.cached_tokens) == (3, exact_lead(make) + interiors)
         assert second.account.cold_tokens == third.account.cold_tokens == 0
         assert third.account.segments == 2
         seams = [(len(documents) * 16) for documents in (DOCUMENTS, DOCUMENTS[::-1], DOCUMENTS[1:])]
@@ -157,7 +162,8 @@ def test_exact_requests_after_composed_ones_match_a_server_without_segments(make
             ask(rig, order, fidelity=Fidelity.HIGH)
         rig.settle()
         got = [rig.ask(p) for p in (prompt, other, prompt)]
-    assert got[0].account.cached_tokens == 256, "what stands before the first interior is exact, and no more"
+    before = 350 if make.layout.states_in_pages else 256
+    assert got[0].account.cached_tokens == before, "what stands before the first interior is exact, and no more"
     for answer, right in zip(got, expected, strict=True):
         assert answer.account.segments == answer.account.approximate_tokens == 0
         assert answer.same_bits(right)
@@ -174,7 +180,7 @@ def test_next_turn_resumes_after_composed_tokens(make: Make) -> None:
         assert turn.account.approximate_tokens == known - len(LEAD) - 8
         assert turn.account.recomputed_tokens == 0
         exact = rig.ask(first.everything + words(30, "more"))
-        assert exact.account.cached_tokens == 128
+        assert exact.account.cached_tokens == exact_lead(make)
 
 
 def test_the_same_composed_request_has_the_same_bits(make: Make) -> None:
@@ -328,8 +334,8 @@ def test_segment_eviction_setting_chooses_the_evicted_segment(make: Make, evicti
 def test_segment_of_waiting_request_is_not_evicted_for_its_other_segments(make: Make, monkeypatch) -> None:
     """Two of three segments fit, by the hard budget of split pools; a request has the older of two, and a third."""
     documents = [words(200, "equal", i) for i in range(3)]
-    spec, whole = make.loaded.spec, ModelSpec.layout
-    share = 2.5 * (3 + spec.checkpoint_pages + spec.transition_pages) / PAGES
+    layout, whole = make.layout, ModelSpec.layout
+    share = 2.5 * (3 + layout.checkpoint_pages + layout.transition_pages) / PAGES
     monkeypatch.setattr(ModelSpec, "layout", lambda *of: replace(whole(*of), state_fraction=0.5))
     with make(PAGES, segment_eviction="lru", segment_share=share) as rig:
         rig.engine.warm_segments([tuple(document) for document in documents[:2]], "")
