@@ -116,7 +116,7 @@ class Index:
         """Report all KV and checkpoints to `changes`, as if they were stored now."""
         for node in self:
             changes.kv_stored(node, self.unit_pages)
-            if node.checkpoint is not None:
+            if node.checkpoint:
                 changes.checkpoint_stored(node, self.unit_pages)
 
     def __iter__(self) -> Iterator[Node]:
@@ -236,7 +236,8 @@ class Index:
         self.saved += 1
         self.saved_speculative += speculative
         self._observer.changed(node)
-        self._changes.checkpoint_stored(node, self.unit_pages)
+        if len(pages):
+            self._changes.checkpoint_stored(node, self.unit_pages)
 
     def _count_alive(self, node: Node, change: int) -> None:
         """Count KV as alive (1) or dead (-1) after the first or last checkpoint at or below `node` came or went.
@@ -317,7 +318,8 @@ class Index:
         node.live -= 1
         if not node.live:
             self._count_alive(node, -1)
-        self._changes.removed(pages, len(pages))
+        if len(pages):
+            self._changes.removed(pages, len(pages))
         self._observer.changed(node)
         self.tidy(node, evicted)
         return pages

@@ -126,20 +126,20 @@ class Lease:
         old, draft = self.node, opened.draft
         assert old is not None, "a lease that publishes has a node"
         end = draft.publish // unit
-        positions = [save.position // unit for save in opened.saves]
-        if draft.saving.gap is not None and draft.saving.gap // unit > old.end:
-            positions = [draft.saving.gap // unit]
-        stops = positions if positions and positions[-1] == end else [*positions, end]
+        saves = {save.position // unit: save for save in opened.saves}
+        gap = draft.saving.gap
+        stops = sorted({*saves, end, *([gap // unit] if gap is not None and old.end < gap // unit < end else [])})
         base = self.deep if self.deep is not None and self.deep.end <= stops[0] else old
         nodes, joint = index.grow(base, draft.key, stops, self.table)
         new_from = end if joint is None else joint.end
-        if draft.saving.gap is not None and draft.saving.gap // unit < end:
-            _note_gap(nodes, joint, -(-draft.end // unit), index)
         self.duplicates.extend(self.table[self.own_from : new_from * index.unit_pages])
         self.own_from = max(self.own_from, end * index.unit_pages)
         index.touch(nodes[-1], old, now)
-        for save, node in zip(opened.saves, nodes, strict=False):
-            _keep(save, node, draft, index, pool, now)
+        for node in nodes:
+            if node.end in saves:
+                _keep(saves[node.end], node, draft, index, pool, now)
+        if gap is not None and gap // unit < end:
+            _note_gap(nodes, new_from, range(gap // unit, -(-draft.end // unit) - 1), index)
         index.pin(nodes[-1], draft.sharing.hold_checkpoint)
         index.unpin(old, self.held)
         self.node, self.held = nodes[-1], draft.sharing.hold_checkpoint
@@ -187,13 +187,14 @@ class Lease:
         self.slot = array("i")
 
 
-def _note_gap(nodes: list[Node], joint: Node | None, end: int, index: Index) -> None:
-    """Note that of the last of these nodes, if it is new, only a page that ends at depth `end` has states."""
-    *others, last = nodes
-    if joint is not None and last.parent is not None and last.parent.end + 1 < end:
-        last.gap_end = end
-    for node in others:
-        if node is not joint:
+def _note_gap(nodes: list[Node], new_from: int, gap: range, index: Index) -> None:
+    """Note that pages which begin within `gap` lack states, if they are new: they begin at `new_from` or later."""
+    for node in nodes:
+        begin = 0 if node.parent is None else node.parent.end
+        if begin >= new_from and begin in gap:
+            node.gap_end = gap.stop + 1
+    for node in nodes[:-1]:
+        if node.end != new_from:
             index.tidy(node)
 
 

@@ -164,9 +164,10 @@ class Surveyor:
         mid_page = None if draft.kept is None else self._kept(draft, match)
         have = {node.end * unit for node in path if node.checkpoint is not None and node.end <= end}
         shares = draft.sharing.reuse if lease is None else lease.node is not None
-        wanted = shares and not self._every_page
+        wanted = shares and not self.layout.is_stateless
         saves = tuple(at for at in draft.saving.checkpoints if at not in have) if wanted else ()
-        guesses = tuple(at for at in draft.saving.speculative if at not in have) if wanted else ()
+        guesses = tuple(at for at in draft.saving.speculative if at not in have)
+        guesses = guesses if wanted and not self._every_page else ()
         named = 0 if lease is None else len(lease.table)
         kv = self.table_pages(draft.end) - max(end * self._index.unit_pages, named)
         states = len(saves) * self.layout.checkpoint_pages
@@ -238,7 +239,7 @@ class Surveyor:
         if rest or start > end:
             raise ValueError(f"leg starts at {draft.start}, cached are {end * self.layout.unit_tokens} tokens")
         if self._every_page:
-            return None
+            return self._index.deepest_checkpoint(path[-1], start)
         for node in path:
             if node.end == start and node.checkpoint is not None:
                 return node

@@ -70,7 +70,7 @@ class Headwater(Eviction):
             raise ValueError(f"superseded is {superseded} and branch {branch}; both must be above 0")
         if not 0 <= retained <= 1:
             raise ValueError(f"retained is {retained}, must be a share of the memory: 0 to 1")
-        self.keeps_history = not layout.every_page
+        self.keeps_history = not layout.is_stateless
         self._layout, self._bare = layout, bare_leaves()
         self._unit_bytes, self._unit_tokens = layout.unit_bytes, layout.unit_tokens
         prior_uses = np.append(np.outer([1.0, 1 / superseded, branch], PRIOR_USES), PRIOR_USES_OF_TAILS)
@@ -99,7 +99,7 @@ class Headwater(Eviction):
         return 0.0 if node.speculative else self.rates.at(self.candidates.kind[row], now - self.candidates.time[row])
 
     def tail_rate(self, position: int, uses: int, age: int) -> float:
-        if self._layout.every_page:
+        if self._layout.is_stateless:
             return super().tail_rate(position, uses, age)
         leaf = class_of_leaf(position, min(MAX_USES, uses and 1 + uses))
         return min(self.rates.at(class_of_tail(position, uses), age), self.rates.at(leaf, age))
