@@ -60,7 +60,7 @@ def turns_in_company(rig: Rig) -> list[Answer]:
     return answers
 
 
-RECIPES = ("qwen3_5", "mamba2", "kimi_linear", "qwen3_window")
+RECIPES = ("qwen3_5", "mamba2", "kimi_linear", "qwen3_window", "lfm2")
 
 
 @pytest.mark.parametrize("recipe", cells(RECIPES, lambda recipe: recipe == "qwen3_5"))

@@ -144,7 +144,8 @@ class PrefixCache:
 
     def checkpoints(self) -> list[tuple[str, bytes, int]]:
         """Return namespace, key and position of each checkpoint, or else of each prompt's end, the last used first."""
-        ends = (node for node in self.index if (not node.children if self.layout.every_page else node.checkpoint))
+        is_stateless = self.layout.is_stateless
+        ends = (node for node in self.index if (not node.children if is_stateless else node.checkpoint is not None))
         latest = sorted(ends, key=lambda node: node.checkpoint_time or node.kv_time, reverse=True)
         unit = self.layout.unit_tokens
         return [(self.index.namespace(node), self.index.key_of(node), node.end * unit) for node in latest]

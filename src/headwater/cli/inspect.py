@@ -102,7 +102,8 @@ def inspect(
     n_pages = spec.layout(budget).n_pages
     capacity = Table(None, (f"capacity of {budget:,} bytes",), ("if only that",))
     capacity.add_row("tokens of KV", f"{n_pages * page_size:,}" if spec.attention_layers else "any number")
-    capacity.add_row("checkpoints", f"{n_pages // spec.checkpoint_pages:,}" if spec.checkpoint_pages else "none needed")
+    takes_pages = spec.checkpoint_pages and not spec.states_in_pages
+    capacity.add_row("checkpoints", f"{n_pages // spec.checkpoint_pages:,}" if takes_pages else "none needed")
     reason = choose_dtype(model_config(folder), dtype).reason
     show(f"computed in {spec.dtype_name}: {reason}", cost_table(spec), flops_table(spec), capacity)
 
@@ -120,7 +121,7 @@ def cost_table(spec: ModelSpec) -> Table:
     table.add_row("KV of a token", f"{spec.kv_bytes_per_token:,}", "")
     table.add_row(f"a page ({spec.page_size} tokens)", f"{spec.page_bytes:,}", "")
     in_tokens = f"{spec.checkpoint_bytes / spec.kv_bytes_per_token:,.0f} tokens of KV" if spec.attention_layers else ""
-    pages = f"{spec.checkpoint_pages:,} pages"
+    pages = "in each page" if spec.states_in_pages else f"{spec.checkpoint_pages:,} pages"
     table.add_row("a checkpoint", f"{spec.checkpoint_bytes:,}", f"{in_tokens}; {pages}" if in_tokens else pages)
     tail_bytes = spec.tail_bytes(spec.page_size - 1, spec.page_size)
     share = f"{tail_bytes / spec.checkpoint_bytes:.0%} of a checkpoint; " if spec.checkpoint_bytes else ""

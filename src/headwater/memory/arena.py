@@ -72,6 +72,7 @@ class LazyBytes:
 class Arena:
     """`n_pages` blobs of `spec.page_bytes`; a page holds, a layer after the other, its keys and then its values.
 
+    If states are small, those of all layers after the page's last token follow.
     On the CPU the operating system hands out the memory as it is first touched, so resident memory grows with use.
     """
 

@@ -227,7 +227,7 @@ class Scheduler:
 
     def _resumable(self, seq: Sequence, plan: Plan) -> list[int]:
         """Return the positions of a leg from which later requests are likely to resume: speculative ones are not."""
-        if not self.layout.every_page:
+        if not self.layout.is_stateless:
             return [save.position for save in plan.saves if save.position in seq.checkpoints]
         end = min(plan.end, seq.last_resumable) // self.layout.unit_tokens * self.layout.unit_tokens
         return [end] if end and plan.end == seq.n_prompt else []
