@@ -187,7 +187,7 @@ class Evictor:
             self._trim(node, pages)
         else:
             self._give_up(node, kind)
-        if score:
+        if score or self._layout.states_in_pages:
             self._note_price(score, self._pool.free - free)
         return True
 
@@ -232,9 +232,10 @@ class Evictor:
         return tail.worth * self._policy.tail_rate(start, tail.hits, now - tail.used)
 
     def _score(self, victim: Victim, now: int) -> float:
-        """Return the same of a victim. KV that no checkpoint can use saves nothing."""
+        """Return the same of a victim; 0 for KV that no checkpoint can use, and for a checkpoint that frees no page."""
         node, kind = victim
-        if kind is Kind.TAIL and not self._layout.every_page:
+        is_unused = kind is Kind.TAIL and not self._layout.is_stateless
+        if is_unused or (kind is Kind.CHECKPOINT and node.children and not self._layout.checkpoint_pages):
             return 0.0
         return self._worth.of(node) * self._policy.reuse_rate(node, now)
 
