@@ -9,6 +9,7 @@ import torch
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.compose import is_marked
 from headwater.memory.slots import StateMemory
+from headwater.plan import Draft, Match, Plan
 from headwater.schedule.sequence import tokens_of
 from tests.covering import cells
 from tests.exactness.rig import DOCUMENTS, FAST, Answer, Make, Rig, prompt_of, words
@@ -106,14 +107,13 @@ def resumed_at_a_page(make: Make) -> Answer:
 
 def of_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore the states of the page before."""
-    states = PrefixCache._states
+    reserve = PrefixCache.reserve
 
-    def before(cache: PrefixCache, opened, survey, lease, write_from):
-        restore, saves = states(cache, opened, survey, lease, write_from)
-        at = opened.draft.resumes_at // PAGE
-        return lease.table[at - 2 : at - 1] if len(restore) else restore, saves
+    def before(cache: PrefixCache, draft: Draft, match: Match | None = None) -> Plan:
+        plan, at = reserve(cache, draft, match), draft.resumes_at // PAGE
+        return replace(plan, restore=plan.table[at - 2 : at - 1]) if len(plan.restore) else plan
 
-    monkeypatch.setattr(PrefixCache, "_states", before)
+    monkeypatch.setattr(PrefixCache, "reserve", before)
 
 
 def stale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,11 +126,10 @@ def one_row_early(monkeypatch: pytest.MonkeyPatch) -> None:
     save = StateMemory.save
 
     def early(memory: StateMemory, row: int, arena_PB: torch.Tensor, page_ids: tuple[int, ...]) -> None:
-        for view in memory._views.values():
-            view[row] = view[row].roll(1, 0)
+        inputs_2B = memory.bytes_RB[row, : 2 * 64 * 4].view(2, -1)
+        inputs_2B[:] = inputs_2B.flip(0)
         save(memory, row, arena_PB, page_ids)
-        for view in memory._views.values():
-            view[row] = view[row].roll(-1, 0)
+        inputs_2B[:] = inputs_2B.flip(0)
 
     monkeypatch.setattr(StateMemory, "save", early)
 
