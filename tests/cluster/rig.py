@@ -49,7 +49,7 @@ def held(cache: PrefixCache) -> dict[int, set[int]]:
         digests = DIGESTS.prefix(index.namespace(node), index.key_of(node))
         if index.unit_pages:
             found[KV].update(digests)
-        if node.checkpoint is not None:
+        if node.checkpoint:  # it has pages
             found[STATES].add(digests[-1])
     found[SEGMENTS] = {DIGESTS.segment(stored.as_change) for stored in cache.segments if stored.ready}
     return found
