@@ -81,8 +81,14 @@ def test_written_rows_are_flat_in_csv_and_json(tmp_path):
         table.write(tmp_path / "rows.txt")
 
 
-def test_parquet_is_written_or_names_its_extra(tmp_path, monkeypatch):
+def test_parquet_has_the_columns_of_csv_or_names_its_extra(tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
     table = replay(DRAWN, memory="1GB")
+    table.write(tmp_path / "rows.csv")
+    table.write(tmp_path / "rows.parquet")
+    (row,) = parquet.read_table(tmp_path / "rows.parquet").to_pylist()
+    (from_csv,) = csv.DictReader((tmp_path / "rows.csv").open())
+    assert {name: "" if value is None else str(value) for name, value in row.items()} == from_csv
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"pip install 'headwater\[parquet\]'"):
         table.write(tmp_path / "rows.parquet")

@@ -199,3 +199,17 @@ def test_parquet_without_its_library_names_the_extra(tmp_path, monkeypatch):
     (tmp_path / "chats.parquet").write_bytes(b"PAR1....PAR1")
     with pytest.raises(TraceError, match=r"pip install 'headwater\[parquet\]'"):
         read_trace(tmp_path / "chats.parquet")
+
+
+def test_rows_of_parquet_are_those_of_lines_and_broken_files_are_refused(written, tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    turns = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]
+    chats = [{"conversation_id": f"c{n}", "model": "m", "conversation": turns * n} for n in (1, 2)]
+    path = tmp_path / "chats.parquet"
+    parquet.write_table(arrow.Table.from_pylist(chats), path)
+    assert [(r.session, r.text, r.output_tokens) for r in read_trace(path).requests] == [
+        (r.session, r.text, r.output_tokens) for r in read_trace(written(*chats)).requests
+    ]
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(TraceError, match=r"chats.parquet.* not a whole file of Parquet"):
+        read_trace(path)

@@ -158,15 +158,19 @@ class Source:
 
     def _rows(self) -> Iterator[Any]:
         try:
-            from pyarrow.parquet import ParquetFile  # an extra
+            from pyarrow import ArrowException  # an extra
+            from pyarrow.parquet import ParquetFile
         except ModuleNotFoundError as error:
             raise self.error("Parquet is read by pyarrow: pip install 'headwater[parquet]'") from error
         number = 0
-        for batch in ParquetFile(self.path).iter_batches(PARQUET_ROWS):
-            for row in batch.to_pylist():
-                number += 1
-                self.place = f"row {number:,}"
-                yield row
+        try:
+            for batch in ParquetFile(self.path).iter_batches(PARQUET_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    self.place = f"row {number:,}"
+                    yield row
+        except (ArrowException, OSError) as error:
+            raise self.error(f"not a whole file of Parquet: {error}") from error
 
     def _elements(self) -> Iterator[Any]:
         """Yield the elements of an array; memory holds one of them, or a chunk of the file if that is longer."""
