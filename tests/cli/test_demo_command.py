@@ -19,7 +19,7 @@ from tests.server.routes.test_serving import Server
 @pytest.fixture
 def scripts(monkeypatch):
     """Serve fake engines instead of `headwater serve`; tests may set the answer of each by the server's flags."""
-    answers = {(): " 1931", ("--no-cache",): " 1931"}
+    answers = {(): "1931", ("--no-cache",): "1931"}
 
     @contextmanager
     def served(*flags):
@@ -48,11 +48,11 @@ def test_demo_shows_savings_and_equal_answers_in_80_columns(scripts, monkeypatch
 
 
 def test_demo_fails_if_an_answer_differs_without_the_cache(scripts, capsys):
-    scripts["--no-cache",] = " 1932"
+    scripts["--no-cache",] = "1932"
     assert run(["demo"]) == 1
     printed = capsys.readouterr().out
     assert "to the letter: 0 of 28." in printed
-    assert "Different: ' 1931', ' 1932'" in printed
+    assert "Different: '1931', '1932'" in printed
 
 
 def lines(*texts):

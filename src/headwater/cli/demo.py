@@ -38,6 +38,7 @@ BAR_CHARACTERS = 40
 TURNS, CLIENTS = 10, 8
 ARCHIVES = {2_000: (88, 1), 8_000: (406, 3_000), 4_000: (200, 6_000)}  # tokens -> entries, and the first one's day
 INHERITED_VARIABLES = ("HEADWATER_DEVICE", "HEADWATER_THREADS", "HEADWATER_CACHE_DIR")  # for the servers
+SHOWN = re.compile(r"Proving|\d+ of \d+ checks")  # of the lines of a server that starts
 LISTENS = re.compile(r"serves \S+ on (http\S+)")
 NEXT_MODEL, NEXT_PROFILE, NEXT_MEMORY = "LiquidAI/LFM2.5-8B-A1B", "lfm2.5-8b-a1b", "4GB"
 
@@ -73,7 +74,7 @@ class Demo:
     def ask(self, messages: Sequence[Message], right: str) -> Asked:
         """Ask both servers, one after the other, and print the answer and two bars."""
         question = messages[-1]["content"]
-        console.print(f"\n  {escape(question)}", end="")
+        console.print(f"\n  {escape(question)} ", end="")
         with_cache, seconds = first_token(self.cached, messages, lambda text: console.print(text, end="", style="bold"))
         console.print()
         without, plain_seconds = first_token(self.plain, messages)
@@ -126,7 +127,7 @@ class Demo:
                 console.print(
                     f"  [red]Different:[/] {escape(repr(one.answer)[:30])}, {escape(repr(one.plain_answer)[:30])}"
                 )
-        wrong = {(one.question, one.answer.strip(), one.right) for one in asked if not is_right(one)}
+        wrong = {(one.question, one.answer, one.right) for one in asked if not is_right(one)}
         if wrong:
             console.print("\n  The small model's own mistakes, the same without the cache:")
         for question, answer, right in sorted(wrong):
@@ -136,7 +137,7 @@ class Demo:
 
 def is_right(asked: Asked) -> bool:
     """Return whether an answer is the right one."""
-    return asked.answer.strip().rstrip(".") == asked.right
+    return asked.answer.rstrip(".") == asked.right
 
 
 def user(text: str) -> Message:
@@ -228,7 +229,8 @@ def url_of(lines: queue.Queue[str]) -> str:
             if not line:
                 raise ServerFailed(f"the server has ended: {' '.join(seen[-3:]).strip()}")
             seen.append(line)
-            status.update(line.strip()[:70])
+            if SHOWN.match(line):
+                status.update(line.strip()[:70])
             if not progress_console.is_terminal and "check" in line:
                 console.print(f"  {line.strip()[:70]}", style="dim")
     return found[1]
