@@ -56,8 +56,8 @@ class Bench:
     def __post_init__(self) -> None:
         spec = self.model.spec
         self.arena = Arena(spec, self.n_pages, self.device)
-        row_bytes = max(1, spec.checkpoint_pages) * spec.page_bytes
-        self.states = StateMemory(spec.state, self.n_slots, row_bytes, self.device)
+        row_bytes, area = spec.state_place
+        self.states = StateMemory(spec.state, self.n_slots, row_bytes or spec.page_bytes, self.device, area)
         if self.poison:
             self.arena.pages.fill_(0xFF)
         order = torch.randperm(self.n_pages, generator=torch.Generator().manual_seed(1))

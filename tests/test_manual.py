@@ -87,7 +87,7 @@ def test_example_policy_appears_in_replay_table(tmp_path: Path) -> None:
     assert [row["eviction"] for row in rows] == evictions
     hits = [row["hit_tokens"] for row in rows]
     assert hits[1] != hits[0], "a policy of its own evicts something else"
-    assert "deepest" in done.stdout
+    assert "headwater / deepest.py:Deepest(floor=4096)" in done.stdout
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"^headwater (\w+)", PAGE, re.MULTILINE))))

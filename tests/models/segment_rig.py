@@ -34,8 +34,12 @@ class SegmentRig(Bench):
     def __init__(self, model: HybridModel) -> None:
         super().__init__(model, poison=True)
         spec = model.spec
-        self.transition_pages = max(1, spec.transition_pages)
-        self.transitions = StateMemory(spec.transition, 1, self.transition_pages * spec.page_bytes)
+        in_pages = spec.states_in_pages
+        self.state_pages, self.transition_pages = (
+            1 if in_pages else max(1, pages) for pages in (spec.checkpoint_pages, spec.transition_pages)
+        )
+        row_bytes, area = spec.transition_place
+        self.transitions = StateMemory(spec.transition, 1, row_bytes or spec.page_bytes, area=area)
 
     def make(self, tokens: list[int]) -> Stored:
         """Compute a segment as a sequence of its own, and store it."""
@@ -48,7 +52,7 @@ class SegmentRig(Bench):
         )
         self.run(tokens[:end], slices)
         model.zero_start(self.states, head_row, slot, self.transitions, 0)
-        state_pages = self.taken(max(1, model.spec.checkpoint_pages))
+        state_pages = self.taken(self.state_pages)
         transition_pages = self.taken(self.transition_pages)
         self.states.save(slot, self.arena.pages, state_pages)
         self.transitions.save(0, self.arena.pages, transition_pages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -76,9 +77,13 @@ _prefill = _any(lambda row: row.cluster and row.cluster.prefill)
 _failures = _any(lambda row: row.cluster and row.cluster.failures != OFF)
 
 
+FOLDER = re.compile(r"^.*/(?=[^/]+\.py:)")  # of a policy's file
+
+
 def _policy(row: Row) -> str:
     alpha = "" if row.alpha is None else f" α={row.alpha:g}"
-    return f"{row.placement} / {row.eviction}{alpha}" if row.eviction != "none" else "no cache"
+    eviction = FOLDER.sub("", row.eviction)
+    return f"{row.placement} / {eviction}{alpha}" if eviction != "none" else "no cache"
 
 
 def _of_ideal(row: Row) -> str:
