@@ -141,7 +141,7 @@ def test_a_request_that_was_lost_with_a_connection_is_answered(
     relay.lose()
     received = Received()
     router.submit(asking([1], 20), received.on_event)
-    until(lambda: relay.lost > len(encode(Ping())) + 100)  # the request: what was not sent yet would be sent again
+    until(lambda: relay.lost > len(encode(Ping())) + 100)  # the request, which is sent again otherwise
     relay.close_at_the_router()
     assert received.wait().tokens == formula([1], 20)
     assert len(worker.engine.seen) == 1
